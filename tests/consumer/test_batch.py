@@ -189,13 +189,13 @@ class TestHoldings:
         """It may still be pending on the server, and must not be taken for lost."""
         holdings = Leases()
         holdings.add(Lease(0, 1, 2, b"1-0", 5))
-        assert not holdings.is_settling(0, 1, b"1-0")
+        assert not holdings.is_acknowledging(0, 1, b"1-0")
         holdings.remove(0, 1, [b"1-0"])
-        assert holdings.is_settling(0, 1, b"1-0")
-        assert not holdings.is_settling(1, 1, b"1-0")
+        assert holdings.is_acknowledging(0, 1, b"1-0")
+        assert not holdings.is_acknowledging(1, 1, b"1-0")
         for number in range(100):
             holdings.remove(0, 1, [b"9-%d" % number])
-        assert not holdings.is_settling(0, 1, b"1-0")
+        assert not holdings.is_acknowledging(0, 1, b"1-0")
 
 
 class TestBatchAsADict:

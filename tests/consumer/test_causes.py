@@ -124,7 +124,7 @@ def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
     with tally.waiting_for("producers"):
         clock.now += 2
     tally.begin(3, queue)
-    queue.hunger = TimeSpent(producers=1.0, server=4.0)
+    queue.loop_waited = TimeSpent(producers=1.0, server=4.0)
     clock.now += 6
     tally.hand(one())
     clock.now += 10
@@ -222,12 +222,12 @@ def test_rates_are_readable(rate: float, text: str) -> None:
 def test_a_dry_queue_books_its_wait_by_what_the_reader_does() -> None:
     """The trainer's thread waits, the reader's thread knows why."""
     queue = PrefetchQueue(100)
-    queue.meter.to("producers")
+    queue.reader_times.to("producers")
     threading.Timer(0.2, lambda: queue.put(one())).start()
     assert queue.get(30) is not None
-    assert queue.hunger.producers == pytest.approx(queue.hunger.total)
-    assert queue.hunger.total >= 0.1
-    before = queue.hunger
+    assert queue.loop_waited.producers == pytest.approx(queue.loop_waited.total)
+    assert queue.loop_waited.total >= 0.1
+    before = queue.loop_waited
     queue.put(one())
     assert queue.get(30) is not None
-    assert queue.hunger == before  # nothing to wait for
+    assert queue.loop_waited == before  # nothing to wait for

@@ -15,7 +15,7 @@ from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError,
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.watching.waiters import Waiter
-from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_circle
+from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
@@ -158,31 +158,31 @@ def test_nobody_is_told_while_another_partitions_samples_are_still_to_be_made(an
     assert group.told
 
 
-def circle(
+def deadlock(
     handed: dict[str, int], held: dict[str, int] | None = None, *, freed: int = 20, me: str = "a"
 ) -> BlockedPartition:
     """A full budget of 100, and a writer that needs 10 more."""
     writer = Waiter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
     found = Deadlock(freed, {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()})
-    return BlockedPartition([writer], handed.get(me, 0), 100, has_others=True, circle=found, me=(me, me))
+    return BlockedPartition([writer], handed.get(me, 0), 100, has_others=True, deadlock=found, me=(me, me))
 
 
 @pytest.mark.parametrize(
     ("found", "is_told"),
     [
-        (circle({"a": 30, "b": 20}), True),
-        (circle({"a": 20, "b": 30}), False),  # the other has more
-        (circle({"a": 30}, freed=9), False),  # it would not help: somebody who is not there holds the room
-        (circle({}, {"a": 5, "b": 4}), True),  # nobody was given anything
-        (circle({}, {"a": 4, "b": 5}), False),
-        (circle({"b": 1}, {"a": 50}), False),  # who was given something can settle it
-        (circle({}), False),
+        (deadlock({"a": 30, "b": 20}), True),
+        (deadlock({"a": 20, "b": 30}), False),  # the other has more
+        (deadlock({"a": 30}, freed=9), False),  # it would not help: somebody who is not there holds the room
+        (deadlock({}, {"a": 5, "b": 4}), True),  # nobody was given anything
+        (deadlock({}, {"a": 4, "b": 5}), False),
+        (deadlock({"b": 1}, {"a": 50}), False),  # who was given something can settle it
+        (deadlock({}), False),
         (BlockedPartition([], 0, BUDGET, has_others=True, me=("a", "a")), False),  # somebody is at work
     ],
 )
 def test_of_all_who_wait_one_is_told(found: BlockedPartition, is_told: bool) -> None:
     """One settles, and everyone goes on: a training must not end for nothing."""
-    assert is_circle(found) is is_told
+    assert is_deadlock(found) is is_told
 
 
 @pytest.mark.usefixtures("soon")

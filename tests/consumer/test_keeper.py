@@ -43,8 +43,8 @@ class Scene:
         self.who = Membership(self.stream, "g", "m", "1")
         join_group(client, self.who)
         self.held = Leases()
-        self.keeper = LeaseRenewer(client, self.who, self.held, LEASE_S, self.said.append, lambda: self.now_s)
-        self.keeper.horizon = 0  # the epoch is being read
+        self.heartbeat = LeaseRenewer(client, self.who, self.held, LEASE_S, self.said.append, lambda: self.now_s)
+        self.heartbeat.horizon = 0  # the epoch is being read
 
     def give(self, member: str, count: int = 1) -> list[bytes]:
         """Entries go to a member."""
@@ -61,8 +61,8 @@ class Scene:
     def beat(self, *, silent: bytes = b"") -> None:
         """One beat, as the thread does it; ``silent``: an entry that nobody has renewed since the clock began."""
         self.age(silent)
-        self.keeper._beat()
-        self.keeper._after_beat()
+        self.heartbeat._beat()
+        self.heartbeat._after_beat()
 
     def age(self, silent: bytes) -> None:
         """The server's idle time of an entry of the other member, as it is by this clock."""
@@ -78,7 +78,7 @@ class Scene:
 
     def claimed(self) -> list[bytes]:
         """What the keeper took over for the reader."""
-        return [claim.entry_id for claim in self.keeper.claims]
+        return [claim.entry_id for claim in self.heartbeat.claims]
 
     def stalled(self, function: Callable[..., Any], seconds: float, silent: bytes = b"") -> Callable[..., Any]:
         """The function, the first call of which a server answers that has stood still for so long."""
@@ -122,7 +122,7 @@ class TestReclaiming:
             assert scene.client.xclaim(entries, "g", "other", 0, [entry], justid=True) == [entry]
 
         with between(f"{KEEPER}.list_overdue", load_script("claim_entry"), take):
-            scene.keeper.look()
+            scene.heartbeat.look()
         assert scene.claimed() == []
         assert not scene.held.holds(0, 0, entry)
         assert scene.client.xpending_range(entries, "g", "-", "+", 10)[0]["consumer"] == b"other"
@@ -131,23 +131,23 @@ class TestReclaiming:
         """Another member took it and handed it back: a claim would replace a lease whose loss nobody reported."""
         (lease,) = scene.hold()
         scene.client.xclaim(scene.partition.entries(0), "g", "~released", 0, [lease.entry_id], justid=True)
-        scene.keeper.look()
+        scene.heartbeat.look()
         assert scene.claimed() == []
         assert (lease.is_lost, scene.said) == (False, [])
         scene.beat()
         assert lease.is_lost
         assert "lost 1 entries of epoch 0" in scene.said[0]
-        scene.keeper.look()
+        scene.heartbeat.look()
         assert scene.claimed() == [lease.entry_id]
 
     def test_nothing_of_an_abandoned_epoch_is_taken(self, scene: Scene) -> None:
         """It takes no acknowledgements: its pending entries would be handed out again and again."""
         first = scene.give("~released")
-        scene.keeper.look()
+        scene.heartbeat.look()
         assert scene.claimed() == first
         scene.give("~released")
         abandon_epoch(scene.client, scene.stream, 0)
-        scene.keeper.look()
+        scene.heartbeat.look()
         assert scene.claimed() == first
 
     def require_forgotten(self, scene: Scene, entry: bytes) -> None:
@@ -185,7 +185,7 @@ class TestReclaiming:
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
         monkeypatch.setattr(f"{KEEPER}.list_overdue", scene.stalled(list_overdue, LEASE_S / 2 + 1, entry))
-        scene.keeper.look()
+        scene.heartbeat.look()
         assert scene.claimed() == []
         self.require_forgotten(scene, entry)
 
@@ -193,7 +193,7 @@ class TestReclaiming:
         """A server that was away for a moment has aged every lease, whoever lives."""
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
-        scene.keeper._missed()
+        scene.heartbeat._missed()
         self.require_forgotten(scene, entry)
 
     def test_it_looks_for_the_dead_twelve_times_a_lease(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ class TestEnded:
         process.kill()
         process.wait()
         with between(f"{KEEPER}.list_held", load_script("leave_group"), lambda: self.join(scene, "2")):
-            scene.keeper.look()
+            scene.heartbeat.look()
         assert load_roster(scene.client, scene.partition).incarnations["g", "holds"] == "2"
         assert scene.said == []
         assert scene.client.xpending(scene.partition.entries(0), "g")["consumers"][0]["name"] == b"holds"
@@ -304,14 +304,14 @@ class TestRenewing:
         """The server may have renewed at the first moment of a long silence; since then a lease may have lapsed."""
         scene.beat()
         scene.now_s += LEASE_S - 1
-        assert scene.keeper.is_fresh
+        assert scene.heartbeat.is_fresh
         scene.now_s += 1
-        assert not scene.keeper.is_fresh
+        assert not scene.heartbeat.is_fresh
         monkeypatch.setattr(f"{KEEPER}.beat", scene.stalled(beat, LEASE_S))
         scene.beat()
-        assert not scene.keeper.is_fresh
+        assert not scene.heartbeat.is_fresh
         scene.beat()
-        assert scene.keeper.is_fresh
+        assert scene.heartbeat.is_fresh
 
 
 class TestRecovering:
@@ -325,17 +325,17 @@ class TestRecovering:
         """An answer was lost with its connection, or an earlier process of this name had it."""
         (lease,) = scene.hold()
         (lost,) = scene.give("m")
-        scene.keeper.recover()
+        scene.heartbeat.recover()
         assert scene.claimed() == [lost]
         assert scene.held.ids(0) == {0: [lease.entry_id, lost]}
-        scene.keeper.recover()
+        scene.heartbeat.recover()
         assert scene.claimed() == [lost]
 
     def test_what_is_being_acknowledged_is_not_taken_back(self, scene: Scene) -> None:
         """The server has only not heard of it yet: taken back, it would be trained on twice."""
         (lease,) = scene.hold()
         scene.held.remove(0, 0, [lease.entry_id])
-        scene.keeper.recover(lambda: False)
+        scene.heartbeat.recover(lambda: False)
         assert self.pending(scene) == 1
         assert scene.claimed() == []
 
@@ -347,7 +347,7 @@ class TestRecovering:
             scene.held.remove(0, 0, [lease.entry_id])
             return True
 
-        scene.keeper.recover(all_was_answered)
+        scene.heartbeat.recover(all_was_answered)
         assert self.pending(scene) == 1
         assert scene.claimed() == []
 
@@ -355,5 +355,5 @@ class TestRecovering:
         """The server forgot the acknowledgement with its last second; nobody else would ever take the entry."""
         (lease,) = scene.hold()
         scene.held.remove(0, 0, [lease.entry_id])
-        scene.keeper.recover(lambda: True)
+        scene.heartbeat.recover(lambda: True)
         assert scene.claimed() == [lease.entry_id]

@@ -114,7 +114,7 @@ def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any
             if before is not None:
                 counted[before] += 8
             for loader in mixed._loaders.values():
-                loader._settlement.flush()
+                loader._acknowledger.flush()
             if number in (1, 5, 6, 7, 8):
                 assert delivered(any_client) == counted
             before = batch.source

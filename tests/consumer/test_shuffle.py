@@ -96,7 +96,7 @@ def test_a_sample_is_settled_with_the_batch_it_left_in(policy: Any, any_url: str
                 loader.acknowledge(batch)
             elif policy == "on_checkpoint":
                 loader.checkpointed()
-            loader._settlement.flush()
+            loader._acknowledger.flush()
             assert delivered(any_client) == 8 * (step - (policy == "on_next"))
 
 
@@ -231,7 +231,7 @@ def train(url: str, policy: str, stop_at: str) -> None:
             if policy == "on_checkpoint" and step % 4 == 0:
                 loader.checkpointed()
             if step == int(stop_at):
-                loader._settlement.flush()
+                loader._acknowledger.flush()
                 print("middle", flush=True)
                 time.sleep(60)
 

@@ -264,7 +264,7 @@ class TestLoaders:
             batches = iter(loader.filter(third))
             first = next(batches)
             assert numbers([first]) == [0, 3, 6, 9, 12, 15, 18, 21]
-            loader._settlement.flush()
+            loader._acknowledger.flush()
             assert delivered(any_client) == 16  # of 0 to 23, and none of the batch in hand
             assert numbers(batches) == list(range(24, 100, 3))
             assert numbers(loader) == list(range(0, 100, 3))
@@ -284,7 +284,7 @@ class TestLoaders:
         produce(any_url, "t", 60)
         with loader_of(any_url, acknowledge=policy) as loader:
             batches = list(loader.filter(third))
-            loader._settlement.flush()
+            loader._acknowledger.flush()
             assert delivered(any_client) == (40 if policy == "manual" else 0)
             for batch in batches:
                 if policy == "manual":
@@ -349,7 +349,7 @@ def train_filtered(url: str) -> None:
         for step, batch in enumerate(loader.filter(third)):
             print(*batch["y"].tolist(), flush=True)
             if step == 2:
-                loader._settlement.flush()
+                loader._acknowledger.flush()
                 print("middle", flush=True)
                 time.sleep(60)
 

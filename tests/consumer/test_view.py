@@ -77,7 +77,7 @@ def test_single_samples_are_settled_with_the_last_of_their_batch(any_url: str, a
             sample = next(samples)
             assert sample["x"].shape == (4,)
             assert sample["y"] == number
-            loader._settlement.flush()
+            loader._acknowledger.flush()
             assert delivered(any_client) == number // 8 * 8
         assert next(samples, None) is None  # what pads the last batch is no sample
     assert delivered(any_client) == 20
@@ -89,7 +89,7 @@ def test_what_was_not_taken_is_not_settled_and_comes_in_the_next_pass(any_url: s
     with loader_of(any_url) as loader:
         first = loader.view().take(2)
         assert numbers(first) == list(range(16))
-        loader._settlement.flush()
+        loader._acknowledger.flush()
         assert delivered(any_client) == 8  # the second is in hand until the next pass, or the end
         assert numbers(first) == list(range(16, 32))
     assert delivered(any_client) == 32

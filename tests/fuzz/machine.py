@@ -227,7 +227,7 @@ class Machine(Writing):
         """Nothing the rules do may look like a loss or a forgery."""
         for loader in self.loaders.values():
             if loader._reading is not None:
-                loader._reading.place.flush()
+                loader._reading.member.flush()
         report = audit_stream(self.client, self.name, deep=True)
         assert report.is_clean, [finding for epoch in report.epochs for finding in epoch.findings]
         for found in report.epochs:
@@ -271,12 +271,12 @@ class Machine(Writing):
 def killed(loader: Loader) -> None:
     """Ends a loader as its process's death would, once its acknowledgements have arrived."""
     loader._closing.detach()
-    if (reading := loader._session.reading) is not None:
-        reading.place.flush()
+    if (reading := loader._resources.reading) is not None:
+        reading.member.flush()
         if reading.run is not None:
             reading.run.queue.stop()
             reading.run.thread.join(timeout=10)
-        reading.keeper.stop()
-        outbox: Any = reading.place
+        reading.heartbeat.stop()
+        outbox: Any = reading.member
         outbox._outbox.close()
     loader._client.close()

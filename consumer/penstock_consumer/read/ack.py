@@ -170,7 +170,7 @@ class Acknowledger:
         self._stream, self._notify = stream, notify
         self._lock = threading.Lock()
         """A framework's step and its read-ahead are different threads."""
-        self._handed = OutstandingBatches()
+        self._outstanding = OutstandingBatches()
         self._in_hand: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
@@ -184,9 +184,9 @@ class Acknowledger:
         """A batch goes to the loop, or to a framework."""
         self._go_on()
         if self.adapter is not None:
-            self._handed.pull(batch)
+            self._outstanding.pull(batch)
             return
-        self._handed.train(batch)
+        self._outstanding.train(batch)
         if self.policy == "on_next":
             self._in_hand = batch
         else:
@@ -196,7 +196,7 @@ class Acknowledger:
         """A batch to hand out; one that nobody is to be given counts as trained on instead."""
         if batch is None or not batch.is_dropped:
             return batch
-        self._handed.train(batch)
+        self._outstanding.train(batch)
         if self.policy != "on_checkpoint":
             self.acknowledge(batch)
         return None
@@ -219,12 +219,12 @@ class Acknowledger:
                 f"acknowledge() got a {type(batch).__name__} without identities, expected one that this loader gave: "
                 "keep that beside what you make of it"
             )
-        if self._handed.drop(batch):
-            self._settle([batch])
+        if self._outstanding.drop(batch):
+            self._acknowledge([batch])
 
     def trained(self, batch: Batch) -> None:
         """See `Loader.trained`."""
-        if not self._handed.arrive(batch):
+        if not self._outstanding.arrive(batch):
             return
         if self.policy == "on_next":
             self.acknowledge(batch)
@@ -237,24 +237,24 @@ class Acknowledger:
             raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
         if self.adapter is not None:
             self.adapter.settle()
-        if batches is not None and not 0 <= batches <= self._handed.batches:
+        if batches is not None and not 0 <= batches <= self._outstanding.batches:
             hint = "pass what state_dict() returned, as it was"
-            raise StateMismatch("batches", batches, f"{self._handed.batches} trained on", hint)
-        self._settle(self._handed.cover(batches))
+            raise StateMismatch("batches", batches, f"{self._outstanding.batches} trained on", hint)
+        self._acknowledge(self._outstanding.cover(batches))
         self.flush()
         self._is_warned = False
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """See `Loader.hand_back`."""
-        left = [batch for batch in batches if self._handed.drop(batch)]
+        left = [batch for batch in batches if self._outstanding.drop(batch)]
         if self.reading is not None:
             with self._lock:
                 self._held_up.clear()  # an ordered group reads all from the first of them on again
-                self.reading.hand_back(left, self._handed.trained())
+                self.reading.hand_back(left, self._outstanding.trained())
 
     def forget(self) -> None:
         """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
-        self._handed.forget()
+        self._outstanding.forget()
         self._held_up.clear()
         self._in_hand = None
 
@@ -271,13 +271,13 @@ class Acknowledger:
     def progress(self) -> dict[str, Any]:
         """What a state says of this loader's batches."""
         reached = self.adapter.reached() if self.adapter is not None else []
-        last = reached[-1] if reached else self._handed.last
-        batches = self._handed.batches + len(reached)
-        self._handed.promised = max(self._handed.promised, batches)
+        last = reached[-1] if reached else self._outstanding.last
+        batches = self._outstanding.batches + len(reached)
+        self._outstanding.promised = max(self._outstanding.promised, batches)
         return {
             "epoch": None if last is None else last.epoch,
             "batches": batches,
-            "samples": self._handed.samples + sum(batch.size for batch in reached),
+            "samples": self._outstanding.samples + sum(batch.size for batch in reached),
         }
 
     # --- ends ---
@@ -286,12 +286,12 @@ class Acknowledger:
         """An epoch was read to its end here: closes it for the group, unless something of it is still to be settled."""
         assert self.reading is not None
         self._go_on()
-        place = self.reading.place
+        member = self.reading.member
         with self._lock:
-            if place.owes(epoch):
-                place.unclosed.add(epoch)
+            if member.has_unacknowledged(epoch):
+                member.unclosed.add(epoch)
             else:
-                place.close_epochs(epoch)
+                member.close_epochs(epoch)
 
     def close(self) -> None:
         """Settles what the loop, or the step, is done with."""
@@ -299,31 +299,31 @@ class Acknowledger:
         if self.adapter is not None:
             self.adapter.settle()
         self.flush()
-        if self.policy == "on_checkpoint" and (left := self._handed.waiting).batches:
+        if self.policy == "on_checkpoint" and (left := self._outstanding.waiting).batches:
             self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
-        elif self.policy == "manual" and (left := self._handed.waiting).batches:
+        elif self.policy == "manual" and (left := self._outstanding.waiting).batches:
             self._notify(
                 f"{left.samples} samples were handed out and not acknowledged: they are handed out again; "
                 "loader.acknowledge(batch) settles a batch"
             )
 
-    def _settle(self, batches: list[Batch]) -> None:
+    def _acknowledge(self, batches: list[Batch]) -> None:
         if self.reading is None:  # nothing was handed out yet
             return
         self._go_on()
-        place = self.reading.place
+        member = self.reading.member
         with self._lock:
             for batch in self._in_order(batches) if self.reading.is_ordered else batches:
-                place.acknowledge(batch)
-            for epoch in sorted({batch.epoch for batch in batches} & place.unclosed):
-                if not place.owes(epoch):
-                    place.close_epochs(epoch)
+                member.acknowledge(batch)
+            for epoch in sorted({batch.epoch for batch in batches} & member.unclosed):
+                if not member.has_unacknowledged(epoch):
+                    member.close_epochs(epoch)
 
     def _in_order(self, batches: list[Batch]) -> list[Batch]:
         """Which batches of an ordered group may be settled: none beyond one that still has to be."""
         if self.policy == "manual":  # the user's own word: all up to this one
             return batches
-        first = self._handed.first()
+        first = self._outstanding.first()
         due = sorted((*self._held_up, *batches), key=canonical)
         ready = [batch for batch in due if first is None or canonical(batch) < canonical(first)]
         self._held_up = due[len(ready) :]
@@ -332,9 +332,11 @@ class Acknowledger:
     def frontier(self) -> tuple[Batch | None, Batch | None]:
         """Of an ordered group: (the last batch trained on, the first that was pulled before it and was not)."""
         reached = self.adapter.reached() if self.adapter is not None else []
-        trained = [self._handed.last] if self._handed.last is not None else []  # without arrays it counts as empty
+        trained = (
+            [self._outstanding.last] if self._outstanding.last is not None else []
+        )  # without arrays it counts as empty
         last = max((*reached, *trained), key=canonical, default=None)
-        left = self._handed.first(besides=reached, pulled_only=True)
+        left = self._outstanding.first(besides=reached, pulled_only=True)
         is_before = left is not None and (last is None or canonical(left) < canonical(last))
         return last, left if is_before else None
 
@@ -342,7 +344,7 @@ class Acknowledger:
         """Returns once every acknowledgement is on the server."""
         if self.reading is not None:
             with self._lock:
-                self.reading.place.flush()
+                self.reading.member.flush()
 
     # --- what waits for a checkpoint ---
 
@@ -351,8 +353,8 @@ class Acknowledger:
         assert self.reading is not None
         if self._is_warned:
             return
-        budget = self.reading.place.stream.budget_bytes
-        if (text := warning(self._handed.waiting, budget, self._stream, self._remedy(budget))) is not None:
+        budget = self.reading.member.stream.budget_bytes
+        if (text := warning(self._outstanding.waiting, budget, self._stream, self._remedy(budget))) is not None:
             self._is_warned = True
             self._notify(text)
 
@@ -361,29 +363,29 @@ class Acknowledger:
 
         TooLarge where what all readers hold is parts of batches. Until then the roster says that this loop waits.
         """
-        waited_s = min(waited_s, self._handed.quiet_s)
+        waited_s = min(waited_s, self._outstanding.quiet_s)
         self.wait_for_next(waited_s)
-        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._handed.is_being_saved
+        is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._outstanding.is_being_saved
         if self.reading is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
             return
         with suppress(ServerUnavailable):  # the reader says so
-            place = self.reading.place
-            budget, held = place.stream.budget_bytes, self._handed.waiting
+            member = self.reading.member
+            budget, held = member.stream.budget_bytes, self._outstanding.waiting
             # other members may be about to settle, too
-            jams = place.jams(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
-            if (error := overdue(jams, held, budget, self._stream, self._remedy(budget))) is not None:
+            blocked_partitions = member.blocked_partitions(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
+            if (error := overdue(blocked_partitions, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
 
     def wait_for_next(self, waited_s: float) -> None:
         """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
         if self.reading is not None:
-            since_s = time.monotonic() - min(waited_s, self._handed.quiet_s)
-            self.reading.keeper.idle = IdleLoop(since_s, self._handed.waiting.nbytes)
+            since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
+            self.reading.heartbeat.idle = IdleLoop(since_s, self._outstanding.waiting.nbytes)
 
     def _go_on(self) -> None:
         """The loop waits no more."""
         if self.reading is not None:
-            self.reading.keeper.idle = None
+            self.reading.heartbeat.idle = None
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s
@@ -393,4 +395,4 @@ class Acknowledger:
 
     def _remedy(self, budget_bytes: int) -> str:
         call = "call loader.checkpointed()" if self.policy == "on_checkpoint" else "acknowledge"
-        return remedy_of(self._handed.waiting, budget_bytes, call)
+        return remedy_of(self._outstanding.waiting, budget_bytes, call)

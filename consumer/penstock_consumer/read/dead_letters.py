@@ -37,16 +37,16 @@ def is_newer(one: ReceivedEntry) -> bool:
     return isinstance(one.error, UnsupportedVersion)
 
 
-def refuse_newer(place: Member, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
+def refuse_newer(member: Member, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
     """Raises UnsupportedVersion if any entry is of a newer format.
 
     They stay pending: held like any other, so that leaving hands them back at once, and a death after a lease.
     """
     newer = [one for one in received if is_newer(one)]
     for one in newer:
-        place.holdings.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
+        member.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
     if newer:
-        raise too_old(place.who, epoch, newer[0].entry_id, newer[0].error)
+        raise too_old(member.who, epoch, newer[0].entry_id, newer[0].error)
 
 
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
@@ -57,7 +57,7 @@ def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None
     )
 
 
-def is_settled(
+def is_done(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, error: BadEntry | None,
     header: Header | None,
 ) -> bool:  # fmt: skip
@@ -106,8 +106,8 @@ class _BadEntry:
 class DeadLetters:
     """What one reader of one epoch finds bad."""
 
-    def __init__(self, place: Member, notify: Notify) -> None:
-        self._place, self._notify = place, notify
+    def __init__(self, member: Member, notify: Notify) -> None:
+        self._member, self._notify = member, notify
         self._held: list[_BadEntry] = []
         self._can_read = self._gave_up = False
 
@@ -115,15 +115,15 @@ class DeadLetters:
         """An entry could be read: what could not be is bad in itself."""
         self._can_read = True
         with suppress(ServerUnavailable):  # said of samples that are laid already; the next good one says it again
-            self._bury_held()
+            self._add_held()
 
     def bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Makes an entry a dead letter, or holds it back while nothing could be read."""
         if self._can_read:
-            self.bury_now(manifest, partition, entry_id, reason)
+            self.add_now(manifest, partition, entry_id, reason)
             return
         # held like any other, so that it is renewed, and handed back when this reader gives up
-        self._place.holdings.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
+        self._member.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
     def require_hope(self) -> None:
@@ -132,32 +132,32 @@ class DeadLetters:
             self._gave_up = True
             raise self._hopeless(f"none of the first {len(self._held)} entries")
 
-    def bury_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
+    def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """The same where no reader could do better."""
         self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
-        bury(self._place.client, partition, manifest, self._place.who.group, entry_id, reason[:500])
-        self._place.holdings.remove(partition.number, manifest.epoch, [entry_id])
+        bury(self._member.client, partition, manifest, self._member.who.group, entry_id, reason[:500])
+        self._member.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:
         """The epoch's end: what is held back is buried, unless nothing at all of the epoch could be read by anyone."""
         if not self._held:
             return
-        if is_alone and self._is_nothing_settled(manifest):
+        if is_alone and self._is_nothing_done(manifest):
             raise self._hopeless(f"none of the {len(self._held)} entries")
-        self._bury_held()
+        self._add_held()
 
-    def _is_nothing_settled(self, manifest: Manifest) -> bool:
-        owed = uncovered(self._place.client, self._place.stream, manifest, self._place.who.group)
+    def _is_nothing_done(self, manifest: Manifest) -> bool:
+        owed = uncovered(self._member.client, self._member.stream, manifest, self._member.who.group)
         return bool(manifest.samples) and sum(hi - lo for _, lo, hi in owed) == manifest.samples
 
-    def _bury_held(self) -> None:
+    def _add_held(self) -> None:
         while self._held:
             bad = self._held[0]
-            self.bury_now(bad.manifest, bad.partition, bad.entry_id, bad.reason)
+            self.add_now(bad.manifest, bad.partition, bad.entry_id, bad.reason)
             del self._held[0]
 
     def _hopeless(self, which: str) -> TooManyDeadLetters:
-        last, name, group = self._held[-1], self._place.stream.name, self._place.who.group
+        last, name, group = self._held[-1], self._member.stream.name, self._member.who.group
         epoch = last.manifest.epoch
         return TooManyDeadLetters(
             f"{which} of epoch {epoch} of {name!r} could be read, the last ({last.entry_id.decode()}): "
@@ -167,9 +167,9 @@ class DeadLetters:
         )
 
 
-def suspicion(place: Member, claim: ClaimedEntry, header: Header | None) -> str:
+def crash_notice(member: Member, claim: ClaimedEntry, header: Header | None) -> str:
     """What is said before an entry is handed out once more that was handed out often and never acknowledged."""
-    name, group = place.stream.name, place.who.group
+    name, group = member.stream.name, member.who.group
     what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"
     return (
         f"entry {claim.entry_id.decode()} of epoch {claim.epoch}{what} was given out {claim.deliveries} times to group "

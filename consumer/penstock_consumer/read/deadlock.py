@@ -57,7 +57,7 @@ class Deadlock:
         return max(most, key=lambda who: (most[who], who), default=None)
 
 
-def find_circle(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
+def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
     """None where somebody is at work, or something is about to change hands."""
     now = server_ms(client)
     living = {who for who, seen in roster.members.items() if now - seen <= LIVING_MS}
@@ -209,57 +209,57 @@ class BlockedPartition:
     """Whether another member, group or replay holds something too."""
     group: GroupBacklog | None = None
     """What all members of this group hold; only asked for after a long wait."""
-    circle: Deadlock | None = None
+    deadlock: Deadlock | None = None
     """Everyone who reads the partition, where all of them wait; only asked for after a long wait."""
     me: Who = ("", "")
 
 
-def is_overdue(jam: BlockedPartition) -> bool:
+def is_overdue(blocked: BlockedPartition) -> bool:
     """Whether nothing but this member's settling can let the awaited writer go on.
 
     Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
     """
-    for waiter in jam.waiters:
+    for waiter in blocked.waiters:
         if not waiter.is_next or waiter.why == "folder" or waiter.seen_ms - waiter.since_ms < SETTLED_MS:
             continue  # a folder is filled by others too: it waits for a disk, and no larger budget helps
         # 1. what is held here would block it even if everybody else let go
-        if jam.mine_bytes + waiter.need_bytes > jam.budget_bytes:
+        if blocked.mine_bytes + waiter.need_bytes > blocked.budget_bytes:
             return True
         # 2. nobody else holds anything, and settling makes room enough
-        if not jam.has_others and jam.mine_bytes >= waiter.need_bytes:
+        if not blocked.has_others and blocked.mine_bytes >= waiter.need_bytes:
             return True
     return False
 
 
-def is_group_overdue(jam: BlockedPartition) -> bool:
+def is_group_overdue(blocked: BlockedPartition) -> bool:
     """Whether the members of this group together keep the awaited writer out, and this one no less than most.
 
     Another member may just be slow, so this is for long waits; and it is for those who hold much, not for one with
     little in hand: where all of them wait for each other, whoever holds most is told.
     """
-    group = jam.group
-    if group is None or not jam.mine_bytes or jam.mine_bytes * group.members < group.nbytes:
+    group = blocked.group
+    if group is None or not blocked.mine_bytes or blocked.mine_bytes * group.members < group.nbytes:
         return False
-    for waiter in jam.waiters:
-        lacking = waiter.held_bytes + waiter.need_bytes - jam.budget_bytes
+    for waiter in blocked.waiters:
+        lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes
         is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
         if is_due and 0 < lacking <= group.freed_bytes:
             return True
     return False
 
 
-def is_circle(jam: BlockedPartition) -> bool:
+def is_deadlock(blocked: BlockedPartition) -> bool:
     """Whether all readers of the partition wait, what they were given is the room that lacks, and this one is told.
 
     Nobody else can do anything then, so no wait is too short to be sure; the one told is the same for all who ask.
     """
-    circle = jam.circle
-    if circle is None or circle.told != jam.me:
+    deadlock = blocked.deadlock
+    if deadlock is None or deadlock.told != blocked.me:
         return False
-    for waiter in jam.waiters:
-        lacking = waiter.held_bytes + waiter.need_bytes - jam.budget_bytes
+    for waiter in blocked.waiters:
+        lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes
         is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
-        if is_due and 0 < lacking <= circle.freed_bytes:
+        if is_due and 0 < lacking <= deadlock.freed_bytes:
             return True
     return False
 
@@ -272,28 +272,28 @@ def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 
 
 def overdue(
-    jams: Iterable[BlockedPartition], held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
+    blocked_partitions: Iterable[BlockedPartition], held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 ) -> CheckpointOverdue | TooLarge | None:
     """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
-    found = list(jams)
-    circles = [jam.circle for jam in found if jam.circle is not None and is_circle(jam)]
+    found = list(blocked_partitions)
+    deadlocks = [blocked.deadlock for blocked in found if blocked.deadlock is not None and is_deadlock(blocked)]
     if not held.batches:
-        unfilled = [circle for circle in circles if not circle.handed]
+        unfilled = [deadlock for deadlock in deadlocks if not deadlock.handed]
         return _too_large(unfilled[0], budget_bytes, stream) if unfilled else None
-    together = [jam.group.nbytes for jam in found if jam.group is not None and is_group_overdue(jam)]
-    if not together and not circles and not any(is_overdue(jam) for jam in found):
+    together = [blocked.group.nbytes for blocked in found if blocked.group is not None and is_group_overdue(blocked)]
+    if not together and not deadlocks and not any(is_overdue(blocked) for blocked in found):
         return None
     others = f" ({readable_bytes(sum(together))} with the group's other members)" if together else ""
-    if circles and not together and len(circles[0].handed) > 1:
-        others = f" ({_shares(circles[0].handed)})"
+    if deadlocks and not together and len(deadlocks[0].handed) > 1:
+        others = f" ({_shares(deadlocks[0].handed)})"
     numbers = _numbers(held, budget_bytes, stream) + others
     text = f"{numbers}; its writers wait for that room, so no batch can come: {remedy}"
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
 
 
-def _too_large(circle: Deadlock, budget_bytes: int, stream: str) -> TooLarge:
+def _too_large(deadlock: Deadlock, budget_bytes: int, stream: str) -> TooLarge:
     return TooLarge(
-        f"the members of {stream!r} have parts of batches in hand ({_shares(circle.held)}), none of which can be "
+        f"the members of {stream!r} have parts of batches in hand ({_shares(deadlock.held)}), none of which can be "
         f"filled, and they leave no room in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
         "smaller batches (or shuffle buffers), a smaller prefetch_bytes or fewer members, or a larger budget_bytes"
     )

@@ -19,7 +19,7 @@ from penstock_common.waiting import Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.deadlock import BlockedPartition
 from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, IdleLoop, LeaseRenewer, UnusedRankCheck
-from penstock_consumer.read.member import Member, RankMember, newcomer
+from penstock_consumer.read.member import Member, RankMember, new_group_notice
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.read.shared import SharedReader
@@ -55,7 +55,7 @@ class AnyPlace(Protocol):
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch; it need not be on the server when this returns."""
 
-    def owes(self, epoch: int) -> bool:
+    def has_unacknowledged(self, epoch: int) -> bool:
         """Whether this member still holds something of an epoch."""
 
     def flush(self) -> None:
@@ -64,7 +64,7 @@ class AnyPlace(Protocol):
     def close_epochs(self, ended: int) -> None:
         """Closes for the group what is settled by now; raises EpochIncomplete."""
 
-    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
+    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
         """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
 
     def hurry(self, patience_s: float) -> None:
@@ -90,7 +90,7 @@ class AnyReader(Protocol):
 
 
 class AnyKeeper(Protocol):
-    """Keeps this member alive in its group, in a thread of its own: ``keeper.LeaseRenewer``."""
+    """Keeps this member alive in its group, in a thread of its own: ``heartbeat.LeaseRenewer``."""
 
     horizon: int
     """The epoch being read here."""
@@ -138,15 +138,15 @@ class Reading:
 
     def __init__(
         self,
-        place: AnyPlace,
-        keeper: AnyKeeper,
+        member: AnyPlace,
+        heartbeat: AnyKeeper,
         read: Callable[[int, PrefetchQueue], AnyReader],
         options: LoaderOptions,
     ) -> None:
-        self.place, self.keeper = place, keeper
+        self.member, self.heartbeat = member, heartbeat
         self._read, self._options, self.has_begun = read, options, False
         self.run: EpochRun | None = None
-        self._allowance = PrefetchLimit(options.prefetch_bytes)
+        self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
         """What was learned in one epoch holds for the next."""
         self.cursor = -1
         """The last epoch iterated to its end here."""
@@ -158,18 +158,18 @@ class Reading:
 
     def next_epoch(self) -> int | None:
         """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
-        return self.place.next_epoch(self.cursor)
+        return self.member.next_epoch(self.cursor)
 
     def begin(self, epoch: int) -> EpochRun:
         """Starts the thread that reads an epoch."""
         self.has_begun = True
-        reader = self._read(epoch, queue := PrefetchQueue(self._allowance))
+        reader = self._read(epoch, queue := PrefetchQueue(self._prefetch_limit))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
-        options, spec = self._options, self.place.stream.spec
+        options, spec = self._options, self.member.stream.spec
         assert spec is not None
-        setting = StageContext(spec, options.arena(spec), epoch, options.batch_size, self.is_ordered)
+        setting = StageContext(spec, options.pool(spec), epoch, options.batch_size, self.is_ordered)
         self.run = EpochRun(reader, StageChain(queue, stages_of(setting, options.stages, options.remainder)), thread)
-        self.keeper.horizon = epoch
+        self.heartbeat.horizon = epoch
         thread.start()
         return self.run
 
@@ -200,57 +200,59 @@ class Reading:
     @property
     def is_current_thread(self) -> bool:
         """Return whether the caller is one of the threads at work here."""
-        return self.keeper.is_current_thread or (self.run is not None and self.run.thread is threading.current_thread())
+        return self.heartbeat.is_current_thread or (
+            self.run is not None and self.run.thread is threading.current_thread()
+        )
 
     def raise_error(self) -> None:
         """Raises what ended the keeper."""
-        if self.keeper.error is not None:
-            raise self.keeper.error
+        if self.heartbeat.error is not None:
+            raise self.heartbeat.error
 
 
 class SharedReading(Reading):
     """Reading through a consumer group: what was handed back, or left by the dead, is claimed and read again."""
 
-    place: Member
-    keeper: LeaseRenewer
+    member: Member
+    heartbeat: LeaseRenewer
 
     def __init__(self, client: Client, who: Membership, options: LoaderOptions) -> None:
-        place = Member(client, who, notify=options.notify)
-        place.join(options.start)
-        keeper = LeaseRenewer(client, who, place.holdings, options.lease_s, options.notify, witness=place.witness)
-        _bear(client.patience, keeper.recover)
-        _bear(client.patience, keeper.look)
-        keeper.start()
+        member = Member(client, who, notify=options.notify)
+        member.join(options.start)
+        heartbeat = LeaseRenewer(client, who, member.leases, options.lease_s, options.notify, witness=member.witness)
+        _bear(client.patience, heartbeat.recover)
+        _bear(client.patience, heartbeat.look)
+        heartbeat.start()
         assert who.stream.spec is not None
-        arena = options.arena(who.stream.spec)
+        pool = options.pool(who.stream.spec)
 
         def read(epoch: int, queue: PrefetchQueue) -> SharedReader:
             return SharedReader(
-                place, keeper, epoch, queue, arena,
+                member, heartbeat, epoch, queue, pool,
                 batch_size=options.batch_size, notify=options.notify, views=options.views,
             )  # fmt: skip
 
-        super().__init__(place, keeper, read, options)
+        super().__init__(member, heartbeat, read, options)
         self._unfinished: set[int] = set()
         """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
 
     def next_epoch(self) -> int | None:
         """An epoch may have to be read again: a member that held a part of it died, or what it lacked was repaired."""
-        repaired = [epoch - 1 for epoch in self.place.unclosed if self.place.has_unread(epoch)]
-        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims)), *repaired])
+        repaired = [epoch - 1 for epoch in self.member.unclosed if self.member.has_unread(epoch)]
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims)), *repaired])
         found = super().next_epoch()
-        self.keeper.members = self.place.members
+        self.heartbeat.members = self.member.members
         return found
 
     def take_up(self) -> None:
         """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
-        _bear(self.place.client.patience, lambda: self.keeper.recover(self.place.is_all_settled))
-        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.keeper.claims))])
+        _bear(self.member.client.patience, lambda: self.heartbeat.recover(self.member.is_all_acknowledged))
+        self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims))])
 
     @property
     def is_fresh(self) -> bool:
         """Whether the leases were renewed in time."""
-        return self.keeper.is_fresh
+        return self.heartbeat.is_fresh
 
     def await_leases(self, wait: Wait) -> None:
         """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
@@ -267,22 +269,22 @@ class SharedReading(Reading):
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
         """Gives leases up and claims their entries anew; what is handed out of them says the ledger, and ``kept``."""
-        self.place.flush()
+        self.member.flush()
         spans: dict[Lease, list[tuple[int, int]]] = {}
         for span in (span for batch in kept for span in batch.spans):
             spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
-            if self.place.holdings.drop(lease):
+            if self.member.leases.drop(lease):
                 # held meanwhile, so that it is renewed; the reader's lease replaces this one
-                self.place.holdings.keep_place(lease, spans.get(lease, []))
-                self.keeper.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
+                self.member.leases.keep_place(lease, spans.get(lease, []))
+                self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._unfinished.add(lease.epoch)
         if self.run is None and self._unfinished:
             self._go_back()
 
     def _go_back(self) -> None:
         """Reads an epoch again of which something handed back was not taken up."""
-        left = self._unfinished & {claim.epoch for claim in list(self.keeper.claims)}
+        left = self._unfinished & {claim.epoch for claim in list(self.heartbeat.claims)}
         self.cursor = min(self.cursor, *(epoch - 1 for epoch in left)) if left else self.cursor
         self._unfinished.clear()
 
@@ -301,41 +303,41 @@ def _bear(patience: RetryPolicy, ask: Callable[[], object]) -> None:
 class OrderedReading(Reading):
     """Reading by position, as one rank: what was handed back is read again from there."""
 
-    place: RankMember
+    member: RankMember
     is_ordered = True
 
     def __init__(self, client: Client, who: Membership, options: LoaderOptions) -> None:
-        place = RankMember(client, who, notify=options.notify)
-        place.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
-        place.join(options.start)
+        member = RankMember(client, who, notify=options.notify)
+        member.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
+        member.join(options.start)
         peers = UnusedRankCheck(client, who, options.notify)
-        pulse = Heartbeat(client, who, options.lease_s, witness=place.witness, peers=peers)
-        pulse.start()
+        heartbeat = Heartbeat(client, who, options.lease_s, witness=member.witness, peers=peers)
+        heartbeat.start()
         assert who.stream.spec is not None
-        arena = options.arena(who.stream.spec)
+        pool = options.pool(who.stream.spec)
         self._again: dict[int, int] = {}
         """Epoch -> position from which it is read again, though the server knows a later or an earlier one."""
 
         def read(epoch: int, queue: PrefetchQueue) -> OrderedReader:
             start = self._again.pop(epoch, None)
             return OrderedReader(
-                place, pulse, epoch, queue, arena, start=place.position(epoch) if start is None else start,
+                member, heartbeat, epoch, queue, pool, start=member.position(epoch) if start is None else start,
                 remainder=options.remainder, notify=options.notify, views=options.views,
             )  # fmt: skip
 
-        super().__init__(place, pulse, read, options)
+        super().__init__(member, heartbeat, read, options)
         self._remainder = options.remainder
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
         """Reads every epoch again from the first of its batches."""
-        size = self.place.order.world * self.place.order.batch
+        size = self.member.order.world * self.member.order.batch
         for batch in batches:
             self._again[batch.epoch] = min(batch.position - size, self._again.get(batch.epoch, batch.position))
         if self._again:
             self.stop()
             self.cursor = min(self.cursor, min(self._again) - 1)
             for epoch in self._again:
-                self.place.reopen(epoch)
+                self.member.reopen(epoch)
 
     def stop(self) -> None:
         """Ends the thread that reads, with all it has read ahead."""
@@ -350,17 +352,17 @@ class OrderedReading(Reading):
         ``left`` is a batch before it that a framework still has in a buffer: then its own step.
         """
         if left is not None:
-            return left.epoch, left.position - self.place.order.world * self.place.order.batch
+            return left.epoch, left.position - self.member.order.world * self.member.order.batch
         if last is None:
             epoch = self.run.reader.epoch if self.run is not None else self.next_epoch()
             if epoch is None:
-                return max(self.cursor + 1, self.place.first), 0
-            return epoch, self._again.get(epoch, self.place.position(epoch))
+                return max(self.cursor + 1, self.member.first), 0
+            return epoch, self._again.get(epoch, self.member.position(epoch))
         run = self.run
         if run is None or run.reader.epoch != last.epoch:
             # a framework may have pulled to the end of this epoch, or into the next, long before its step is there
             has_ended = last.epoch <= self.cursor or run is not None
-            is_last = has_ended and self.place.is_end(last.epoch, last.position)
+            is_last = has_ended and self.member.is_end(last.epoch, last.position)
         else:
             is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
         return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
@@ -369,15 +371,15 @@ class OrderedReading(Reading):
         """Goes on there next, whatever was read or settled since; see `RankMember.rewind`."""
         self.stop()
         self._again.clear()
-        self.place.rewind(epoch, position)
+        self.member.rewind(epoch, position)
         self.cursor = epoch - 1
 
     def steps(self, epoch: int) -> int | None:
         """Batches of a whole epoch, for each rank alike; None while it has no size."""
-        manifest = find_manifest(self.place.client, self.place.stream, epoch)
+        manifest = find_manifest(self.member.client, self.member.stream, epoch)
         if manifest is None or manifest.samples is None:
             return None
-        order = self.place.order
+        order = self.member.order
         return EpochSteps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
 
 
@@ -393,5 +395,5 @@ def open_reading(client: Client, who: Membership, options: LoaderOptions) -> Rea
     reading: SharedReading | OrderedReading
     reading = SharedReading(client, who, options) if who.order is None else OrderedReading(client, who, options)
     if groups and who.group not in groups:
-        options.notify(newcomer(who.group, groups, reading.place.first))
+        options.notify(new_group_notice(who.group, groups, reading.member.first))
     return reading

@@ -22,7 +22,7 @@ from penstock_common.stream.watching.paces import Teller, Told, load_paces, trai
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
-from penstock_consumer.read.member import count_living
+from penstock_consumer.read.member import count_live
 from penstock_consumer.stages.batch import Lease
 
 FIRST_BATCHES = 20
@@ -229,14 +229,14 @@ class LeaseRenewer(Heartbeat):
         self,
         client: Client,
         who: Membership,
-        holdings: Leases,
+        leases: Leases,
         lease_s: float,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
         witness: Witness | None = None,
     ) -> None:
         super().__init__(client, who, lease_s, clock, witness)
-        self._holdings, self._notify = holdings, notify
+        self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()
         self.claims: deque[ClaimedEntry] = deque()
@@ -249,16 +249,16 @@ class LeaseRenewer(Heartbeat):
         """Whether the leases were renewed within their time; if not, they may be another member's by now."""
         return self._clock() - self._renewed_s < self._lease_s
 
-    def recover(self, is_all_settled: Callable[[], bool] = lambda: False) -> None:
+    def recover(self, is_all_acknowledged: Callable[[], bool] = lambda: False) -> None:
         """Claims what an earlier process of this member's name was given: it is dead, this one took its name.
 
-        Where ``is_all_settled`` no acknowledgement is unanswered: what is pending then, though it was settled, is so
-        because the server lost the acknowledgement, with the end of its append-only file.
+        Where ``is_all_acknowledged`` is true, the server has answered every acknowledgement. An entry that is pending
+        then, though it was acknowledged, is so because the server lost the end of its append-only file.
         """
-        held = self._holdings
+        held = self._leases
         with self._lock:
             before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
-            are_lost = is_all_settled()  # asked after that: what is acknowledged from now on was held before
+            are_lost = is_all_acknowledged()  # asked after that: what is acknowledged from now on was held before
             mine = _located(
                 list_held(self._client, self._open_keys(self._look_around()), self._who.group, self._who.member)
             )
@@ -266,7 +266,7 @@ class LeaseRenewer(Heartbeat):
                 (k, entry)
                 for k, entry in mine
                 if not held.holds(*k)
-                and (not held.is_settling(*k) or (are_lost and k[2] not in before[k[0]].get(k[1], ())))
+                and (not held.is_acknowledging(*k) or (are_lost and k[2] not in before[k[0]].get(k[1], ())))
             ]
             self._claim(lost, min_idle_ms=0)
 
@@ -299,10 +299,10 @@ class LeaseRenewer(Heartbeat):
 
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
-            held = self._holdings.to_renew(partition.number)
+            held = self._leases.to_renew(partition.number)
             lost = beat(self._client, self._who, partition, held, **said_of(self.idle))
             for epoch, ids in lost.items():
-                count = self._holdings.lose(partition.number, epoch, ids)
+                count = self._leases.lose(partition.number, epoch, ids)
                 if count:
                     self._notify(
                         f"member {self._who.member!r} lost {count} entries of epoch {epoch}: not renewed within "
@@ -321,7 +321,7 @@ class LeaseRenewer(Heartbeat):
             self._sign_off_ended(outlook)
             keys = [key for key in self._open_keys(outlook) if key[1] <= self.horizon]
             listed = _located(list_overdue(self._client, keys, self._who.group, overdue_ms))
-            pending = [(key, entry) for key, entry in listed if not self._holdings.holds(*key)]
+            pending = [(key, entry) for key, entry in listed if not self._leases.holds(*key)]
             self._forget_after_stall(began)
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
             self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
@@ -348,7 +348,7 @@ class LeaseRenewer(Heartbeat):
     def _look_around(self) -> Outlook:
         """Look at the first partition: it hears of all first."""
         outlook = look_around(self._client, self._who.stream, self._who.stream.partitions[0])
-        self.members = count_living(outlook.roster, self._who.group)
+        self.members = count_live(outlook.roster, self._who.group)
         return outlook
 
     def _open_keys(self, outlook: Outlook) -> list[Keys]:
@@ -377,7 +377,7 @@ class LeaseRenewer(Heartbeat):
             counts = entry.deliveries < MANY_DELIVERIES
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed; the reader's lease replaces this one
-                self._holdings.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
+                self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
                 self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 
 

@@ -28,7 +28,7 @@ class AckRequest:
     """What is settled of each entry."""
 
 
-def settled_entries(batch: Batch) -> list[Settled]:
+def acknowledged_entries(batch: Batch) -> list[Settled]:
     """Return what a batch settles of each entry: a shuffled one has many spans of few entries."""
     return [_settled(lease, ranges) for lease, ranges in _by_lease(batch).items()]
 
@@ -81,7 +81,7 @@ class Leases:
         self._lock = threading.Lock()
         self._leases: dict[tuple[int, int], dict[bytes, Lease]] = {}
         """(partition, epoch) -> entry id -> lease."""
-        self._settling: deque[tuple[int, int, frozenset[bytes]]] = deque(maxlen=REMEMBERED)
+        self._acknowledging: deque[tuple[int, int, frozenset[bytes]]] = deque(maxlen=REMEMBERED)
 
     def add(self, lease: Lease) -> None:
         """A newly received entry; it replaces an earlier lease of the same entry, which is lost."""
@@ -99,7 +99,7 @@ class Leases:
         if not ids:  # usual where an entry is several batches
             return
         with self._lock:
-            self._settling.append((partition, epoch, frozenset(ids)))
+            self._acknowledging.append((partition, epoch, frozenset(ids)))
             held = self._leases.get((partition, epoch), {})
             for entry_id in ids:
                 held.pop(entry_id, None)
@@ -153,9 +153,9 @@ class Leases:
         """As `ids`, with what was settled just now: a connection may have broken before the server heard of it."""
         found = self.ids(partition)
         with self._lock:
-            for number, epoch, settling in self._settling:
+            for number, epoch, acknowledging in self._acknowledging:
                 if number == partition:
-                    found.setdefault(epoch, []).extend(settling)
+                    found.setdefault(epoch, []).extend(acknowledging)
         return found
 
     def shards(self, partition: int) -> dict[tuple[int, int], set[bytes]]:
@@ -173,10 +173,10 @@ class Leases:
         with self._lock:
             return entry_id in self._leases.get((partition, epoch), {})
 
-    def is_settling(self, partition: int, epoch: int, entry_id: bytes) -> bool:
+    def is_acknowledging(self, partition: int, epoch: int, entry_id: bytes) -> bool:
         """Whether the entry was settled so recently that it may still be pending on the server."""
         with self._lock:
-            return any((p, e) == (partition, epoch) and entry_id in ids for p, e, ids in self._settling)
+            return any((p, e) == (partition, epoch) and entry_id in ids for p, e, ids in self._acknowledging)
 
     def __len__(self) -> int:
         with self._lock:

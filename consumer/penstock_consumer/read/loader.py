@@ -30,7 +30,7 @@ from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
 from penstock_consumer.read.member import EVENT_MS, await_stream
 from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, rank_options, spec_digest
-from penstock_consumer.read.resources import LoaderResources, default_member, end_session
+from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter, Keep
 from penstock_consumer.stages.shuffle import ShuffleWindow
@@ -182,7 +182,7 @@ class Loader(StageMethods, Passing):
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
         self.batch_size = batch_size
-        self._settlement = Acknowledger(acknowledge, self.name, notify)
+        self._acknowledger = Acknowledger(acknowledge, self.name, notify)
         self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
         self._options = LoaderOptions(
             start=start,
@@ -204,8 +204,8 @@ class Loader(StageMethods, Passing):
         self._steps: int | None = None
         """Batches in the latest epoch whose size was known."""
         self.tally = StatsCounter()
-        self._session = LoaderResources(self._client)
-        self._closing = weakref.finalize(self, end_session, self._session)
+        self._resources = LoaderResources(self._client)
+        self._closing = weakref.finalize(self, end_resources, self._resources)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
         if found is not None and found.spec is not None:
             self._join(found)
@@ -215,7 +215,7 @@ class Loader(StageMethods, Passing):
     @property
     def stream(self) -> Stream:
         """The stream's meta; waits until it exists and has a spec."""
-        return self._joined().place.stream
+        return self._joined().member.stream
 
     @property
     def spec(self) -> Spec:
@@ -234,7 +234,7 @@ class Loader(StageMethods, Passing):
         """Samples planned in the epoch being read (or, before the first, in the next one there is); None if unknown."""
         reading = self._joined()
         epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
-        manifest = None if epoch is None else find_manifest(self._client, reading.place.stream, epoch)
+        manifest = None if epoch is None else find_manifest(self._client, reading.member.stream, epoch)
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
@@ -291,9 +291,9 @@ class Loader(StageMethods, Passing):
 
     def _join(self, stream: Stream) -> Reading:
         who = Membership(stream, self.group, self.member, new_incarnation(), self._options.order)
-        self._reading = self._session.reading = open_reading(self._client, who, self._options)
-        self._settlement.reading = self._reading
-        self._reading.keeper.pace = self.tally.pace
+        self._reading = self._resources.reading = open_reading(self._client, who, self._options)
+        self._acknowledger.reading = self._reading
+        self._reading.heartbeat.pace = self.tally.pace
         return self._reading
 
     # --- iterating ---
@@ -312,7 +312,7 @@ class Loader(StageMethods, Passing):
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
         self._require_own()
         reading = self._joined()
-        self._settlement.asked_for_next()
+        self._acknowledger.asked_for_next()
         is_empty = True
         while True:
             if reading.run is None:
@@ -324,10 +324,10 @@ class Loader(StageMethods, Passing):
                 return
             while (batch := self._next_batch(reading, epoch)) is not None:
                 is_empty = False
-                self._settlement.hand(batch)
+                self._acknowledger.hand(batch)
                 yield batch
                 self._require_own()
-                self._settlement.asked_for_next()
+                self._acknowledger.asked_for_next()
                 if reading.run is None:  # a state was loaded meanwhile
                     return
             with self.tally.waiting_for("server"):
@@ -338,9 +338,9 @@ class Loader(StageMethods, Passing):
 
     def _require_own(self) -> None:
         """Raises PenstockError in a process that was forked from the loader's: its threads did not come along."""
-        if self._session.pid != os.getpid():
+        if self._resources.pid != os.getpid():
             raise PenstockError(
-                f"this loader of {self.name!r} was made by process {self._session.pid}, and a fork copied it: make a "
+                f"this loader of {self.name!r} was made by process {self._resources.pid}, and a fork copied it: make a "
                 "penstock.Loader in each process, with the same group to share its batches"
             )
 
@@ -349,17 +349,17 @@ class Loader(StageMethods, Passing):
     @property
     def policy(self) -> Acknowledge:
         """When batches are acknowledged."""
-        return self._settlement.policy
+        return self._acknowledger.policy
 
     @property
     def adapter(self) -> Adapter | None:
         """Who says what was trained on, for a framework that reads ahead."""
-        return self._settlement.adapter
+        return self._acknowledger.adapter
 
     @explained
     def acknowledge(self, batch: Batch) -> None:
         """Settles a batch: it was trained on and is never handed out again to this group. Twice is the same as once."""
-        self._settlement.acknowledge(batch)
+        self._acknowledger.acknowledge(batch)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
         """A checkpoint is durable: settles everything handed out so far ('on_checkpoint' only), on the server.
@@ -369,19 +369,19 @@ class Loader(StageMethods, Passing):
         """
         if state is not None:
             check_state(state, {**self._identity(), "loader": self._life})
-        self._settlement.checkpointed(None if state is None else int(state["batches"]))
+        self._acknowledger.checkpointed(None if state is None else int(state["batches"]))
 
     def trained(self, batch: Batch) -> None:
         """An adapter's word: the training step is done with a batch it had pulled."""
-        self._settlement.trained(batch)
+        self._acknowledger.trained(batch)
 
     def take_over(self, adapter: Adapter) -> None:
         """From now on ``adapter`` says what was trained on: pulling proves nothing where a framework reads ahead."""
-        self._settlement.take_over(adapter)
+        self._acknowledger.take_over(adapter)
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
-        self._settlement.hand_back(batches)
+        self._acknowledger.hand_back(batches)
 
     # --- where the time goes ---
 
@@ -406,9 +406,9 @@ class Loader(StageMethods, Passing):
         Behind a framework it means the training step, not what was read ahead. Shared reading resumes by the group's
         ledger: with `checkpointed` nothing is lost or trained on twice, but what is left comes in another order.
         """
-        state = {**self._identity(), "loader": self._life, **self._settlement.progress()}
+        state = {**self._identity(), "loader": self._life, **self._acknowledger.progress()}
         if isinstance(reading := self._joined(), OrderedReading):
-            state["epoch"], state["position"] = reading.here(*self._settlement.frontier())
+            state["epoch"], state["position"] = reading.here(*self._acknowledger.frontier())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -420,7 +420,7 @@ class Loader(StageMethods, Passing):
         """
         check_state(state, self._identity())
         if isinstance(reading := self._joined(), OrderedReading):
-            self._settlement.forget()
+            self._acknowledger.forget()
             reading.go_to(int(state["epoch"]), int(state["position"]))
 
     def _identity(self) -> State:
@@ -454,16 +454,18 @@ class Loader(StageMethods, Passing):
 
     def _look_for_epoch(self, reading: Reading, wait: Wait, limit: float | None) -> int | None:
         """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
-        place = reading.place
-        event = last_event(self._client, place.stream.keys)
+        member = reading.member
+        event = last_event(self._client, member.stream.keys)
         epoch = reading.next_epoch()
         if epoch is None:
-            self._settlement.wait_for_next(wait.seconds)
+            self._acknowledger.wait_for_next(wait.seconds)
             wait.because(
-                "epoch", lambda: f"{place.finished(reading.cursor)}; is a producer running (`penstock produce`)?", limit
+                "epoch",
+                lambda: f"{member.finished(reading.cursor)}; is a producer running (`penstock produce`)?",
+                limit,
             )
             reading.raise_error()
-            await_event(self._client, place.stream.keys, event, EVENT_MS)
+            await_event(self._client, member.stream.keys, event, EVENT_MS)
         return epoch
 
     def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
@@ -478,28 +480,28 @@ class Loader(StageMethods, Passing):
                     with self.tally.waiting_for("server"):
                         reading.await_leases(wait)
             else:
-                self._settlement.flush()  # one that was lost with its connection would keep its entry from everyone
-            batch = None if queued is None else self._settlement.unless_dropped(queued.without_lost())
+                self._acknowledger.flush()  # one that was lost with its connection would keep its entry from everyone
+            batch = None if queued is None else self._acknowledger.unless_dropped(queued.without_lost())
             if batch is not None:
                 return batch
             if run.queue.is_over:
                 return None
-            self._settlement.raise_if_overdue(wait.seconds)
+            self._acknowledger.raise_if_overdue(wait.seconds)
             wait.because("batch", lambda: run.why_waiting(wait.seconds))
 
     def _finish(self, reading: Reading, epoch: int) -> bool:
         """Ends an epoch that was read to its end; whether the iteration goes on into the next one (a feed)."""
-        run, place = reading.run, reading.place
+        run, member = reading.run, reading.member
         assert run is not None
         reading.finish(run)
         self.tally.count(run.reader.bad_entries, run.reader.filled)
-        manifest = find_manifest(self._client, place.stream, epoch)
+        manifest = find_manifest(self._client, member.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
         if isinstance(reading, OrderedReading):
             self._steps = reading.steps(epoch)
-        self._settlement.end_epoch(epoch)
-        if epoch in place.unclosed:
+        self._acknowledger.end_epoch(epoch)
+        if epoch in member.unclosed:
             reading.take_up()
         return manifest is not None and manifest.kind == FEED
 
@@ -510,15 +512,15 @@ class Loader(StageMethods, Passing):
 
         Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
         """
-        self._session.is_patient = True
+        self._resources.is_patient = True
         try:
-            self._settlement.close()
+            self._acknowledger.close()
         finally:
             self._leave()
 
     def _leave(self) -> None:
         if self._reading is not None and (run := self._reading.run) is not None:
-            self._reading.place.unclosed.add(run.reader.epoch)
+            self._reading.member.unclosed.add(run.reader.epoch)
         self._closing()
 
     def __enter__(self) -> Loader:

@@ -56,8 +56,8 @@ from penstock_common.stream.streams import (
 )
 from penstock_common.waiting import FIRST_WORD_S, Notify, Wait, to_stderr
 from penstock_consumer.read.backlog import hold_of
-from penstock_consumer.read.deadlock import BlockedPartition, find_circle, is_stuck
-from penstock_consumer.read.leases import Leases, plan_acknowledgement, settled_entries
+from penstock_consumer.read.deadlock import BlockedPartition, find_deadlock, is_stuck
+from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch
 
@@ -106,7 +106,7 @@ def await_epoch(client: Client, name: str, epoch: int, wait: Wait) -> None:
         await_event(client, stream.keys, event, EVENT_MS)
 
 
-def newcomer(group: str, others: Iterable[str], first: int) -> str:
+def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
     """Return what to say of a group that was just made beside ``others``: its name may be misspelt."""
     names = list(others)
     meant = near(group, names)
@@ -115,19 +115,19 @@ def newcomer(group: str, others: Iterable[str], first: int) -> str:
     return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
 
 
-def holders(place: Member, epoch: int) -> set[str]:
+def holders(member: Member, epoch: int) -> set[str]:
     """Names of other members that hold entries of an epoch."""
-    keys = [(partition, epoch) for partition in place.stream.partitions]
-    return {*pending_members(place.client, keys, place.who.group)} - {place.who.member}
+    keys = [(partition, epoch) for partition in member.stream.partitions]
+    return {*pending_members(member.client, keys, member.who.group)} - {member.who.member}
 
 
-def living(place: Member, since_ms: int) -> set[str]:
+def live_members(member: Member, since_ms: int) -> set[str]:
     """Names of members that gave a sign of life after a moment of the server's clock."""
-    roster = load_roster(place.client, place.stream.partitions[0])
-    return {name for (group, name), seen in roster.members.items() if group == place.who.group and seen > since_ms}
+    roster = load_roster(member.client, member.stream.partitions[0])
+    return {name for (group, name), seen in roster.members.items() if group == member.who.group and seen > since_ms}
 
 
-def count_living(roster: Roster, group: str) -> int:
+def count_live(roster: Roster, group: str) -> int:
     """Members of a group that were seen about as lately as the one seen last; at least one."""
     seen = [at for (name, _), at in roster.members.items() if name == group]
     return max(1, sum(at > max(seen) - UNSEEN_MS for at in seen))
@@ -143,7 +143,7 @@ class Member:
 
     client: Client
     who: Membership
-    holdings: Leases = field(default_factory=Leases)
+    leases: Leases = field(default_factory=Leases)
     first: int = 0
     """First epoch the group reads."""
     members: int = 1
@@ -196,8 +196,10 @@ class Member:
             return  # nothing to reset, or not ours to reset: joining says so
         now, me = server_ms(self.client), (self.who.group, self.who.member)
         ended = ended_members(roster, now)
-        living = [who for who, seen in roster.members.items() if now - seen < ALIVE_MS and who not in {me, *ended}]
-        others = [member for group, member in living if group == self.who.group]
+        live_members = [
+            who for who, seen in roster.members.items() if now - seen < ALIVE_MS and who not in {me, *ended}
+        ]
+        others = [member for group, member in live_members if group == self.who.group]
         if others:
             raise GroupBusy(
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
@@ -219,7 +221,7 @@ class Member:
         """
         outlook = look_around(self.client, self.stream, self.stream.partitions[-1])  # the last to hear of a new epoch
         known, last = outlook.first, outlook.roster
-        self.members = count_living(known, self.who.group)
+        self.members = count_live(known, self.who.group)
         closed = {epoch for group, epoch in known.closed if group == self.who.group}
         self._half_open = None
         for epoch, state in outlook.states.items():
@@ -290,13 +292,13 @@ class Member:
             if known is not None:
                 self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
                 self.witness.acknowledged(known, due.entries)
-            self.holdings.remove(number, batch.epoch, due.ids)
+            self.leases.remove(number, batch.epoch, due.ids)
 
-    def owes(self, epoch: int) -> bool:
+    def has_unacknowledged(self, epoch: int) -> bool:
         """Whether this member still holds something of an epoch."""
-        return self.holdings.holds_epoch(epoch)
+        return self.leases.holds_epoch(epoch)
 
-    def is_all_settled(self) -> bool:
+    def is_all_acknowledged(self) -> bool:
         """Whether every acknowledgement sent was answered."""
         return self._outbox.is_empty
 
@@ -347,7 +349,7 @@ class Member:
         """Off the roster, which comes before anything of an epoch is unlinked."""
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 
-    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
+    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
         """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
         rosters = {partition: load_roster(self.client, partition) for partition in self.stream.partitions}
         if not any(roster.waiting for roster in rosters.values()) or not is_stuck(self.client, self.stream, rosters):
@@ -361,7 +363,7 @@ class Member:
                 group=hold_of(self.client, self.stream, partition, roster, self.who.group, with_freed=True)
                 if together
                 else None,
-                circle=find_circle(self.client, self.stream, partition, roster) if together else None,
+                deadlock=find_deadlock(self.client, self.stream, partition, roster) if together else None,
                 me=(self.who.group, self.who.member),
             )
             for partition, roster in rosters.items()
@@ -372,7 +374,7 @@ class Member:
         """Payload bytes of the entries this member holds, by the shards' indexes."""
         return sum(
             record.nbytes
-            for (epoch, shard), ids in self.holdings.shards(partition.number).items()
+            for (epoch, shard), ids in self.leases.shards(partition.number).items()
             if shard >= 0
             for record in index_records(self.client, partition, epoch, shard)
             if record.entry_id in ids
@@ -411,7 +413,7 @@ class Member:
             self.committed.close()
             self._maps = None
         for partition in self.stream.partitions:
-            leave(self.client, self.who, partition, self.holdings.ids(partition.number))
+            leave(self.client, self.who, partition, self.leases.ids(partition.number))
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -435,7 +437,7 @@ class RankMember(Member):
 
     quiet_ms: int = QUIET_MS
     """Ranks of another world size that were unseen for so long are gone."""
-    _settled: dict[int, int] = field(default_factory=dict)
+    _reported: dict[int, int] = field(default_factory=dict)
     """Epoch -> position reported from here."""
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Epoch read to its end here -> (end of its last step, where everything of it is settled)."""
@@ -495,7 +497,7 @@ class RankMember(Member):
                 self._skip(manifest)
             else:
                 self._go_back(manifest, position if number == epoch else 0)
-            self._settled.pop(number, None)
+            self._reported.pop(number, None)
             self._ends.pop(number, None)
         self.first = min(self.first, epoch)
 
@@ -536,13 +538,13 @@ class RankMember(Member):
     def acknowledge(self, batch: Batch) -> None:
         """Settles everything of this rank up to and with this batch."""
         manifest = self._known.get(batch.epoch) or find_manifest(self.client, self.stream, batch.epoch)
-        self._settled[batch.epoch] = max(batch.position, self._settled.get(batch.epoch, 0))
+        self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
         if manifest is None:  # released: nothing is owed any more
             return
         self._known[batch.epoch] = manifest
         with self._refusals():
             self._outbox.send(_REPORT_POSITION, *report_arguments(manifest, self.who, batch.position))
-        settled = settled_entries(batch)
+        settled = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in settled):
             self.witness.acknowledged(manifest, settled)
         else:  # another process read it, and sent its rows without their entries
@@ -572,14 +574,14 @@ class RankMember(Member):
         self._ends.pop(epoch, None)
         self.unclosed.discard(epoch)
 
-    def owes(self, epoch: int) -> bool:
+    def has_unacknowledged(self, epoch: int) -> bool:
         """Whether batches of an epoch that was read to its end are not settled yet."""
         return epoch in self._ends and self._reached(epoch) < self._ends[epoch][0]
 
     def _reached(self, epoch: int) -> int:
-        if epoch not in self._settled:
-            self._settled[epoch] = self.position(epoch)
-        return self._settled[epoch]
+        if epoch not in self._reported:
+            self._reported[epoch] = self.position(epoch)
+        return self._reported[epoch]
 
     def flush(self) -> None:
         """Returns once every report is on the server."""
@@ -595,7 +597,7 @@ class RankMember(Member):
         manifest = find_manifest(self.client, self.stream, epoch)
         if manifest is None or manifest.state == ABANDONED:
             return True
-        if epoch in self._ends and not self.owes(epoch):
+        if epoch in self._ends and not self.has_unacknowledged(epoch):
             report(self.client, self.who, manifest, self._ends[epoch][1])
         positions = known_positions(self.client, self.stream, epoch, self.who.group)
         if not manifest.is_ended or positions.minimum(self.order.world) < (manifest.samples or 0):
@@ -604,15 +606,15 @@ class RankMember(Member):
         self._ends.pop(epoch, None)
         return True
 
-    def jams(self, *, together: bool = False) -> list[BlockedPartition]:
-        """See `Member.jams`; where a rank that is behind this one holds the room, this one holds nothing."""
+    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
+        """See `Member.blocked_partitions`. Where a rank behind this one holds the space, this one holds none."""
         # what a rank holds is counted by the lowest rank's position: the group's already
-        jams = [replace(jam, group=None) for jam in super().jams(together=together)]
+        found = [replace(blocked, group=None) for blocked in super().blocked_partitions(together=together)]
         for epoch in retained_epochs(self.client, self.stream):
             positions = known_positions(self.client, self.stream, epoch, self.who.group)
             if positions.minimum(self.order.world) < positions.of(self.order.rank):
-                return [replace(jam, mine_bytes=0, has_others=True) for jam in jams]
-        return jams
+                return [replace(blocked, mine_bytes=0, has_others=True) for blocked in found]
+        return found
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Payload bytes of the entries that this group's lowest rank has not settled."""

@@ -37,7 +37,7 @@ class LoaderOptions:
     stages: list[StageMaker] = field(default_factory=list)
     """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
 
-    def arena(self, spec: Spec) -> ArrayPool:
+    def pool(self, spec: Spec) -> ArrayPool:
         """Memory for all that can be waiting at once, and some in the trainer's hands."""
         sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)

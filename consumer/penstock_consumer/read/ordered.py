@@ -110,11 +110,11 @@ class OrderedReader:
 
     def __init__(
         self,
-        place: RankMember,
-        keeper: Heartbeat,
+        member: RankMember,
+        heartbeat: Heartbeat,
         epoch: int,
         queue: PrefetchQueue,
-        arena: ArrayPool,
+        pool: ArrayPool,
         *,
         remainder: str,
         start: int,
@@ -126,36 +126,36 @@ class OrderedReader:
 
         Raises OrderNeedsSizes, TooLarge.
         """
-        self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
-        self._notify, queue.when_less = notify, arena.trim
-        self._line = ReaderConnection(place.client, queue, notify)
+        self.member, self.heartbeat, self.epoch, self.queue = member, heartbeat, epoch, queue
+        self._notify, queue.when_less = notify, pool.trim
+        self._connection = ReaderConnection(member.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
         """Rows that stand in for samples that are bad."""
-        order, spec = place.order, place.stream.spec
+        order, spec = member.order, member.stream.spec
         assert spec is not None
         self._require_room()
-        self._manifest = load_manifest(place.client, place.stream, epoch)
-        place.learn(self._manifest)
-        begun = shards_in_order(place.client, place.stream, self._manifest)
+        self._manifest = load_manifest(member.client, member.stream, epoch)
+        member.learn(self._manifest)
+        begun = shards_in_order(member.client, member.stream, self._manifest)
         self.steps = EpochSteps(start, order.rank, order.world, order.batch, remainder, share)
         self._unusable, self._dropped = self._skipped()
-        self._walk = IndexWalk(place.client, place.stream, self._manifest, begun, self.steps.start, self._dropped)
+        self._walk = IndexWalk(member.client, member.stream, self._manifest, begun, self.steps.start, self._dropped)
         self._head: IndexWalk | None = None
         """The epoch from its first position, for what runs on beyond its end."""
         self._planned = self._received_rows = self._emitted = 0
         """Rows planned and rows received; batches put into the queue."""
         self._todo: deque[RowRange] = deque()
         self._asked: deque[RowRange] = deque()
-        self._assembler = Assembler(spec, order.batch, arena, epoch)
+        self._assembler = Assembler(spec, order.batch, pool, epoch)
         self._answers: list[ReceivedEntry] = []
-        self._expected = ExpectedEntry(place.stream, self._manifest)
-        self._segments = reader_of(place.stream, gives_views=views)
+        self._expected = ExpectedEntry(member.stream, self._manifest)
+        self._segments = reader_of(member.stream, gives_views=views)
         self._receivers = [
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
-            for partition in place.stream.partitions
+            for partition in member.stream.partitions
         ]
-        self._gathering = StepPlanner(order.world, self.steps.size * share[1], place.stream.budget_bytes)
+        self._step_planner = StepPlanner(order.world, self.steps.size * share[1], member.stream.budget_bytes)
         self._is_dry = False
         """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
@@ -164,14 +164,14 @@ class OrderedReader:
 
     def _require_room(self) -> None:
         """A step that the budget could not hold would never be committed whole, and so never handed out."""
-        order = self.place.order
-        require_step_fits(self.place.stream, order.world * order.batch, HEAD_STEPS)
+        order = self.member.order
+        require_step_fits(self.member.stream, order.world * order.batch, HEAD_STEPS)
 
     def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadNote]]:
         """Entries by partition, and ranges, that are passed over: another rank met them before, or an operator did."""
         entries, ranges = set(), []
-        for partition in self.place.stream.partitions:
-            known, dropped = skipped(self.place.client, partition, self.epoch, self.place.who.group)
+        for partition in self.member.stream.partitions:
+            known, dropped = skipped(self.member.client, partition, self.epoch, self.member.who.group)
             entries |= {(partition.number, entry_id) for entry_id in known}
             ranges += dropped
         return entries, ranges
@@ -186,22 +186,22 @@ class OrderedReader:
         except EpochNotFound as error:
             self._end_released(error)
         except SegmentsUnseen as error:
-            self.queue.end(cause_of(self.place.client, self.place.stream, error))
+            self.queue.end(cause_of(self.member.client, self.member.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
-            self._line.close()
+            self._connection.close()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
-        name, total = self.place.stream.name, self._total
+        name, total = self.member.stream.name, self._total
         step = self._planned // self.steps.batch
         if total is not None and self._is_planned_out(total):
             return (
                 f"the word that epoch {self.epoch} of {name!r} is complete: all {total} samples are there, but its "
                 f"producer has not said so. If it died: `penstock epochs close {name} {self.epoch}`"
             )
-        if full := why_no_room(self.place.client, self.place.stream):
+        if full := why_no_room(self.member.client, self.member.stream):
             where = self._walk.where()
             return f"{where} of epoch {self.epoch} of {name!r}; none came for {seconds:.0f} s: {full}"
         return (
@@ -214,8 +214,8 @@ class OrderedReader:
 
     def _read(self) -> None:
         while True:
-            if self.keeper.error is not None:
-                raise self.keeper.error  # nothing may be handed out any more under a name that another process took
+            if self.heartbeat.error is not None:
+                raise self.heartbeat.error  # nothing may be handed out any more under a name that another process took
             try:
                 if self._turn():
                     break
@@ -223,7 +223,7 @@ class OrderedReader:
                 self._reconnect(error)
         self._assembler.flush()
         self._emit()
-        self.place.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
+        self.member.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
 
     def _turn(self) -> bool:
         """One round; whether the epoch is read to its end."""
@@ -262,20 +262,20 @@ class OrderedReader:
     def _await_more(self) -> None:
         self.queue.wait_for_room(0, 0)  # raises QueueStopped
         # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
-        self.queue.meter.to("producers")
+        self.queue.reader_times.to("producers")
         self._is_dry = False
         step, total = self._planned // self.steps.batch, self._total
-        is_end_due, last = total is not None and self._is_planned_out(total), step + self._gathering.steps() - 1
+        is_end_due, last = total is not None and self._is_planned_out(total), step + self._step_planner.steps() - 1
         needed = self.steps.needed(last, total)
         block_ms = END_MS if is_end_due else BLOCK_MS
-        if not self._walk.wait(self._line.open(), block_ms, needed, self.steps.coming(step, total, needed)):
-            self._refresh(renewed(self.place.client, self.place.stream, self._manifest))
-        self._gathering.reached(self._walk.end, time.monotonic())
-        self.queue.meter.to("reader")
+        if not self._walk.wait(self._connection.open(), block_ms, needed, self.steps.coming(step, total, needed)):
+            self._refresh(renewed(self.member.client, self.member.stream, self._manifest))
+        self._step_planner.reached(self._walk.end, time.monotonic())
+        self.queue.reader_times.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
         self._manifest = self._expected.manifest = manifest
-        begun = shards_in_order(self.place.client, self.place.stream, manifest)
+        begun = shards_in_order(self.member.client, self.member.stream, manifest)
         for walk in (self._walk, self._head):
             if walk is not None:
                 walk.now(manifest, begun)
@@ -301,8 +301,8 @@ class OrderedReader:
                 return
             except NoGoodSample:
                 raise EpochIncomplete(
-                    f"epoch {self.epoch} of {self.place.stream.name!r} has no sample that could be handed out: see "
-                    f"`penstock audit {self.place.stream.name}`"
+                    f"epoch {self.epoch} of {self.member.stream.name!r} has no sample that could be handed out: see "
+                    f"`penstock audit {self.member.stream.name}`"
                 ) from None
             self._planned += sum(len(take.rows) for take in takes)
             last = [self._todo.pop()] if self._todo else []
@@ -327,8 +327,8 @@ class OrderedReader:
         if total is None or lo < total:
             raise NotCommittedYet
         if self._head is None:
-            begun = shards_in_order(self.place.client, self.place.stream, self._manifest)
-            self._head = IndexWalk(self.place.client, self.place.stream, self._manifest, begun, 0, self._dropped)
+            begun = shards_in_order(self.member.client, self.member.stream, self._manifest)
+            self._head = IndexWalk(self.member.client, self.member.stream, self._manifest, begun, 0, self._dropped)
         laps = total
         while True:
             for piece in self._head.pieces(0):
@@ -350,7 +350,7 @@ class OrderedReader:
             pending += take.piece.record.nbytes
             commands.append(fetch_command(self._partition(take), self.epoch, take.piece.record.entry_id))
         if commands:
-            self._line.open().send(commands)
+            self._connection.open().send(commands)
 
     def _take_answer(self) -> None:
         take = self._asked[0]
@@ -358,18 +358,18 @@ class OrderedReader:
         self._expected.take = take
         partition = self._partition(take)
         receiver = self._receivers[partition.number]
-        found = read_by_id(self._line, receiver, self.queue.meter, partition.entries(self.epoch))
+        found = read_by_id(self._connection, receiver, self.queue.reader_times, partition.entries(self.epoch))
         if found == 0 or self._answers[0].is_missing:
             self._missing(take)
         elif (error := self._answers[0].error) is not None:
             is_gone = is_removed(
-                self.place.client, self._partition(take), self.epoch, take.piece.record.entry_id, error
+                self.member.client, self._partition(take), self.epoch, take.piece.record.entry_id, error
             )
             self._missing(take) if is_gone else self._bury(take, error)
         else:
             self._asked.popleft()
-            self._line.answered()
-            self._gathering.received(take.piece.record.nbytes, take.piece.record.count)
+            self._connection.answered()
+            self._step_planner.received(take.piece.record.nbytes, take.piece.record.count)
             self._received_rows += len(take.rows)
             self.filled += take.filled
             self._emit()
@@ -385,16 +385,16 @@ class OrderedReader:
         """A dead letter of the group, for every rank that meets it: its samples are bad ones now."""
         entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
         if isinstance(error, UnsupportedVersion):
-            raise too_old(self.place.who, self.epoch, entry_id, error)
+            raise too_old(self.member.who, self.epoch, entry_id, error)
         self.bad_entries += 1
         self._notify(f"entry {entry_id.decode()} of epoch {self.epoch} is a dead letter: {reason[:300]}")
-        bury(self.place.client, self._partition(take), self._manifest, self.place.who.group, entry_id, reason[:500])
+        bury(self.member.client, self._partition(take), self._manifest, self.member.who.group, entry_id, reason[:500])
         self._leave_out(take)
 
     def _missing(self, take: RowRange) -> None:
         """The entry is in the index and not there."""
-        manifest = load_manifest(self.place.client, self.place.stream, self.epoch)
-        total, record, name = self._total, take.piece.record, self.place.stream.name
+        manifest = load_manifest(self.member.client, self.member.stream, self.epoch)
+        total, record, name = self._total, take.piece.record, self.member.stream.name
         if manifest.state == ABANDONED:
             raise EpochNotFound(f"epoch {self.epoch} of {name!r} was abandoned")
         self._unusable |= self._skipped()[0]  # an operator may have given it up since this epoch was begun
@@ -402,9 +402,9 @@ class OrderedReader:
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
                 f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
-                f"{self.place.who.group!r} has not settled them: "
+                f"{self.member.who.group!r} has not settled them: "
                 f"`penstock audit {name} --repair SOURCE...` makes them again, `penstock bad drop {name} {self.epoch} "
-                f"--group {self.place.who.group}` goes on without",
+                f"--group {self.member.who.group}` goes on without",
                 [(take.piece.shard, record.first, record.end)],
             )
         self._leave_out(take)  # settled and removed; another sample pads the last step
@@ -416,31 +416,31 @@ class OrderedReader:
         self._todo.clear()
         self._asked.clear()
         for _ in range(under_way):
-            self._line.open().read_entries(discard)
+            self._connection.open().read_entries(discard)
 
     # --- parts ---
 
     def _number(self, piece: IndexedPiece) -> int:
-        return self.place.stream.partition_of(piece.shard).number
+        return self.member.stream.partition_of(piece.shard).number
 
     def _partition(self, take: RowRange) -> PartitionKeys:
-        return self.place.stream.partition_of(take.piece.shard)
+        return self.member.stream.partition_of(take.piece.shard)
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for is asked for again: reading by id leaves no trace on the server."""
         self._todo.extendleft(reversed(self._asked))
         self._asked.clear()
-        self._line.reopen(error)
+        self._connection.reopen(error)
 
     def _end_released(self, error: EpochNotFound) -> None:
         """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
         try:
-            roster = load_roster(self.place.client, self.place.stream.partitions[0])
+            roster = load_roster(self.member.client, self.member.stream.partitions[0])
         except PenstockError:
             self.queue.end(error)
             return
-        if self.place.who.group not in roster.groups:
+        if self.member.who.group not in roster.groups:
             self.queue.end(error)
             return
-        self._notify(f"epoch {self.epoch} of {self.place.stream.name!r} was abandoned and released while it was read")
+        self._notify(f"epoch {self.epoch} of {self.member.stream.name!r} was abandoned and released while it was read")
         self.queue.end()

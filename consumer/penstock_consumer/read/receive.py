@@ -59,7 +59,7 @@ class ReaderConnection:
         Whoever wants no more batches does not wait for a server.
         """
         self.close()
-        self._queue.meter.to("server")
+        self._queue.reader_times.to("server")
         while True:
             if self._queue.is_stopped:
                 raise error
@@ -224,19 +224,19 @@ class ReceivedEntry:
     """Of a bad one, where its header could be believed."""
 
 
-def read_by_id(line: ReaderConnection, sink: EntrySink, meter: ReaderTimes, key: str) -> int:
+def read_by_id(connection: ReaderConnection, sink: EntrySink, reader_times: ReaderTimes, key: str) -> int:
     """An answer whose entries are there already: waiting for it is waiting for the server.
 
     Raises DamagedKey where ``key``, of which it was asked, is of another type.
     """
-    meter.to("server")
-    channel = line.open()
+    reader_times.to("server")
+    channel = connection.open()
     before_s = channel.waited_s
     try:
         found = channel.read_entries(sink)
     except ReplyError as error:
-        raise (damage_of(line.client, error.error, [key]) or error) from None
-    meter.received(channel.waited_s - before_s, created_s=0.0)
+        raise (damage_of(connection.client, error.error, [key]) or error) from None
+    reader_times.received(channel.waited_s - before_s, created_s=0.0)
     return found
 
 
@@ -258,7 +258,7 @@ class Receiver:
         ``index`` is compared with each entry; None where the entries' ids were read from it.
         """
         self._segments, self._index = segments, index
-        self._spec, self._assembler, self._place, self._partition = spec, assembler, place, partition
+        self._spec, self._assembler, self._scope, self._partition = spec, assembler, place, partition
         self._report = report
         self._ragged = any(tensor.is_ragged for tensor in spec)
         self._placed = {tensor.name.encode(): tensor.name for tensor in spec if not tensor.is_ragged}
@@ -318,8 +318,8 @@ class Receiver:
         """The header."""
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
-            self._place.check(header)
-            self._wanted = self._place.wanted(header)
+            self._scope.check(header)
+            self._wanted = self._scope.wanted(header)
             self._due = header.fields() if header.ref is None else ()
             self._header = header
             if self._index is not None:

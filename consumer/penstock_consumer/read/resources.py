@@ -42,48 +42,48 @@ class LoaderResources:
     """A process forked later (a framework's worker) has copies of all this, and no part in it."""
 
 
-def end_session(session: LoaderResources) -> None:
+def end_resources(resources: LoaderResources) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off.
 
     A loader that nobody closed is collected in whichever thread runs then. In one of its own, which cannot wait for
     itself and may hold a lock that is needed here, a new thread does all this.
     """
-    if session.pid != getpid():
+    if resources.pid != getpid():
         return
-    if session.reading is not None and session.reading.is_current_thread:
-        threading.Thread(target=_end, args=(session,), name="penstock-end", daemon=True).start()
+    if resources.reading is not None and resources.reading.is_current_thread:
+        threading.Thread(target=_end, args=(resources,), name="penstock-end", daemon=True).start()
     else:
-        _end(session)
+        _end(resources)
 
 
-def _end(session: LoaderResources) -> None:
-    patience_s, silence_s = (LEAVE_S, SILENCE_S) if session.is_patient else (0.0, AT_ONCE_S)
-    session.client.hurry(patience_s, silence_s)
-    if session.reading is not None:
+def _end(resources: LoaderResources) -> None:
+    patience_s, silence_s = (LEAVE_S, SILENCE_S) if resources.is_patient else (0.0, AT_ONCE_S)
+    resources.client.hurry(patience_s, silence_s)
+    if resources.reading is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
-            _end_reading(session.client, session.reading, JOIN_S if session.is_patient else AT_ONCE_S, patience_s)
-    session.client.close()
+            _end_reading(resources.client, resources.reading, JOIN_S if resources.is_patient else AT_ONCE_S, patience_s)
+    resources.client.close()
 
 
 def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: float) -> None:
-    reading.keeper.stop(0)  # first of all: whatever fails below, the leases lapse
+    reading.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
     run, reading.run = reading.run, None
     if run is not None:
         run.queue.stop()
     try:
         client.ping()
     except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
-        reading.keeper.stop(GONE_S if patience_s else 0)
+        reading.heartbeat.stop(GONE_S if patience_s else 0)
         raise
     if run is not None:
         join(run.thread, join_s)
-    reading.keeper.stop(join_s)
-    place = reading.place
-    place.hurry(patience_s)
+    reading.heartbeat.stop(join_s)
+    member = reading.member
+    member.hurry(patience_s)
     with suppress(EpochIncomplete):  # whoever iterates next is told
-        for epoch in sorted(place.unclosed):
-            place.close_epochs(epoch)
-    place.leave()
+        for epoch in sorted(member.unclosed):
+            member.close_epochs(epoch)
+    member.leave()
 
 
 def default_member() -> str:

@@ -32,10 +32,10 @@ from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_consumer.read.backlog import why_no_room
-from penstock_consumer.read.dead_letters import DeadLetters, cause_of, is_newer, is_settled, refuse_newer, suspicion
+from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice, is_done, is_newer, refuse_newer
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry, LeaseRenewer
-from penstock_consumer.read.member import Member, holders, living
+from penstock_consumer.read.member import Member, holders, live_members
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import ArrayPool
@@ -73,28 +73,28 @@ class ServerClock:
 class SharedScope:
     """What a receiver checks identities against."""
 
-    place: Member
+    member: Member
     manifest: Manifest
     partition: PartitionKeys
-    settled_for: str | None
+    done_for: str | None
     """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they
     always are: a group that had settled them is given the new entry all the same."""
 
     def check(self, header: Header) -> None:
         """See `receive.Member`: also, whether it lies in the right partition."""
-        check_identity(header, self.place.stream, self.manifest)
-        if self.place.stream.partition_of(header.shard) != self.partition:
+        check_identity(header, self.member.stream, self.manifest)
+        if self.member.stream.partition_of(header.shard) != self.partition:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
         """See `receive.Member`: what the group has not settled."""
-        if self.settled_for is None and not header.is_repair:
+        if self.done_for is None and not header.is_repair:
             return None
         settled = settled_bits(
-            self.place.client, self.partition, self.manifest.epoch, self.place.who.group, header.shard,
+            self.member.client, self.partition, self.manifest.epoch, self.member.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
-        for lo, hi in self.place.holdings.kept(self.partition.number, self.manifest.epoch, header.shard):
+        for lo, hi in self.member.leases.kept(self.partition.number, self.manifest.epoch, header.shard):
             settled[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
         return ~settled if settled.any() else None
 
@@ -108,33 +108,33 @@ class SharedReader:
 
     def __init__(
         self,
-        place: Member,
-        keeper: LeaseRenewer,
+        member: Member,
+        renewer: LeaseRenewer,
         epoch: int,
         queue: PrefetchQueue,
-        arena: ArrayPool,
+        pool: ArrayPool,
         *,
         batch_size: int,
         notify: Notify,
         views: bool = False,
     ) -> None:
-        self.place, self.keeper, self.epoch, self.queue = place, keeper, epoch, queue
-        self._arena, self._batch_size, self._notify = arena, batch_size, notify
+        self.member, self.renewer, self.epoch, self.queue = member, renewer, epoch, queue
+        self._pool, self._batch_size, self._notify = pool, batch_size, notify
         self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """Members whose entries are waited for, once nothing else is left."""
-        self._manifest = load_manifest(place.client, place.stream, epoch)
-        place.learn(self._manifest)
-        place.committed.begin(keeper.members)
+        self._manifest = load_manifest(member.client, member.stream, epoch)
+        member.learn(self._manifest)
+        member.committed.begin(renewer.members)
         self._assembler = self._assembler_of(epoch)
         self._received: list[ReceivedEntry] = []
-        self._burials = DeadLetters(place, notify)
-        self._segments = reader_of(place.stream, gives_views=views)
+        self._dead_letters = DeadLetters(member, notify)
+        self._segments = reader_of(member.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._line = ReaderConnection(place.client, queue, notify)
-        self._asking = FetchPlanner(len(self._partitions), queue.budget_bytes, place.stream.budget_bytes)
-        self._asked, self._resting = deque[FetchRequest](), FetchPause(place.client, place.stream.keys)
-        self._arrivals, queue.when_less = ServerClock(place.client), arena.trim
+        self._connection = ReaderConnection(member.client, queue, notify)
+        self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, member.stream.budget_bytes)
+        self._asked, self._pause = deque[FetchRequest](), FetchPause(member.client, member.stream.keys)
+        self._arrivals, queue.when_less = ServerClock(member.client), pool.trim
 
     def run(self) -> None:
         """The thread's body: everything ends in the queue, errors too."""
@@ -147,15 +147,15 @@ class SharedReader:
         except EpochNotFound as error:
             self._end_released(error)
         except SegmentsUnseen as error:
-            self.queue.end(cause_of(self.place.client, self.place.stream, error))
+            self.queue.end(cause_of(self.member.client, self.member.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
-            self._line.close()
+            self._connection.close()
 
     @property
     def _partitions(self) -> tuple[PartitionKeys, ...]:
-        return self.place.stream.partitions
+        return self.member.stream.partitions
 
     # --- the loop ---
 
@@ -169,7 +169,7 @@ class SharedReader:
 
     def _read_to_the_end(self) -> None:
         self._arrivals.compare()
-        asking = self._asking
+        asking = self._planner
         asking.restart()
         while True:
             if self._has_claims():
@@ -183,11 +183,11 @@ class SharedReader:
 
     def _ends_with(self, taken: int) -> bool:
         """Whether there is nothing more behind an answer of so many entries; else what is to come first."""
-        if self._resting.is_told:
+        if self._pause.is_told:
             self._look_again()
         elif taken:
             self._rests()
-        elif self._asking.ends_sweep and not self._asked:
+        elif self._planner.ends_sweep and not self._asked:
             # every partition answered "nothing", to requests made after the manifest was read
             if self._manifest.is_ended and self._is_over():
                 return True
@@ -197,25 +197,25 @@ class SharedReader:
 
     def _look_again(self) -> None:
         """Whether the epoch has ended."""
-        self._manifest = renewed(self.place.client, self.place.stream, self._manifest)
+        self._manifest = renewed(self.member.client, self.member.stream, self._manifest)
         self._arrivals.compare()
         if self._manifest.is_ended:
-            self._asking.restart()
+            self._planner.restart()
 
     def why_waiting(self, seconds: float) -> str:
         """Why there is no batch, said to the training loop's user."""
-        name = self.place.stream.name
+        name = self.member.stream.name
         if self._silent:
             return (
                 f"what {', '.join(sorted(self._silent))} was given of epoch {self.epoch} of {name!r} and did not "
                 "acknowledge: it is handed out here once its lease has lapsed"
             )
-        manifest = find_manifest(self.place.client, self.place.stream, self.epoch) or self._manifest
+        manifest = find_manifest(self.member.client, self.member.stream, self.epoch) or self._manifest
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
-        if full := why_no_room(self.place.client, self.place.stream):
+        if full := why_no_room(self.member.client, self.member.stream):
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
         if manifest.is_ended:  # so no producer is missing
-            at = "is at work" if (doing := self.queue.meter.doing) == "reader" else f"waits for the {doing}"
+            at = "is at work" if (doing := self.queue.reader_times.doing) == "reader" else f"waits for the {doing}"
             return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: this process {at}"
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
@@ -224,17 +224,17 @@ class SharedReader:
 
     def _rests(self) -> bool:
         """Whether the next request is to find a few entries together, as other members ask meanwhile."""
-        if self._asked or self._manifest.is_ended or not (rest_s := self._asking.rest_s(self.keeper.members)):
+        if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.renewer.members)):
             return False
-        self._resting.begin(rest_s)
+        self._pause.begin(rest_s)
         return True
 
     def _ask(self) -> None:
         """Sends what is to be asked for now."""
-        if self.keeper.error is not None:
-            raise self.keeper.error  # nothing may be read any more under a name that another process took
-        who, partitions = self.place.who, self._partitions
-        if not (requests := self._asking.next_requests(len(self._asked), is_ended=self._manifest.is_ended)):
+        if self.renewer.error is not None:
+            raise self.renewer.error  # nothing may be read any more under a name that another process took
+        who, partitions = self.member.who, self._partitions
+        if not (requests := self._planner.next_requests(len(self._asked), is_ended=self._manifest.is_ended)):
             return
         self._asked.extend(requests)
         commands = [
@@ -242,7 +242,7 @@ class SharedReader:
             for number, most, block_ms in requests
         ]
         try:
-            self._line.open().send([*self._resting.commands(), *commands])
+            self._connection.open().send([*self._pause.commands(), *commands])
         except ServerUnavailable as error:
             self._reconnect(error)
 
@@ -252,36 +252,36 @@ class SharedReader:
         partition = self._partitions[request.partition]
         self._received.clear()
         broken: ServerUnavailable | None = None
-        channel = self._line.open()
-        if self._resting.is_under_way:
-            self.queue.meter.to("producers")
-            self._resting.end(channel)
-        self.place.committed.expect(request.most)
-        self.queue.meter.to("producers" if self._asking.is_waiting else "server")
+        channel = self._connection.open()
+        if self._pause.is_under_way:
+            self.queue.reader_times.to("producers")
+            self._pause.end(channel)
+        self.member.committed.expect(request.most)
+        self.queue.reader_times.to("producers" if self._planner.is_waiting else "server")
         before_s = channel.waited_s
         try:
             channel.read_entries(self._receivers[partition.number])
         except ReplyError as error:
-            if damage := damage_of(self.place.client, error.error, [partition.entries(self.epoch)]):
+            if damage := damage_of(self.member.client, error.error, [partition.entries(self.epoch)]):
                 raise damage from None
             raise EpochNotFound(
-                f"epoch {self.epoch} of {self.place.stream.name!r} was released, or its group dropped, or the server "
+                f"epoch {self.epoch} of {self.member.stream.name!r} was released, or its group dropped, or the server "
                 f"came back without its newest writes, while it was read ({error.error})"
             ) from None
         except ServerUnavailable as error:
             broken = error
         taken = list(self._received)
         if taken:
-            self._resting.received(taken[-1].entry_id)
+            self._pause.received(taken[-1].entry_id)
         created_s = 0.0 if broken is not None else self._arrivals.created_s(taken)
         waited_s = channel.waited_s - before_s
-        self.queue.meter.received(waited_s, created_s)
+        self.queue.reader_times.received(waited_s, created_s)
         self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
         self._emit(self._assembler)
         if broken is not None:
             raise broken  # no answer: what it would have been is not "nothing"
-        self._asking.answered(request, len(taken), waited_s, time.monotonic())
-        self._line.answered()
+        self._planner.answered(request, len(taken), waited_s, time.monotonic())
+        self._connection.answered()
         return len(taken)
 
     def _settle_received(self, received: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
@@ -289,35 +289,35 @@ class SharedReader:
         odd = []
         for one in received:
             if one.lease is not None and one.lease.owed:
-                self.place.holdings.add(one.lease)
-                self._asking.received(one.nbytes)
+                self.member.leases.add(one.lease)
+                self._planner.received(one.nbytes)
             else:
                 odd.append(one)
         if any(one.lease is not None for one in received):
-            self._burials.saw_good()
+            self._dead_letters.saw_good()
         if odd:
             self._settle_odd(odd, manifest, partition)
 
     def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Entries of which nothing is handed out."""
         for one in [one for one in odd if not is_newer(one)]:
-            if is_settled(self.place.client, partition, manifest, self.place.who.group, one.error, one.header):
+            if is_done(self.member.client, partition, manifest, self.member.who.group, one.error, one.header):
                 self._finish_entry(manifest, partition, one.entry_id)
                 continue
             self.bad_entries += one.lease is None
             if one.is_missing:
                 lost = "payload lost: the entry was deleted while it was pending"
-                self._burials.bury_now(manifest, partition, one.entry_id, lost)
+                self._dead_letters.add_now(manifest, partition, one.entry_id, lost)
             elif one.error is not None:
-                self._burials.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
+                self._dead_letters.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
                 self._finish_entry(manifest, partition, one.entry_id)
-        self._burials.require_hope()
-        refuse_newer(self.place, partition, manifest.epoch, odd)
+        self._dead_letters.require_hope()
+        refuse_newer(self.member, partition, manifest.epoch, odd)
 
     def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
-        acknowledge(self.place.client, partition, manifest, self.place.who.group, [entry_id], {})
-        self.place.holdings.remove(partition.number, manifest.epoch, [entry_id])
+        acknowledge(self.member.client, partition, manifest, self.member.who.group, [entry_id], {})
+        self.member.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def _emit(self, assembler: Assembler, *, is_alone: bool = False) -> None:
         while (batch := assembler.take()) is not None:
@@ -335,14 +335,14 @@ class SharedReader:
             self._asked.clear()
 
     def _has_claims(self, *, suspect: bool = False) -> bool:
-        return any(claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.keeper.claims))
+        return any(claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.renewer.claims))
 
     def _fetch_claims(self, *, suspect: bool = False) -> None:
         """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs.
 
         Of those under suspicion one at a time, and last the one that was handed out most often.
         """
-        claims = [self.keeper.claims.popleft() for _ in range(len(self.keeper.claims))]
+        claims = [self.renewer.claims.popleft() for _ in range(len(self.renewer.claims))]
         due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
         rising = sorted(due, key=lambda claim: (claim.epoch, claim.deliveries if suspect else 0))
         todo = deque(rising[: 1 if suspect else None])
@@ -351,43 +351,45 @@ class SharedReader:
             while todo:
                 self._fetch_epoch(todo[0].epoch, todo)
         finally:  # what could not be fetched is still claimed
-            self.keeper.claims.extend((*todo, *later))
+            self.renewer.claims.extend((*todo, *later))
 
     def _fetch_epoch(self, epoch: int, todo: deque[ClaimedEntry]) -> None:
         """Takes the claims of one epoch off the left."""
-        manifest = self._manifest if epoch == self.epoch else find_manifest(self.place.client, self.place.stream, epoch)
+        manifest = (
+            self._manifest if epoch == self.epoch else find_manifest(self.member.client, self.member.stream, epoch)
+        )
         assembler, is_alone = self._assembler_of(epoch), todo[0].is_suspect
         try:
             while todo and todo[0].epoch == epoch:
                 if manifest is not None:
                     self._fetch(todo[0], manifest, assembler)
                 else:  # abandoned and released meanwhile
-                    self.place.holdings.remove(todo[0].partition, epoch, [todo[0].entry_id])
+                    self.member.leases.remove(todo[0].partition, epoch, [todo[0].entry_id])
                 todo.popleft()
         finally:
             assembler.flush()
             self._emit(assembler, is_alone=is_alone)
             if epoch != self.epoch:
-                self.place.unclosed.add(epoch)
+                self.member.unclosed.add(epoch)
 
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self._partitions[claim.partition]
-        receiver = self._receiver(assembler, manifest, partition, self.place.who.group)
+        receiver = self._receiver(assembler, manifest, partition, self.member.who.group)
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
         if claim.is_suspect:  # before its samples are here: were the answer lost, they would be handed out twice
-            self.keeper.count_turn(claim)
+            self.renewer.count_turn(claim)
         while True:
             self._received.clear()
             try:
-                self._line.open().send([fetch_command(partition, claim.epoch, claim.entry_id)])
-                if read_by_id(self._line, receiver, self.queue.meter, partition.entries(claim.epoch)) == 0:
+                self._connection.open().send([fetch_command(partition, claim.epoch, claim.entry_id)])
+                if read_by_id(self._connection, receiver, self.queue.reader_times, partition.entries(claim.epoch)) == 0:
                     self._received.append(ReceivedEntry(claim.entry_id, 0, None, is_missing=True))
                 break
             except ServerUnavailable as error:
                 self._reconnect(error)
         if claim.is_suspect:
-            self._notify(suspicion(self.place, claim, receiver.header))
+            self._notify(crash_notice(self.member, claim, receiver.header))
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
@@ -396,18 +398,18 @@ class SharedReader:
     def _end_released(self, error: EpochNotFound) -> None:
         """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
         try:
-            require_there(self.place.client, self.place.stream)
-            roster = load_roster(self.place.client, self._partitions[0])
+            require_there(self.member.client, self.member.stream)
+            roster = load_roster(self.member.client, self._partitions[0])
         except PenstockError as worse:
             self.queue.end(worse)
             return
-        if self.place.who.group not in roster.groups or self.epoch in roster.epochs:
+        if self.member.who.group not in roster.groups or self.epoch in roster.epochs:
             self.queue.end(error)
             return
         self._assembler.flush()
         self._emit(self._assembler)
-        if roster.groups[self.place.who.group].read < self.epoch:  # else it was settled here by the other members
-            name = self.place.stream.name
+        if roster.groups[self.member.who.group].read < self.epoch:  # else it was settled here by the other members
+            name = self.member.stream.name
             self._notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
 
@@ -418,9 +420,9 @@ class SharedReader:
         self._require_live()
         if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so who holds what says nothing
             return not self._has_claims()
-        self.queue.meter.to("server")
+        self.queue.reader_times.to("server")
         # what was delivered under this name and never arrived, or was settled and lost by the server
-        self.keeper.recover(self.place.is_all_settled)
+        self.renewer.recover(self.member.is_all_acknowledged)
         began_ms: int | None = None
         while True:
             if self._has_claims():
@@ -431,18 +433,18 @@ class SharedReader:
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
                 return False
-            others = holders(self.place, self.epoch)
+            others = holders(self.member, self.epoch)
             if not others:
-                self._burials.end(self._manifest, is_alone=True)
+                self._dead_letters.end(self._manifest, is_alone=True)
                 return True
-            began_ms = began_ms or server_ms(self.place.client)
-            self._silent = others - living(self.place, began_ms)
+            began_ms = began_ms or server_ms(self.member.client)
+            self._silent = others - live_members(self.member, began_ms)
             if not self._silent:
-                self._burials.end(self._manifest, is_alone=False)
+                self._dead_letters.end(self._manifest, is_alone=False)
                 return True
-            self.queue.meter.to("producers")  # whoever would hand it over has not
+            self.queue.reader_times.to("producers")  # whoever would hand it over has not
             if "~released" in others:
-                self.keeper.look()
+                self.renewer.look()
             time.sleep(0.05)
 
     def _require_live(self) -> None:
@@ -452,7 +454,7 @@ class SharedReader:
         """
         looks = 0
         while self._manifest.state != ABANDONED:
-            damage = find_state_damage(self.place.client, self.place.stream, self._manifest)
+            damage = find_state_damage(self.member.client, self.member.stream, self._manifest)
             if damage is None:
                 return
             if (looks := looks + 1) > STATE_LOOKS:
@@ -463,21 +465,21 @@ class SharedReader:
     # --- parts ---
 
     def _assembler_of(self, epoch: int) -> Assembler:
-        assert self.place.stream.spec is not None
-        return Assembler(self.place.stream.spec, self._batch_size, self._arena, epoch)
+        assert self.member.stream.spec is not None
+        return Assembler(self.member.stream.spec, self._batch_size, self._pool, epoch)
 
     def _receiver(
-        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, settled_for: str | None
+        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, done_for: str | None
     ) -> Receiver:
-        assert self.place.stream.spec is not None
-        where = SharedScope(self.place, manifest, partition, settled_for)
+        assert self.member.stream.spec is not None
+        where = SharedScope(self.member, manifest, partition, done_for)
         return Receiver(
-            self.place.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
-            self.place.committed,
+            self.member.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
+            self.member.committed,
         )  # fmt: skip
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """What was asked for and not received is pending under this name: found by id, not by reading again."""
         self._asked.clear()
-        self._resting.forget()
-        self._line.reopen(error, self.keeper.recover)
+        self._pause.forget()
+        self._connection.reopen(error, self.renewer.recover)

@@ -84,7 +84,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
     queue = PrefetchQueue(limit)
     reader = OrderedReader(  # place and pulse of one that never joined: only the rank itself reports and lives
         RankMember(client, who, notify=notify), Heartbeat(client, who, part.lease_s), part.epoch, queue,
-        options.arena(stream.spec), start=part.start, remainder=part.remainder, notify=notify,
+        options.pool(stream.spec), start=part.start, remainder=part.remainder, notify=notify,
         share=share,
     )  # fmt: skip
     thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)
@@ -98,7 +98,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
 
 def _taken(queue: PrefetchQueue, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
     while True:
-        wait = Wait(notify, timeout_s, server=reader.place.client.where)
+        wait = Wait(notify, timeout_s, server=reader.member.client.where)
         while (batch := queue.get(POLL_S)) is None:
             if queue.is_over:
                 return
@@ -160,9 +160,9 @@ class WorkerShares:
             loader.tally.rest()
             return None
         loader.tally.begin(epoch)
-        last, _ = loader._settlement.frontier()
+        last, _ = loader._acknowledger.frontier()
         again = reading._again.pop(epoch, None)
-        start = reading.place.position(epoch) if again is None else again
+        start = reading.member.position(epoch) if again is None else again
         if last is not None and last.epoch == epoch:
             start = last.position  # trained on, though perhaps not acknowledged yet
         return self.part(epoch, start)
@@ -172,7 +172,7 @@ class WorkerShares:
         loader, options = self._loader, self._loader._options
         assert options.order is not None
         reading = self._reading
-        reading.keeper.horizon = epoch
+        reading.heartbeat.horizon = epoch
         return EpochShare(
             url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
             epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
@@ -185,23 +185,23 @@ class WorkerShares:
         self._reading.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
-        self._loader._settlement.hand(batch)
+        self._loader._acknowledger.hand(batch)
         self._loader.tally.hand(carried)
         return batch
 
     def flush(self) -> None:
         """Before a wait that nobody sees from here: an acknowledgement lost with its connection would keep its room."""
         self._loader.tally.ask()
-        self._loader._settlement.flush()
+        self._loader._acknowledger.flush()
 
     def end(self, part: EpochShare, last: int) -> bool:
         """The pass was read to its end, the last batch's position given; whether it goes on into the next (a feed)."""
         loader, reading = self._loader, self._reading
         manifest = find_manifest(loader._client, loader.stream, part.epoch)
-        reading.place.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
+        reading.member.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
         reading.cursor = max(reading.cursor, part.epoch)
         loader._steps = reading.steps(part.epoch)
-        loader._settlement.end_epoch(part.epoch)
+        loader._acknowledger.end_epoch(part.epoch)
         is_feed = runs_on(loader, part.epoch)
         loader.end_tally(part.epoch, is_feed=is_feed)
         loader.tally.rest()

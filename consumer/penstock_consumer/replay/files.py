@@ -67,8 +67,8 @@ class Files(Passes):
     def _name(self) -> str:
         return f"{self._folder.path.name} epoch {self.epoch}"
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
-        assembler, outlet = self._outlet(queue, shuffle, arena)
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
+        assembler, outlet = self._outlet(queue, shuffle, pool)
         received: list[ReceivedEntry] = []
         segments = SegmentReader(self._folder, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, _EverySample(), 0, received.append, segments)
@@ -76,12 +76,12 @@ class Files(Passes):
             for meta in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_room(0, 0.2):
                     pass
-                queue.meter.to("server")  # the disk, here
+                queue.reader_times.to("server")  # the disk, here
                 receiver.begin(b"")
                 receiver.target(_META, len(meta))
                 receiver.value(_META, meta)
                 receiver.end()
-                queue.meter.to("reader")
+                queue.reader_times.to("reader")
                 error = received.pop().error
                 if error is not None:
                     raise BadExport(f"{self._folder.path}: {error}; copy the file again, or export anew") from error

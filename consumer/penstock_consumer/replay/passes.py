@@ -103,7 +103,7 @@ class Passes(Passing):
         self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
         self._pass = 0
         self._tally = StatsCounter()
-        self._arenas: list[ArrayPool] = []
+        self._pools: list[ArrayPool] = []
         """Of the pass before, if it has ended: the next one's batches lie where its lay."""
 
     @property
@@ -115,8 +115,8 @@ class Passes(Passing):
         """What is read, for people."""
         raise NotImplementedError
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
-        """One pass, in a thread of its own, its batches in memory of ``arena``; raises QueueStopped or what ends it."""
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
+        """One pass, in a thread of its own, its batches in memory of ``pool``; raises QueueStopped or what ends it."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -168,25 +168,25 @@ class Passes(Passing):
             join(thread, AT_ONCE_S)
 
     def _run(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None) -> None:
-        arena = self._arena()
-        queue.when_less = arena.trim
+        pool = self._pool()
+        queue.when_less = pool.trim
         try:
-            self._read(queue, shuffle, arena)
+            self._read(queue, shuffle, pool)
         except QueueStopped:
-            self._end(queue, arena)
+            self._end(queue, pool)
         except BaseException as error:
-            self._end(queue, arena, error)
+            self._end(queue, pool, error)
         else:
-            self._end(queue, arena)
+            self._end(queue, pool)
 
-    def _end(self, queue: PrefetchQueue, arena: ArrayPool, error: BaseException | None = None) -> None:
-        self._arenas[:] = [arena]  # before the end is seen: the next pass may begin at once
+    def _end(self, queue: PrefetchQueue, pool: ArrayPool, error: BaseException | None = None) -> None:
+        self._pools[:] = [pool]  # before the end is seen: the next pass may begin at once
         queue.end(error)
 
-    def _arena(self) -> ArrayPool:
+    def _pool(self) -> ArrayPool:
         """For one pass alone: two of them may overlap."""
         try:
-            return self._arenas.pop()
+            return self._pools.pop()
         except IndexError:
             sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
             return ArrayPool(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
@@ -194,11 +194,11 @@ class Passes(Passing):
     # --- for those who read ---
 
     def _outlet(
-        self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool
+        self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
     ) -> tuple[Assembler, QueueFeeder]:
         """Where samples go, and the way from there to the queue."""
-        assembler = Assembler(self.spec, self.batch_size, arena, self.epoch)
-        setting = StageContext(self.spec, arena, self.epoch, self.batch_size, is_ordered=False)
+        assembler = Assembler(self.spec, self.batch_size, pool, self.epoch)
+        setting = StageContext(self.spec, pool, self.epoch, self.batch_size, is_ordered=False)
         return assembler, QueueFeeder(assembler, queue, None if shuffle is None else shuffle.window(setting))
 
 

@@ -108,19 +108,19 @@ class Replay(Passes):
 
     # --- the thread ---
 
-    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool) -> None:
+    def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
         line = ReaderConnection(self._client, queue, self._notify)
         try:
-            self._fetch_all(line, queue, shuffle, arena)
+            self._fetch_all(line, queue, shuffle, pool)
         except ReplayTruncated as error:
             raise self._retained.lasting(error) from None
         finally:
             line.close()
 
     def _fetch_all(
-        self, line: ReaderConnection, queue: PrefetchQueue, shuffle: ShuffleOptions | None, arena: ArrayPool
+        self, line: ReaderConnection, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
     ) -> None:
-        assembler, outlet = self._outlet(queue, shuffle, arena)
+        assembler, outlet = self._outlet(queue, shuffle, pool)
         received: list[ReceivedEntry] = []
         where = _ReplayScope(self.stream, self._retained.manifest)
         segments = reader_of(self.stream, gives_views=self._views)
@@ -132,7 +132,7 @@ class Replay(Passes):
             while not queue.wait_for_room(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
                 pass
             received.clear()
-            if (fetched := ahead.fetch(receiver, queue.meter)) is None:
+            if (fetched := ahead.fetch(receiver, queue.reader_times)) is None:
                 break
             record, is_there = fetched
             if not is_there:
@@ -180,7 +180,7 @@ class _FetchAhead:
         most: int,
         look: ReadaheadSink | None,
     ) -> None:
-        self._line, self._stream, self._epoch, self._most, self._look = line, stream, epoch, most, look
+        self._connection, self._stream, self._epoch, self._most, self._look = line, stream, epoch, most, look
         self._due: Iterator[tuple[tuple[int, Record], bool]] = (
             ((found, True) for found in records)
             if look is None
@@ -199,7 +199,7 @@ class _FetchAhead:
         """Bytes of the next block under way: all that an entry without a payload brings."""
         return next((record.nbytes for (_, record), is_due in self._asked if is_due), 0)
 
-    def fetch(self, receiver: Receiver, meter: ReaderTimes) -> tuple[Record, bool] | None:
+    def fetch(self, receiver: Receiver, reader_times: ReaderTimes) -> tuple[Record, bool] | None:
         """The next entry, into the receiver; its record, and whether it is still there. None after the last."""
         while True:
             if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost this thread its core
@@ -210,13 +210,15 @@ class _FetchAhead:
                 self._ask()
                 (shard, _), is_due = self._asked[0]
                 sink = receiver if is_due or self._look is None else self._look
-                found = read_by_id(self._line, sink, meter, self._stream.partition_of(shard).entries(self._epoch))
+                found = read_by_id(
+                    self._connection, sink, reader_times, self._stream.partition_of(shard).entries(self._epoch)
+                )
             except ServerUnavailable as error:
                 self._todo.extendleft(reversed(self._asked))
                 self._asked.clear()
-                self._line.reopen(error)
+                self._connection.reopen(error)
                 continue
-            self._line.answered()
+            self._connection.answered()
             (_, record), is_due = self._asked.popleft()
             if is_due:
                 return record, found > 0
@@ -230,7 +232,7 @@ class _FetchAhead:
         ]
         self._asked.extend(self._todo)
         self._todo.clear()
-        self._line.open().send(commands)
+        self._connection.open().send(commands)
 
 
 class _ReplayScope:

@@ -186,8 +186,8 @@ class Assembler:
     else (ragged tensors, some rows of an entry) goes through `append`.
     """
 
-    def __init__(self, spec: Spec, batch_size: int, arena: ArrayPool, epoch: int) -> None:
-        self._spec, self._batch_size, self._arena, self._epoch = spec, batch_size, arena, epoch
+    def __init__(self, spec: Spec, batch_size: int, pool: ArrayPool, epoch: int) -> None:
+        self._spec, self._batch_size, self._pool, self._epoch = spec, batch_size, pool, epoch
         self._fixed = [tensor for tensor in spec if not tensor.is_ragged]
         self._row_bytes = {tensor.name: tensor.sample_bytes for tensor in self._fixed}
         self._fixed_arrays = [
@@ -274,7 +274,7 @@ class Assembler:
     def _fresh(self) -> _OpenBatch:
         arrays, memory = {}, {}
         for tensor, dtype, shape in self._fixed_arrays:
-            held = self._arena.memory(self._batch_size * self._row_bytes[tensor])
+            held = self._pool.memory(self._batch_size * self._row_bytes[tensor])
             arrays[tensor], memory[tensor] = held.view(dtype).reshape(shape), held.data
         return _OpenBatch(arrays, memory, {name: [] for name in self._ragged})
 

@@ -41,7 +41,7 @@ class Filter:
         if not self._setting.is_ordered or not len(rows):  # else its position settles all that lies before it
             self._ready.append(dropped(batch, chosen_spans(batch.spans, others)))
         if len(rows):
-            values = {name: taken(value, rows, self._setting.arena) for name, value in batch.items()}
+            values = {name: taken(value, rows, self._setting.pool) for name, value in batch.items()}
             kept = Batch(values, batch.epoch, chosen_spans(batch.spans, rows), batch.position)
             kept.is_alone = batch.is_alone
             self._ready.append(kept)

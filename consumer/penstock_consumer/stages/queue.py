@@ -63,13 +63,13 @@ class QueueStopped(Exception):
 class PrefetchQueue:
     """One producer thread, one consumer thread."""
 
-    def __init__(self, allowance: PrefetchLimit | int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Within a budget in bytes, or an allowance that has been learned already."""
-        self._allowance = allowance if isinstance(allowance, PrefetchLimit) else PrefetchLimit(allowance)
+    def __init__(self, limit: PrefetchLimit | int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """``limit`` is a budget in bytes, or a limit that has been learned already."""
+        self._prefetch_limit = limit if isinstance(limit, PrefetchLimit) else PrefetchLimit(limit)
         self._clock = clock
-        self.meter = ReaderTimes(clock)
+        self.reader_times = ReaderTimes(clock)
         """What the reader's thread is at."""
-        self.hunger = TimeSpent()
+        self.loop_waited = TimeSpent()
         """How long the training loop waited here, by cause; replaced whole."""
         self.trouble = ""
         """What the reader's thread bears for now, an outage of the server; nothing comes meanwhile."""
@@ -99,7 +99,7 @@ class PrefetchQueue:
         """Whether more may be read: less than the limit is waiting, or nothing at all. Raises QueueStopped."""
         with self._changed:
             if not self._has_room(pending_bytes):
-                self._allowance.refused()
+                self._prefetch_limit.refused()
                 if timeout_s > 0:
                     self._rest(pending_bytes, timeout_s)
             if self._stopped:
@@ -121,15 +121,15 @@ class PrefetchQueue:
     @property
     def budget_bytes(self) -> int:
         """Above it nothing more is read, whatever the trainer needs."""
-        return self._allowance.budget_bytes
+        return self._prefetch_limit.budget_bytes
 
     def _has_room(self, pending_bytes: int) -> bool:
-        return not self._batches or self._bytes + pending_bytes < self._allowance.nbytes
+        return not self._batches or self._bytes + pending_bytes < self._prefetch_limit.nbytes
 
     def _rest(self, pending_bytes: int, timeout_s: float) -> None:
-        self.meter.rest()
+        self.reader_times.rest()
         self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
-        self.meter.to("reader")
+        self.reader_times.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
         """No more batches will come; an error is raised in the training loop after those that are there."""
@@ -147,7 +147,7 @@ class PrefetchQueue:
             if self._batches:
                 batch, nbytes = self._batches.popleft()
                 self._bytes -= nbytes
-                self._is_less |= self._allowance.took(nbytes, self._bytes)
+                self._is_less |= self._prefetch_limit.took(nbytes, self._bytes)
                 self._changed.notify_all()
                 return batch
             if self._error is not None:
@@ -155,14 +155,14 @@ class PrefetchQueue:
             return None
 
     def _wait(self, timeout_s: float) -> None:
-        self._allowance.starved()
-        began, before = self._clock(), self.meter.spent
+        self._prefetch_limit.starved()
+        began, before = self._clock(), self.reader_times.spent
         self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
-        seconds, booked, doing = self._clock() - began, self.meter.spent, self.meter.doing
+        seconds, booked, doing = self._clock() - began, self.reader_times.spent, self.reader_times.doing
         if booked is before:  # the usual case where batches are small, and cheap
-            self.hunger = self.hunger.plus(doing, seconds)
+            self.loop_waited = self.loop_waited.plus(doing, seconds)
         else:
-            self.hunger = self.hunger.and_(attribute(seconds, booked.since(before), doing))
+            self.loop_waited = self.loop_waited.and_(attribute(seconds, booked.since(before), doing))
 
     @property
     def is_over(self) -> bool:

@@ -43,25 +43,25 @@ def chosen_spans(spans: Sequence[BatchSpan], rows: NDArray[np.int64]) -> list[Ba
     return rolled([leases[row] for row in rows.tolist()], offsets[rows].tolist())
 
 
-def gathered(source: NDArray[Any], rows: NDArray[np.int64], arena: ArrayPool) -> NDArray[Any]:
+def gathered(source: NDArray[Any], rows: NDArray[np.int64], pool: ArrayPool) -> NDArray[Any]:
     """Some rows in aligned memory: the one copy a batch costs."""
-    target = arena.array((len(rows), *source.shape[1:]), source.dtype)
+    target = pool.array((len(rows), *source.shape[1:]), source.dtype)
     # 'clip' writes straight into the target where 'raise' would use a buffer between; all rows are there
     return np.take(source, rows, axis=0, out=target, mode="clip")
 
 
-def taken(value: Any, rows: NDArray[np.int64], arena: ArrayPool) -> Any:
+def taken(value: Any, rows: NDArray[np.int64], pool: ArrayPool) -> Any:
     """Some rows of one tensor of a batch."""
-    return value.take(rows) if isinstance(value, Ragged) else gathered(value, rows, arena)
+    return value.take(rows) if isinstance(value, Ragged) else gathered(value, rows, pool)
 
 
-def joined(values: Sequence[Any], arena: ArrayPool) -> Any:
+def joined(values: Sequence[Any], pool: ArrayPool) -> Any:
     """The rows of one tensor of several batches, one after the other."""
     if len(values) == 1:
         return values[0]
     if isinstance(values[0], Ragged):
         return Ragged.concatenate(values)
-    target = arena.array((sum(map(len, values)), *values[0].shape[1:]), values[0].dtype)
+    target = pool.array((sum(map(len, values)), *values[0].shape[1:]), values[0].dtype)
     return np.concatenate(values, out=target)
 
 

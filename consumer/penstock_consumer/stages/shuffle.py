@@ -44,7 +44,7 @@ class ShuffleWindow:
         slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
         # memory that is never touched is never taken, so room for a full window costs nothing before it fills
         self._fixed: dict[str, NDArray[Any]] = {
-            tensor.name: setting.arena.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
+            tensor.name: setting.pool.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
             for tensor in fixed
         }
         self._ragged: dict[str, NDArray[np.object_]] = {
@@ -144,7 +144,7 @@ class ShuffleWindow:
                 values[tensor.name] = Ragged.concatenate(parts)
                 self._ragged[tensor.name][slots] = None
             else:
-                values[tensor.name] = gathered(self._fixed[tensor.name], slots, self._setting.arena)
+                values[tensor.name] = gathered(self._fixed[tensor.name], slots, self._setting.pool)
         spans = rolled(self._leases[slots].tolist(), self._offsets[slots].tolist())
         self._leases[slots] = None
         return Batch(values, self._setting.epoch, spans)

@@ -38,7 +38,7 @@ class StageContext:
     """What a stage is made for: one epoch, read by one member."""
 
     spec: Spec
-    arena: ArrayPool
+    pool: ArrayPool
     epoch: int
     batch_size: int
     is_ordered: bool

@@ -239,7 +239,7 @@ class WaitedFor(Protocol):
     """A queue that notes how long the training loop waited at it."""
 
     @property
-    def hunger(self) -> TimeSpent:
+    def loop_waited(self) -> TimeSpent:
         """The seconds that the loop waited, by cause."""
 
 
@@ -368,7 +368,7 @@ class StatsCounter:
         if self._epoch not in (None, epoch):
             self._close(self.stats())
         if queue is not self._queue:
-            self._known = self._known.and_(self._hunger)
+            self._known = self._known.and_(self._loop_waited)
             self._queue = queue
         self._epoch = epoch
 
@@ -413,13 +413,13 @@ class StatsCounter:
         return summed([self._past, found], found.epoch) if total else found
 
     @property
-    def _hunger(self) -> TimeSpent:
-        return TimeSpent() if self._queue is None else self._queue.hunger
+    def _loop_waited(self) -> TimeSpent:
+        return TimeSpent() if self._queue is None else self._queue.loop_waited
 
     def current(self) -> Stats:
         """Since the epoch before ended."""
         asking_s, training_s = self._spent(self._clock())
-        known = self._known.and_(self._hunger)
+        known = self._known.and_(self._loop_waited)
         if known.total > asking_s > 0:  # a wait that was broken off by an error in the loop's own hands
             known = known.times(asking_s / known.total)
         return Stats(

@@ -260,7 +260,7 @@ def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str,
 
     class Watch(keras.callbacks.Callback):  # type: ignore[name-defined]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            loader._joined().place.flush()
+            loader._joined().member.flush()
             seen.append(delivered(any_url)[0])
 
     with loader_of(any_url) as loader:
