@@ -1,4 +1,4 @@
-"""Which batches are outstanding, and when each is acknowledged."""
+"""The batches that are outstanding, and when each is acknowledged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OutstandingBatch(NamedTuple):
 
 
 class OutstandingBatches:
-    """All batches of one loader between handing out and settling; used by its threads.
+    """The batches of one loader from handing out to acknowledgement. Its threads may call this at the same time.
 
     A batch is pulled, trained on, then settled. In a plain loop the first two are one; a framework that reads ahead
     pulls long before its step trains.
@@ -86,7 +86,7 @@ class OutstandingBatches:
             return pulled is not None or trained is not None
 
     def cover(self, batches: int | None) -> list[Batch]:
-        """What a checkpoint covers that was taken after so many batches (None: all), in the order of training."""
+        """Return, in the order of training, what a checkpoint covers that was taken after ``batches`` (None: all)."""
         with self._lock:
             count = len(self._trained) if batches is None else max(0, batches - self._covered)
             ones = [self._trained.pop(key) for key in list(self._trained)[:count]]
@@ -118,7 +118,7 @@ class OutstandingBatches:
 
     @property
     def is_being_saved(self) -> bool:
-        """Whether a state was taken of batches that no checkpoint covers yet."""
+        """Return whether a state was taken of batches that no checkpoint covers yet."""
         return self.promised > self._covered
 
     @property
@@ -133,7 +133,7 @@ class OutstandingBatches:
 
 
 def canonical(batch: Batch) -> tuple[int, int]:
-    """Where a batch of an ordered group lies."""
+    """Return the position of a batch of an ordered group, for comparison."""
     return batch.epoch, batch.position
 
 
@@ -148,13 +148,13 @@ Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
 
 
 class Adapter(Protocol):
-    """What stands between a loader and a framework that pulls batches long before its step uses them."""
+    """A link between a loader and a framework that pulls batches long before its step uses them."""
 
     def settle(self) -> None:
         """Reports to `Loader.trained` what the training step is done with."""
 
     def reached(self) -> list[Batch]:
-        """What `settle` would report now."""
+        """Return what `settle` would report now."""
 
 
 class Acknowledger:
@@ -269,7 +269,7 @@ class Acknowledger:
         self.adapter = adapter
 
     def progress(self) -> dict[str, Any]:
-        """What a state says of this loader's batches."""
+        """Return what a state says of this loader's batches."""
         reached = self.adapter.reached() if self.adapter is not None else []
         last = reached[-1] if reached else self._outstanding.last
         batches = self._outstanding.batches + len(reached)
@@ -320,7 +320,7 @@ class Acknowledger:
                     member.close_epochs(epoch)
 
     def _in_order(self, batches: list[Batch]) -> list[Batch]:
-        """Which batches of an ordered group may be settled: none beyond one that still has to be."""
+        """Return the batches of an ordered group that may be acknowledged: none beyond one that is outstanding."""
         if self.policy == "manual":  # the user's own word: all up to this one
             return batches
         first = self._outstanding.first()
@@ -330,7 +330,7 @@ class Acknowledger:
         return ready
 
     def frontier(self) -> tuple[Batch | None, Batch | None]:
-        """Of an ordered group: (the last batch trained on, the first that was pulled before it and was not)."""
+        """Return (the last batch trained on, the first that was pulled before it and was not) of an ordered group."""
         reached = self.adapter.reached() if self.adapter is not None else []
         trained = (
             [self._outstanding.last] if self._outstanding.last is not None else []

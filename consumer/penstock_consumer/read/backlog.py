@@ -1,4 +1,4 @@
-"""What a stream's groups were given and have not acknowledged, in bytes, and how much of it only one of them holds.
+"""The bytes that a stream's groups were given and have not acknowledged.
 
 Asked only when a wait has lasted: by ids and index records, never payloads. What follows from it is ``overdue``'s.
 """
@@ -25,7 +25,7 @@ from penstock_common.stream.streams import Stream
 
 @dataclass(frozen=True, slots=True)
 class GroupBacklog:
-    """What the members of one shared group hold together of a partition."""
+    """The bytes that the members of one shared group hold together in a partition."""
 
     nbytes: int = 0
     """Payload bytes of entries given out and not acknowledged; an entry counts whole."""
@@ -67,7 +67,7 @@ def _freed(
     client: Client, stream: Stream, manifest: Manifest, roster: Roster, group: str, shard: int,
     held: list[Record],
 ) -> int:  # fmt: skip
-    """Of these records, the bytes that every other group has settled."""
+    """Return the bytes of those records that every other group is done with."""
     epoch, end = manifest.epoch, max(record.end for record in held)
     done = np.ones(end, dtype=bool)
     for name, other in roster.groups.items():
@@ -79,7 +79,10 @@ def _freed(
 
 
 def why_no_room(client: Client, stream: Stream) -> str:
-    """Where the awaited shard's writer waits for room: what is held, and who has it in hand; else ''."""
+    """Return why the awaited shard's writer waits for space: what is held, and by whom.
+
+    Return '' if it does not wait.
+    """
     with suppress(PenstockError):  # a sentence is no place to fail
         for partition in stream.partitions:
             roster = load_roster(client, partition)

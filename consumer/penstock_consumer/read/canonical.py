@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 
 class NoGoodSample(Exception):
-    """Nothing of the epoch can be handed out, so nothing can stand in for what is bad."""
+    """Raised when no sample of the epoch can be handed out, so nothing can stand in for bad ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class IndexedPiece:
         return self.start + self.record.end - self.record.first
 
     def later(self, laps: int) -> IndexedPiece:
-        """The same, that many positions further on."""
+        """Return this piece, that many positions further on."""
         return replace(self, start=self.start + laps)
 
 
@@ -53,14 +53,14 @@ class RowRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is every sample of the entry, once, in order."""
+        """Return whether it is every sample of the entry, once, in order."""
         count = self.piece.record.count
         return len(self.rows) == count and self.filled == 0 and bool((self.rows == np.arange(count)).all())
 
 
 @dataclass(frozen=True, slots=True)
 class EpochSteps:
-    """How an epoch of ``total`` positions is cut: step after step, in each a batch for every rank.
+    """The cut of an epoch of ``total`` positions into steps. In each step every rank has a batch.
 
     ``start`` is where the first step of this reader begins; ``remainder`` says what becomes of a last step that the
     epoch does not fill: 'pad' runs on from the epoch's start, 'drop' leaves it out, 'keep' makes it smaller.
@@ -107,7 +107,7 @@ class EpochSteps:
             step += 1
 
     def _whole(self, step: int) -> int:
-        """Which step it is among those of all shares."""
+        """Return the number that a step of this share has among those of all shares."""
         first, every = self.share
         return first + step * every
 

@@ -33,7 +33,7 @@ from penstock_consumer.stages.batch import Lease
 
 
 def is_newer(one: ReceivedEntry) -> bool:
-    """Whether an entry is refused for its version alone."""
+    """Return whether an entry is refused for its version alone."""
     return isinstance(one.error, UnsupportedVersion)
 
 
@@ -50,7 +50,7 @@ def refuse_newer(member: Member, partition: PartitionKeys, epoch: int, received:
 
 
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
-    """What a reader says that meets such an entry; it has taken nothing of it."""
+    """Return the error of a reader that is older than such an entry. It has taken nothing of it."""
     return UnsupportedVersion(
         f"entry {entry_id.decode()} of epoch {epoch} of {who.stream.name!r} is too new for this process: {error}, then "
         f"start again; it is kept for group {who.group!r}"
@@ -61,7 +61,7 @@ def is_done(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, error: BadEntry | None,
     header: Header | None,
 ) -> bool:  # fmt: skip
-    """Whether an entry's payload is gone and the group has settled all of it, or its epoch is over.
+    """Return whether an entry's payload is gone and the group is done with all of it, or its epoch is over.
 
     A released epoch has no index either: it says nothing about an entry that was received before.
     """
@@ -78,12 +78,12 @@ def is_done(
 
 
 def is_removed(client: Client, partition: PartitionKeys, epoch: int, entry_id: bytes, error: BadEntry) -> bool:
-    """Whether an entry's payload is gone because the entry is."""
+    """Return whether an entry's payload is gone because the entry is."""
     return isinstance(error, SegmentGone) and fetch_fields(client, partition, epoch, entry_id) is None
 
 
 def cause_of(client: Client, stream: Stream, error: PenstockError) -> PenstockError:
-    """The same, or what took the whole stream along."""
+    """Return this error, or the one that took the whole stream along."""
     try:
         require_there(client, stream)
     except PenstockError as worse:
@@ -104,7 +104,7 @@ class _BadEntry:
 
 
 class DeadLetters:
-    """What one reader of one epoch finds bad."""
+    """The bad entries that one reader finds in one epoch."""
 
     def __init__(self, member: Member, notify: Notify) -> None:
         self._member, self._notify = member, notify
@@ -133,7 +133,7 @@ class DeadLetters:
             raise self._hopeless(f"none of the first {len(self._held)} entries")
 
     def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
-        """The same where no reader could do better."""
+        """Make an entry a dead letter that no reader could read."""
         self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
         bury(self._member.client, partition, manifest, self._member.who.group, entry_id, reason[:500])
         self._member.leases.remove(partition.number, manifest.epoch, [entry_id])
@@ -168,7 +168,7 @@ class DeadLetters:
 
 
 def crash_notice(member: Member, claim: ClaimedEntry, header: Header | None) -> str:
-    """What is said before an entry is handed out once more that was handed out often and never acknowledged."""
+    """Return the notice on an entry that was handed out often, was never acknowledged, and is handed out once more."""
     name, group = member.stream.name, member.who.group
     what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"
     return (

@@ -1,4 +1,4 @@
-"""Whether a training waits for itself: writers wait for space that unacknowledged batches take."""
+"""The test whether a training waits for itself: writers wait for space that unacknowledged batches take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Who = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """Everyone who reads one partition, where all of them wait."""
+    """All readers of one partition, where every one of them waits."""
 
     freed_bytes: int
     """Payload bytes that would go if each settled all it was given."""
@@ -52,7 +52,7 @@ class Deadlock:
 
     @property
     def told(self) -> Who | None:
-        """Who is to be told: whose loop has most in hand, or, where no loop has anything, whose reader has."""
+        """Return who is told: whose loop has most in hand or, where no loop has anything, whose reader has most."""
         most = self.handed or self.held
         return max(most, key=lambda who: (most[who], who), default=None)
 
@@ -80,7 +80,7 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
-    """Whether no samples can come: in each partition that lacks some, the writer of the lowest shard waits for room.
+    """Return whether no samples can come: in each partition that lacks some, the writer of the lowest shard waits.
 
     Where one does not wait it is at work, or its shard lies in a queue, or with a worker that died: that will be made,
     and until then nobody knows whether there is room.
@@ -96,7 +96,7 @@ def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Ros
 
 
 class _MemberHoldings:
-    """What the living have of one epoch's part in a partition."""
+    """The entries of one epoch and partition that live members have."""
 
     def __init__(
         self, client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, manifest: Manifest,
@@ -147,7 +147,7 @@ class _MemberHoldings:
     def _in_hand(
         self, name: str, group: GroupRecord, start: int | None, records: list[Record], end: int
     ) -> NDArray[np.bool_]:
-        """What the members of a group were given."""
+        """Return a bit for each sample that the members of a group were given."""
         if name in self._reached:
             reached = settled_below(self._reached[name], start, 0, end)
             return reached & ~settled_below(kept_head(group), start, 0, end)
@@ -189,7 +189,7 @@ SETTLED_MS = 1500
 
 
 class OutstandingAmount(NamedTuple):
-    """How much was handed out and is not settled."""
+    """The amount that was handed out and is not acknowledged."""
 
     batches: int = 0
     samples: int = 0
@@ -215,7 +215,7 @@ class BlockedPartition:
 
 
 def is_overdue(blocked: BlockedPartition) -> bool:
-    """Whether nothing but this member's settling can let the awaited writer go on.
+    """Return whether only this member's acknowledgement can let the awaited writer continue.
 
     Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
     """
@@ -232,7 +232,7 @@ def is_overdue(blocked: BlockedPartition) -> bool:
 
 
 def is_group_overdue(blocked: BlockedPartition) -> bool:
-    """Whether the members of this group together keep the awaited writer out, and this one no less than most.
+    """Return whether this group's members together keep the awaited writer out, and this one no less than most.
 
     Another member may just be slow, so this is for long waits; and it is for those who hold much, not for one with
     little in hand: where all of them wait for each other, whoever holds most is told.
@@ -249,7 +249,7 @@ def is_group_overdue(blocked: BlockedPartition) -> bool:
 
 
 def is_deadlock(blocked: BlockedPartition) -> bool:
-    """Whether all readers of the partition wait, what they were given is the room that lacks, and this one is told.
+    """Return whether all readers of the partition wait for the space that they hold, and this one is to be told.
 
     Nobody else can do anything then, so no wait is too short to be sure; the one told is the same for all who ask.
     """
@@ -265,7 +265,7 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
 
 
 def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str) -> str | None:
-    """What to say of so much handed out and not settled; None while it is little."""
+    """Return the notice on so much handed out and not acknowledged, or None while it is little."""
     if held.nbytes <= WARN_SHARE * budget_bytes:
         return None
     return f"{_numbers(held, budget_bytes, stream)}: writers will soon have to wait for it; {remedy}"
@@ -307,7 +307,7 @@ def _shares(held: Mapping[Who, int]) -> str:
 
 
 def remedy_of(held: OutstandingAmount, budget_bytes: int, call: str) -> str:
-    """What helps: an interval that fills half of the budget, or a larger one."""
+    """Return what helps: an interval that fills half of the budget, or a larger one."""
     often = int(held.samples * WARN_SHARE * budget_bytes / max(1, held.nbytes))
     return f"{call} at least every {max(1, often)} samples, or give the stream a larger budget_bytes"
 

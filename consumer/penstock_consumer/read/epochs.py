@@ -56,7 +56,7 @@ class AnyPlace(Protocol):
         """Settles a batch; it need not be on the server when this returns."""
 
     def has_unacknowledged(self, epoch: int) -> bool:
-        """Whether this member still holds something of an epoch."""
+        """Return whether this member still holds something of an epoch."""
 
     def flush(self) -> None:
         """Returns once every acknowledgement is on the server."""
@@ -86,7 +86,7 @@ class AnyReader(Protocol):
         """The thread's body: everything ends in the queue, errors too."""
 
     def why_waiting(self, seconds: float) -> str:
-        """Why there is no batch."""
+        """Return why there is no batch."""
 
 
 class AnyKeeper(Protocol):
@@ -124,7 +124,7 @@ class EpochRun:
     thread: threading.Thread
 
     def why_waiting(self, seconds: float) -> str:
-        """Why there is no batch, though some samples may have come."""
+        """Return why there is no batch, though some samples may have come."""
         if trouble := self.queue.inner.trouble:
             return f"the server, to read on: {trouble}"
         return self.queue.waiting() or self.reader.why_waiting(seconds)
@@ -153,7 +153,7 @@ class Reading:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch of the epoch being read has arrived."""
+        """Return whether the next batch of the epoch being read has arrived."""
         return self.run is not None and self.run.queue.holds_batches
 
     def next_epoch(self) -> int | None:
@@ -191,7 +191,7 @@ class Reading:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether what was received is known to be this member's still."""
+        """Return whether the entries received are known to be this member's still."""
         return True
 
     def await_leases(self, wait: Wait) -> None:
@@ -245,13 +245,13 @@ class SharedReading(Reading):
         return found
 
     def take_up(self) -> None:
-        """What is pending here though it was acknowledged: a server that lost its last second forgot it."""
+        """Claim what is pending here though it was acknowledged: a server that lost its last second forgot it."""
         _bear(self.member.client.patience, lambda: self.heartbeat.recover(self.member.is_all_acknowledged))
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims))])
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the leases were renewed in time."""
+        """Return whether the leases were renewed in time."""
         return self.heartbeat.is_fresh
 
     def await_leases(self, wait: Wait) -> None:

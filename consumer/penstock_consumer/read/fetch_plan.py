@@ -1,4 +1,4 @@
-"""How much a reader asks for next, and when. Readers of both orders send the requests."""
+"""The plan of a reader's requests: how much it asks for next, and when."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FetchRequest(NamedTuple):
 
 
 class FetchPlanner:
-    """Of one reader, which tells it each answer."""
+    """The plan of one reader's requests. The reader reports each answer to it."""
 
     def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
         """``budget_bytes`` are those of the prefetch queue, ``stream_bytes`` the stream's."""
@@ -73,21 +73,21 @@ class FetchPlanner:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last answer brought nothing."""
+        """Return whether the last answer brought nothing."""
         return self._empty > 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether every partition answered "nothing", one after the other."""
+        """Return whether every partition answered "nothing", one after the other."""
         return self._empty >= self._partitions
 
     @property
     def ends_sweep(self) -> bool:
-        """Whether so many answers brought nothing that every partition gave as many of them."""
+        """Return whether every partition gave the same number of answers that brought nothing."""
         return self._empty > 0 and self._empty % self._partitions == 0
 
     def restart(self) -> None:
-        """What was answered so far says nothing about what is there now."""
+        """Forget the answers so far: they say nothing about what is there now."""
         self._empty = self._in_vain = 0
 
     def received(self, nbytes: int) -> None:
@@ -110,7 +110,7 @@ class FetchPlanner:
         self._came_s = now_s
 
     def rest_s(self, members: int) -> float:
-        """How long to rest before the next request, as one of so many members that share what comes.
+        """Return how long to rest before the next request, as one of ``members`` that share what comes.
 
         Each entry wakes one of those that wait, and a process that is woken among many finds its caches cold: so each
         takes a few entries at a time. Who is alone, may find more at once, or has none to expect by then does not rest.
@@ -122,12 +122,12 @@ class FetchPlanner:
         return min(longest_s, TAKEN_AT_ONCE * self._each_s) if self._has_rested else 0.0
 
     def _is_early(self, members: int) -> bool:
-        """Whether nothing was there because another member had just asked."""
+        """Return whether nothing was there because another member had just asked."""
         owed_bytes = members * TAKEN_AT_ONCE * self._entry_bytes
         return self._empty == self._in_vain <= RESTS_IN_VAIN and owed_bytes <= self._stream_bytes / BUDGET_SHARE
 
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[FetchRequest]:
-        """What to send now, one partition after the other; of an epoch that ``is_ended`` nothing is waited for.
+        """Return the requests to send now, a partition each. In an epoch that ``is_ended`` none of them waits.
 
         An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers;
         so does a reader of one partition that was given all there was. After a rest nothing is waited for.
@@ -155,7 +155,7 @@ class FetchPlanner:
         return max(1, min(MOST_ENTRIES, int(self.request_bytes / self._entry_bytes)))
 
     def _patience_ms(self, *, is_last: bool) -> int | None:
-        """How long a request may wait for an entry: a waiting request is answered at once where there is one.
+        """Return how long a request may wait for an entry. The server answers it at once where there is one.
 
         One at a time waits, or an end is seen late; of several partitions the last one of an idle reader's sweep.
         """
@@ -168,7 +168,7 @@ class FetchPlanner:
 
 
 class FetchPause:
-    """Of one reader."""
+    """The pauses of one reader, which it spends at the server."""
 
     def __init__(self, client: Client, keys: StreamKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._keys, self._clock = client, keys, clock
@@ -190,7 +190,7 @@ class FetchPause:
         self._until_s = self._clock() + seconds
 
     def commands(self) -> list[Command]:
-        """What is to be sent before the next request."""
+        """Return the commands to send before the next request."""
         left_ms = round((self._until_s - self._clock()) * 1000)
         self.is_under_way, self.is_told = left_ms > 0, False
         return [hint_command(self._keys, self._after, left_ms)] if self.is_under_way else []
@@ -221,7 +221,7 @@ WITHIN_S = 0.1
 
 
 class StepPlanner:
-    """Of one rank, which tells it what came."""
+    """The plan of one rank's waits. The rank reports to it what came."""
 
     def __init__(self, world: int, step_positions: int, budget_bytes: int) -> None:
         """``step_positions`` from one of its steps to the next: of a share of them more than a step has."""
@@ -243,7 +243,7 @@ class StepPlanner:
             self._last = position, now_s
 
     def steps(self) -> int:
-        """How many to wait for now: alone, or before anything is known, one."""
+        """Return how many steps to wait for now. A rank that is alone, or knows nothing yet, waits for one."""
         if self._world == 1 or not self._sample_bytes or not self._each_s:
             return 1
         room = int(self._budget_bytes / BUDGET_SHARE / (self._step * self._sample_bytes))

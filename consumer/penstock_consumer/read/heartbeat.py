@@ -95,17 +95,17 @@ class IdleLoop:
 
     @property
     def milliseconds(self) -> int:
-        """How long it has waited."""
+        """Return how long it has waited."""
         return max(0, int((time.monotonic() - self.since_s) * 1000))
 
 
 def said_of(idle: IdleLoop | None) -> dict[str, int]:
-    """As `roster.beat` wants it."""
+    """Return the arguments of `roster.beat` for a loop that waits, or for one that does not."""
     return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
 
 
 class Heartbeat:
-    """Beats from `start` to `stop`."""
+    """The thread that gives a heartbeat from `start` to `stop`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Heartbeat:
         return self._thread is threading.current_thread()
 
     def recover(self) -> None:
-        """Nothing is given to a rank that another process would have to be asked for."""
+        """Do nothing: a rank is given nothing that an earlier process could have left."""
 
     def _run(self) -> None:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
@@ -179,7 +179,7 @@ class Heartbeat:
             beat(self._client, self._who, partition, {}, **said_of(self.idle))
 
     def _after_beat(self) -> None:
-        """What else there is to do now and then."""
+        """Do what else is due after a heartbeat. A rank has nothing to do."""
 
     def _missed(self) -> None:
         """A beat did not reach the server."""
@@ -216,7 +216,7 @@ class ClaimedEntry:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether training may die on it: then it is handed out alone, after everything else."""
+        """Return whether training may die on it. Then it is handed out alone, after everything else."""
         return self.deliveries >= MANY_DELIVERIES
 
 
@@ -246,7 +246,7 @@ class LeaseRenewer(Heartbeat):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the leases were renewed within their time; if not, they may be another member's by now."""
+        """Return whether the leases were renewed in time. If not, they may be another member's by now."""
         return self._clock() - self._renewed_s < self._lease_s
 
     def recover(self, is_all_acknowledged: Callable[[], bool] = lambda: False) -> None:
@@ -352,7 +352,7 @@ class LeaseRenewer(Heartbeat):
         return outlook
 
     def _open_keys(self, outlook: Outlook) -> list[Keys]:
-        """Where something of the group's open epochs may be pending.
+        """Return where entries of the group's open epochs may be pending.
 
         An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
         be settled, and would be handed out again and again.

@@ -25,7 +25,7 @@ class KnownRecords:
         self._pieces: list[IndexedPiece] = []
 
     def add(self, piece: IndexedPiece) -> None:
-        """What was known of its positions before gives way: a repair overrides."""
+        """Add a record. It replaces what was known of its positions, because a repair overrides."""
         pieces = self._pieces
         if not pieces or pieces[-1].end <= piece.start:
             pieces.append(piece)
@@ -109,7 +109,7 @@ class IndexWalk:
         return self._starts[self._shard] + self._end if self._shard < len(self._starts) else 0
 
     def reach(self, position: int) -> bool:
-        """Whether all below a position is committed; asks the server if that is not known, and was not just asked."""
+        """Return whether all below a position is committed. Asks the server unless that is known or was just asked."""
         is_news, self._has_looked = not self._has_looked, False
         while is_news and self.end < position:
             stop = self._place_of(position - 1)[0] + 1
@@ -140,7 +140,7 @@ class IndexWalk:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Behind a complete shard comes the next one."""
+        """Continue with the next shard behind a complete one."""
         while (size := self._size(self._shard)) is not None and self._end >= size:
             if self._shard + 1 >= min(self._begun.stop, len(self._starts)):
                 return
@@ -183,7 +183,7 @@ class IndexWalk:
         return (self._size(shard) or 0) - 1
 
     def where(self) -> str:
-        """What comes next, in words."""
+        """Return what comes next, in words."""
         size = self._size(self._shard)
         return f"shard {self._shard} from offset {self._end}" + ("" if size is None else f" of {size}")
 
@@ -210,7 +210,7 @@ class IndexWalk:
         self._known.forget(below)
 
     def _unknown(self, ranges: Iterable[Positions]) -> list[Want]:
-        """What to ask for; nothing where the first of the ranges is known."""
+        """Return what to ask for, or nothing where the first of the ranges is known."""
         todo = iter(ranges)
         first = next(todo, None)
         if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
@@ -269,7 +269,7 @@ class IndexWalk:
                 self._known.add(IndexedPiece(start + record.first, shard, record))
 
     def _wants(self, lo: int, hi: int) -> Iterator[Want]:
-        """Of each shard that has some of these positions."""
+        """Return what to ask of each shard that has some of these positions."""
         while lo < hi and self._starts:
             shard, offset = self._place_of(lo)
             size = self._size(shard)

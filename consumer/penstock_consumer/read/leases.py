@@ -18,7 +18,7 @@ REMEMBERED = 64
 
 @dataclass(slots=True)
 class AckRequest:
-    """What one script call acknowledges: one partition of one epoch."""
+    """The arguments of one acknowledging script call: one partition of one epoch."""
 
     ids: list[bytes] = field(default_factory=list)
     """Entries all of whose samples are settled with this call."""
@@ -140,7 +140,7 @@ class Leases:
             return True
 
     def holds_epoch(self, epoch: int) -> bool:
-        """Whether anything of an epoch is held."""
+        """Return whether anything of an epoch is held."""
         with self._lock:
             return any(held for (_, e), held in self._leases.items() if e == epoch)
 
@@ -150,7 +150,10 @@ class Leases:
             return {epoch: list(held) for (p, epoch), held in self._leases.items() if p == partition and held}
 
     def to_renew(self, partition: int) -> dict[int, list[bytes]]:
-        """As `ids`, with what was settled just now: a connection may have broken before the server heard of it."""
+        """Return `ids` and what was acknowledged just now.
+
+        A connection may have broken before the server heard of it.
+        """
         found = self.ids(partition)
         with self._lock:
             for number, epoch, acknowledging in self._acknowledging:
@@ -169,12 +172,12 @@ class Leases:
         return found
 
     def holds(self, partition: int, epoch: int, entry_id: bytes) -> bool:
-        """Whether this member tracks the entry."""
+        """Return whether this member tracks the entry."""
         with self._lock:
             return entry_id in self._leases.get((partition, epoch), {})
 
     def is_acknowledging(self, partition: int, epoch: int, entry_id: bytes) -> bool:
-        """Whether the entry was settled so recently that it may still be pending on the server."""
+        """Return whether the entry was acknowledged so recently that it may still be pending on the server."""
         with self._lock:
             return any((p, e) == (partition, epoch) and entry_id in ids for p, e, ids in self._acknowledging)
 

@@ -1,4 +1,4 @@
-"""What a Loader can be told about which samples it hands out, and the way from it to views. Its base class.
+"""The public `Loader`: options, iteration, acknowledging, statistics and state. Its stage methods are in a base class.
 
 The stages themselves are ``pipeline``'s; what a batch is made to look like for a plain loop is ``view``'s.
 """
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 
 class StageMethods:
-    """Said before the first batch; they change the loader itself and return it, so that any adapter takes it."""
+    """The methods of a loader that choose its samples.
+
+    They change the loader and return it, so any adapter takes it.
+    """
 
     _options: LoaderOptions
     _reading: Reading | None
@@ -300,7 +303,7 @@ class Loader(StageMethods, Passing):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch of the epoch being read has arrived."""
+        """Return whether the next batch of the epoch being read has arrived."""
         return self._reading is not None and self._reading.is_ready
 
     def __iter__(self) -> Iterator[Batch]:
@@ -353,7 +356,7 @@ class Loader(StageMethods, Passing):
 
     @property
     def adapter(self) -> Adapter | None:
-        """Who says what was trained on, for a framework that reads ahead."""
+        """Return the adapter that reports what was trained on, for a framework that reads ahead."""
         return self._acknowledger.adapter
 
     @explained
@@ -401,7 +404,7 @@ class Loader(StageMethods, Passing):
     # --- state ---
 
     def state_dict(self) -> State:
-        """What was handed to training so far, as JSON, to be saved with a checkpoint: see `checkpointed`.
+        """Return as JSON what was handed to training so far, to be saved with a checkpoint. See `checkpointed`.
 
         Behind a framework it means the training step, not what was read ahead. Shared reading resumes by the group's
         ledger: with `checkpointed` nothing is lost or trained on twice, but what is left comes in another order.

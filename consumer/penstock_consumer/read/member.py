@@ -139,7 +139,7 @@ ALIVE_MS = 30_000
 
 @dataclass
 class Member:
-    """One member of one group of one stream."""
+    """A member of a group: what the training loop's thread asks of the server. Its claim on entries is by leases."""
 
     client: Client
     who: Membership
@@ -278,7 +278,7 @@ class Member:
         return f"stream {self.stream.name!r} {which} for group {self.who.group!r}: `penstock produce` makes one"
 
     def learn(self, manifest: Manifest) -> None:
-        """What is known already of an epoch that is to be read."""
+        """Take up what is known already of an epoch that is to be read."""
         self._known[manifest.epoch] = manifest
 
     def acknowledge(self, batch: Batch) -> None:
@@ -295,11 +295,11 @@ class Member:
             self.leases.remove(number, batch.epoch, due.ids)
 
     def has_unacknowledged(self, epoch: int) -> bool:
-        """Whether this member still holds something of an epoch."""
+        """Return whether this member still holds something of an epoch."""
         return self.leases.holds_epoch(epoch)
 
     def is_all_acknowledged(self) -> bool:
-        """Whether every acknowledgement sent was answered."""
+        """Return whether every acknowledgement sent was answered."""
         return self._outbox.is_empty
 
     def flush(self) -> None:
@@ -342,7 +342,7 @@ class Member:
         return False
 
     def has_unread(self, epoch: int) -> bool:
-        """Whether there is something of an epoch that no member was given: of one that was read, what was repaired."""
+        """Return whether an epoch has entries that no member was given. In one that was read they are repairs."""
         return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
 
     def _is_released(self, epoch: int) -> bool:
@@ -381,7 +381,7 @@ class Member:
         )
 
     def _have_others(self, partition: PartitionKeys, roster: Roster) -> bool:
-        """Whether another group, member or replay holds something in a partition."""
+        """Return whether another group, member or replay holds something in a partition."""
         if roster.replays:
             return True
         me = self.who
@@ -433,7 +433,7 @@ JOIN_EVERY_S = 0.2
 
 @dataclass
 class RankMember(Member):
-    """One rank of one ordered group of one stream."""
+    """A rank of an ordered group. Its claim on samples is by position."""
 
     quiet_ms: int = QUIET_MS
     """Ranks of another world size that were unseen for so long are gone."""
@@ -479,7 +479,7 @@ class RankMember(Member):
     # --- positions ---
 
     def position(self, epoch: int) -> int:
-        """Where this rank's next step begins, as the server knows it."""
+        """Return where this rank's next step begins, as the server knows it."""
         return known_positions(self.client, self.stream, epoch, self.who.group).of(self.order.rank)
 
     def rewind(self, epoch: int, position: int) -> None:
@@ -515,7 +515,7 @@ class RankMember(Member):
             self.unclosed.add(manifest.epoch)
 
     def _go_back(self, manifest: Manifest, position: int) -> None:
-        """Where the rank stands there already, nothing has to be looked after."""
+        """Move the rank back, unless it stands there already."""
         if self.position(manifest.epoch) != position:
             rewind(self.client, self.who, manifest, position)
 
@@ -566,7 +566,7 @@ class RankMember(Member):
         self._ends[epoch] = (last, max(last, total))
 
     def is_end(self, epoch: int, position: int) -> bool:
-        """Whether of an epoch that was read to its end no step lies behind this position; a closed one has none."""
+        """Return whether no step of an epoch that was read to its end lies behind this position."""
         return epoch not in self._ends or position >= self._ends[epoch][0]
 
     def reopen(self, epoch: int) -> None:
@@ -575,7 +575,7 @@ class RankMember(Member):
         self.unclosed.discard(epoch)
 
     def has_unacknowledged(self, epoch: int) -> bool:
-        """Whether batches of an epoch that was read to its end are not settled yet."""
+        """Return whether batches of an epoch that was read to its end are outstanding."""
         return epoch in self._ends and self._reached(epoch) < self._ends[epoch][0]
 
     def _reached(self, epoch: int) -> int:

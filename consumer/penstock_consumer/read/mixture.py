@@ -127,7 +127,7 @@ class Mixture(Passing):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch has arrived."""
+        """Return whether the next batch has arrived."""
         order = choice(self._weights, self._seed, self._pulled)
         return any(self._loaders[name].is_ready for name in islice((n for n in order if n not in self._done), 1))
 
@@ -141,7 +141,7 @@ class Mixture(Passing):
         return sum(len(loader) for loader in self._loaders.values())
 
     def view(self) -> View:
-        """As of a loader: see `view.View`."""
+        """Return a view of the mixture. See `view.View`."""
         return View(self)
 
     @property
@@ -253,7 +253,7 @@ class Mixture(Passing):
         return {"weights": self._weights, "seed": self._seed, "ends": self._ends}
 
     def _is_done(self, name: str, state: Mapping[str, Any]) -> bool:
-        """Whether what was trained on has reached the end of this loader's part of the pass."""
+        """Return whether training has reached the end of this loader's part of the pass."""
         if state["kind"] == "ordered" and name in self._began:
             return bool(state["epoch"] > self._began[name])
         return name in self._done
@@ -296,5 +296,5 @@ class _MixturePart:
         self._whole.settle()
 
     def reached(self) -> list[Batch]:
-        """What `settle` would report now of this loader's."""
+        """Return what `settle` would report now of this loader's batches."""
         return [batch for batch in self._whole.reached() if batch.source == self._name]

@@ -19,7 +19,7 @@ from penstock_consumer.stages.stage import StageMaker
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """What a loader was asked for, as far as reading goes; see `loader.Loader`."""
+    """The options of a loader, as far as reading needs them. See `loader.Loader`."""
 
     start: str | int
     batch_size: int
@@ -46,7 +46,7 @@ class LoaderOptions:
 def rank_options(
     order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
 ) -> Order | None:
-    """What makes a rank, checked; None for shared reading, which has none of it."""
+    """Return the checked options of a rank, or None for shared reading."""
     rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
     if order is None:
         if rank != 0 or world_size != 1:

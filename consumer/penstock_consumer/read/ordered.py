@@ -47,7 +47,7 @@ from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 @dataclass(slots=True)
 class ExpectedEntry:
-    """What the next entry must be, by the index."""
+    """The next entry as the index describes it."""
 
     stream: Stream
     manifest: Manifest
@@ -102,7 +102,7 @@ BLOCK_MS, END_MS = 100, 10
 
 
 class NotCommittedYet(Exception):
-    """What comes next is not committed."""
+    """Raised when the next positions are not committed yet."""
 
 
 class OrderedReader:
@@ -193,7 +193,7 @@ class OrderedReader:
             self._connection.close()
 
     def why_waiting(self, seconds: float) -> str:
-        """Why there is no batch, said to the training loop's user."""
+        """Return why there is no batch, in words for the training loop's user."""
         name, total = self.member.stream.name, self._total
         step = self._planned // self.steps.batch
         if total is not None and self._is_planned_out(total):
@@ -240,7 +240,7 @@ class OrderedReader:
         return False
 
     def is_last(self, position: int) -> bool:
-        """Whether no step begins there or beyond."""
+        """Return whether no step begins there or beyond."""
         total = self._total
         return total is not None and position >= self.steps.end_of(self.steps.count(total) - 1)
 
@@ -309,7 +309,7 @@ class OrderedReader:
             self._todo.extend(joined([*last, *takes]))
 
     def _is_committed(self, step: int) -> bool:
-        """Whether a step may be handed out. Asked in vain, the server is asked again when nothing else is left."""
+        """Return whether a step may be handed out. The server is asked again when nothing else is left to do."""
         needed = self.steps.needed(step, self._total)
         if self._walk.end < needed and not self._is_dry:
             self._is_dry = not self._walk.reach(needed)
@@ -427,7 +427,7 @@ class OrderedReader:
         return self.member.stream.partition_of(take.piece.shard)
 
     def _reconnect(self, error: ServerUnavailable) -> None:
-        """What was asked for is asked for again: reading by id leaves no trace on the server."""
+        """Ask again for what was asked for: reading by id leaves no trace on the server."""
         self._todo.extendleft(reversed(self._asked))
         self._asked.clear()
         self._connection.reopen(error)

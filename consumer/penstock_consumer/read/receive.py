@@ -35,7 +35,7 @@ from penstock_consumer.stages.stats import ReaderTimes
 
 
 class ReaderConnection:
-    """Used by one thread."""
+    """A reader's connection, opened when it is needed and again after an outage. One thread uses it."""
 
     def __init__(self, client: Client, queue: PrefetchQueue, notify: Notify) -> None:
         self._client, self._queue = client, queue
@@ -96,7 +96,7 @@ MOST_SHARDS = 256
 
 
 class CommitCheck:
-    """What the indexes name, on a connection of its own that is opened at the first entry; used by one thread."""
+    """The test whether an index record names an entry. One thread uses it, on a connection of its own."""
 
     def __init__(self, client: Client, stream: Stream) -> None:
         self._client, self._stream = client, stream
@@ -187,13 +187,14 @@ class ReadScope(Protocol):
         """Raises BadEntry unless the header's identity lies inside the manifest."""
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | NDArray[np.int64] | None:
-        """Which samples are wanted: a bit for each offset of [first, end), or rows (indices of the entry's samples,
-        in the order wanted, repeats allowed); None = all.
+        """Return which samples are wanted: a bit for each offset of [first, end), or rows, or None for all.
+
+        Rows are indices of the entry's samples, in the order wanted. They may repeat.
         """
 
 
 class CommitIndex(Protocol):
-    """What names the entries that commits wrote; for a reader whose entries the index did not lead to."""
+    """An index that names the entries of commits, for a reader whose entries it did not lead to."""
 
     def ask(self, header: Header) -> None:
         """Asks for the record of an entry whose payload is about to come."""
@@ -212,7 +213,7 @@ def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
 
 @dataclass(slots=True)
 class ReceivedEntry:
-    """What became of one entry."""
+    """An entry that was received, and what became of it."""
 
     entry_id: bytes
     nbytes: int
@@ -268,7 +269,7 @@ class Receiver:
 
     @property
     def header(self) -> Header | None:
-        """Of the entry received last; None where it could not be believed."""
+        """Return the header of the entry received last, or None where it could not be believed."""
         return self._header
 
     def begin(self, entry_id: bytes) -> None:
@@ -285,7 +286,10 @@ class Receiver:
         self._nbytes = 0
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Where a field goes: the header to `value`, whole fixed tensors into batches, all else into scratch memory."""
+        """Return where a field goes: whole fixed tensors into batches, all else into memory of its own.
+
+        The header goes to `value`.
+        """
         self._nbytes += nbytes
         if self._error is not None:
             return SKIP
@@ -376,7 +380,7 @@ class Receiver:
         self._nbytes += sum(ref.sizes)
 
     def _is_view(self, header: Header) -> bool:
-        """Whether the entry is to be handed out where it lies."""
+        """Return whether the entry is to be handed out where it lies."""
         assert self._segments is not None
         is_whole = self._wanted is None and not self._ragged
         return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)

@@ -1,4 +1,4 @@
-"""What a loader has running, its member's name, and how all of it ends: at close, or at the end of the program.
+"""The threads and connections of a loader, and how all of them end: at `close`, or at the end of the program.
 
 Nothing here refers to the loader itself, so that one nobody uses any more can be collected and ended.
 """
@@ -31,7 +31,7 @@ AT_ONCE_S = 0.3
 
 @dataclass(slots=True)
 class LoaderResources:
-    """What has to be ended with a loader, also one that nobody closed."""
+    """The threads and connections that end with a loader, also with one that nobody closed."""
 
     client: Client
     reading: Reading | None = None

@@ -46,7 +46,7 @@ COMPARE_S = 10.0
 
 
 class ServerClock:
-    """Two clocks compared, now and then when somebody has time for it."""
+    """The difference between the server's clock and this process's, compared now and then."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.perf_counter) -> None:
         self._client, self._clock = client, clock
@@ -71,7 +71,7 @@ class ServerClock:
 
 @dataclass(slots=True)
 class SharedScope:
-    """What a receiver checks identities against."""
+    """The part of an epoch that shared reading checks entries against, and the samples that it wants."""
 
     member: Member
     manifest: Manifest
@@ -182,7 +182,7 @@ class SharedReader:
                 return
 
     def _ends_with(self, taken: int) -> bool:
-        """Whether there is nothing more behind an answer of so many entries; else what is to come first."""
+        """Return whether nothing more is behind an answer of so many entries."""
         if self._pause.is_told:
             self._look_again()
         elif taken:
@@ -196,14 +196,14 @@ class SharedReader:
         return False
 
     def _look_again(self) -> None:
-        """Whether the epoch has ended."""
+        """Return whether the epoch has ended."""
         self._manifest = renewed(self.member.client, self.member.stream, self._manifest)
         self._arrivals.compare()
         if self._manifest.is_ended:
             self._planner.restart()
 
     def why_waiting(self, seconds: float) -> str:
-        """Why there is no batch, said to the training loop's user."""
+        """Return why there is no batch, in words for the training loop's user."""
         name = self.member.stream.name
         if self._silent:
             return (
@@ -223,7 +223,7 @@ class SharedReader:
         )
 
     def _rests(self) -> bool:
-        """Whether the next request is to find a few entries together, as other members ask meanwhile."""
+        """Return whether the next request is to find a few entries together, as other members ask meanwhile."""
         if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.renewer.members)):
             return False
         self._pause.begin(rest_s)
@@ -414,7 +414,7 @@ class SharedReader:
         self.queue.end()
 
     def _is_over(self) -> bool:
-        """Nothing undelivered: whether all that is unsettled is held here, handed, or by someone who proved to live."""
+        """Return True once every unacknowledged sample is held here or by a member that proved to be live."""
         self._assembler.flush()
         self._emit(self._assembler)
         self._require_live()
@@ -479,7 +479,7 @@ class SharedReader:
         )  # fmt: skip
 
     def _reconnect(self, error: ServerUnavailable) -> None:
-        """What was asked for and not received is pending under this name: found by id, not by reading again."""
+        """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
         self._asked.clear()
         self._pause.forget()
         self._connection.reopen(error, self.renewer.recover)

@@ -32,7 +32,7 @@ from penstock_consumer.stages.queue import PrefetchQueue
 
 @dataclass(frozen=True, slots=True)
 class EpochShare:
-    """What of an epoch one pass is to read: values, so that it can be given to another process."""
+    """The part of an epoch that one pass reads, as values that can go to another process."""
 
     url: str
     stream: str
@@ -49,7 +49,7 @@ class EpochShare:
     timeout_s: float | None
 
     def after(self, steps: int) -> EpochShare:
-        """The same, without that many first steps of the rank."""
+        """Return the share without that many first steps of the rank."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return EpochShare(**{**values, "start": self.start + steps * self.order.world * self.order.batch})
 
@@ -137,7 +137,7 @@ class WorkerShares:
 
     @property
     def identity(self) -> State:
-        """What a state of this loader is compared by."""
+        """Return what a state of this loader is compared by."""
         return self._loader._identity()
 
     @property
@@ -215,18 +215,18 @@ class WorkerShares:
 
 
 def has_ranks(loader: object) -> bool:
-    """Whether it reads in canonical order, as one loader; a mixture of several is not one."""
+    """Return whether it is one loader that reads in canonical order. A mixture is not."""
     return isinstance(loader, Loader) and loader._options.order is not None
 
 
 def runs_on(loader: Loader, epoch: int) -> bool:
-    """Whether an iteration goes on behind this epoch: one of an endless feed."""
+    """Return whether an iteration continues behind this epoch: it is one of an endless feed."""
     manifest = find_manifest(loader._client, loader.stream, epoch)
     return manifest is not None and manifest.kind == FEED
 
 
 def is_last(loader: Loader, part: EpochShare, position: int) -> bool:
-    """Whether no batch of the rank begins at this position or behind it."""
+    """Return whether no batch of the rank begins at this position or behind it."""
     manifest, order = find_manifest(loader._client, loader.stream, part.epoch), part.order
     if manifest is None or manifest.samples is None:
         return False

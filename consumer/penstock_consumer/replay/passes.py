@@ -60,7 +60,7 @@ class ReadaheadSink:
         return None if name == _META and nbytes <= MAX_HEADER_BYTES else SKIP
 
     def value(self, name: bytes, data: bytes) -> None:
-        """Of an entry's first fields, or of any."""
+        """Take an entry's first fields, or any other."""
         try:
             ref = parse_header(data, self._spec, takes_refs=True).ref
         except BadEntry:
@@ -112,7 +112,7 @@ class Passes(Passing):
         raise NotImplementedError
 
     def _name(self) -> str:
-        """What is read, for people."""
+        """Return what is read, in words for people."""
         raise NotImplementedError
 
     def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
@@ -196,14 +196,14 @@ class Passes(Passing):
     def _outlet(
         self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
     ) -> tuple[Assembler, QueueFeeder]:
-        """Where samples go, and the way from there to the queue."""
+        """Return where samples go, and the way from there to the queue."""
         assembler = Assembler(self.spec, self.batch_size, pool, self.epoch)
         setting = StageContext(self.spec, pool, self.epoch, self.batch_size, is_ordered=False)
         return assembler, QueueFeeder(assembler, queue, None if shuffle is None else shuffle.window(setting))
 
 
 def permuted(items: Iterator[T], shuffle: ShuffleOptions | None) -> Iterator[T]:
-    """The same items; of a shuffled pass all of them are read before the first."""
+    """Return the same items. Those of a shuffled pass are all read before the first."""
     if shuffle is None:
         yield from items
         return

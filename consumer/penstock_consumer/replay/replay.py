@@ -236,7 +236,7 @@ class _FetchAhead:
 
 
 class _ReplayScope:
-    """What a replay checks identities against: everything in the epoch is wanted."""
+    """The scope of a replay: everything in the epoch is wanted."""
 
     def __init__(self, stream: Stream, manifest: Manifest) -> None:
         self._stream, self._manifest = stream, manifest

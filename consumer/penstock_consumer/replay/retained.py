@@ -72,7 +72,7 @@ class RetainedEpoch:
         )
 
     def lasting(self, error: PenstockError) -> PenstockError:
-        """The same error, or what took the whole stream along."""
+        """Return the same error, or the one that took the whole stream along."""
         try:
             require_there(self._client, self.stream)
         except PenstockError as worse:
@@ -86,7 +86,7 @@ class RetainedEpoch:
 
     @property
     def is_let_go(self) -> bool:
-        """Whether `let_go` was called."""
+        """Return whether `let_go` was called."""
         return self._hold.stopping.is_set()
 
     def let_go(self) -> None:

@@ -66,7 +66,7 @@ class EntrySamples:
     """Rising indices into the block's samples."""
 
     def identity(self, row: int) -> Identity:
-        """Of one of the block's samples."""
+        """Return the identity of one of the block's samples."""
         return Identity(self.header.epoch, self.header.shard, int(self.block.offsets()[row]))
 
 
@@ -80,7 +80,7 @@ class Sample:
 
 @dataclass(slots=True)
 class UnreadSamples:
-    """What was committed and could not be looked at, in samples."""
+    """The committed samples that could not be read, and why."""
 
     trimmed: int = 0
     """Removed by retention."""
@@ -116,7 +116,7 @@ class SampleReader:
 
     @property
     def manifest(self) -> Manifest:
-        """Of the epoch, as it was when looking began."""
+        """Return the epoch's manifest as it was when reading began."""
         return self._manifest
 
     @property

@@ -45,7 +45,7 @@ class Lease:
     """The lease that took this one's place, and with it what is owed."""
 
     def current(self) -> Lease:
-        """Where this entry is counted now."""
+        """Return the lease in which this entry is counted now."""
         lease = self
         while lease.heir is not None:
             lease = lease.heir
@@ -207,7 +207,7 @@ class Assembler:
         ]
 
     def targets(self, name: str, count: int) -> list[NDArray[Any]]:
-        """The same as rows of arrays."""
+        """Return the same memory as rows of arrays."""
         return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
 
     def accept(self, count: int, spans: Sequence[BatchSpan], ragged: dict[str, Ragged]) -> None:
@@ -224,7 +224,7 @@ class Assembler:
             self._ready.append(self._finish(self._opened.popleft()))
 
     def takes_whole(self, count: int) -> bool:
-        """Whether so many samples would be a batch of their own."""
+        """Return whether so many samples would be a batch of their own."""
         return count == self._batch_size and not self.has_rows
 
     def adopt(self, columns: dict[str, Column], spans: Sequence[BatchSpan]) -> None:
@@ -256,7 +256,7 @@ class Assembler:
 
     @property
     def has_rows(self) -> bool:
-        """Whether a batch is begun."""
+        """Return whether a batch is begun."""
         return any(opened.filled for opened in self._opened)
 
     def _shares(self, count: int) -> list[tuple[_OpenBatch, int]]:

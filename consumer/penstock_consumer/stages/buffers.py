@@ -28,7 +28,7 @@ _UNUSED = _references([np.empty(1, dtype=np.uint8)], 0)
 
 
 class ArrayPool:
-    """Hands out arrays and recognises by their reference counts which are free again.
+    """A pool of arrays. Reference counts show which of them are free again.
 
     Every view of a batch keeps its buffer alive through ``base``, so an array is never used again while a batch, a
     slice of it, a torch or TensorFlow tensor made of it without a copy, refers to it.
@@ -48,7 +48,7 @@ class ArrayPool:
         return self.memory(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:
-        """So many bytes of undefined content."""
+        """Return so many bytes of undefined content."""
         owner, start = self._buffer(nbytes)
         return owner[start : start + nbytes]
 

@@ -61,18 +61,18 @@ class StageChain:
 
     @property
     def holds_batches(self) -> bool:
-        """Whether `get` would return one at once."""
+        """Return whether `get` would return one at once."""
         self._peek()
         return self._next is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether every batch was taken and no more will come."""
+        """Return whether every batch was taken and no more will come."""
         self._peek()
         return self._next is None and self._is_over(len(self._stages) - 1)
 
     def waiting(self) -> str | None:
-        """What a stage waits for, where samples have arrived and are held back."""
+        """Return what a stage waits for, where samples have arrived and are held back."""
         return next((said for stage in self._stages if (said := stage.waiting()) is not None), None)
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class StageChain:
                 return None
 
     def _is_over(self, number: int) -> bool:
-        """Whether nothing comes out of a stage any more, `_pull` having given nothing."""
+        """Return whether nothing comes out of a stage any more, `_pull` having given nothing."""
         return self.inner.is_over if number < 0 else self._ended > number
 
     def _arrived(self, until: float | None) -> Batch | None:

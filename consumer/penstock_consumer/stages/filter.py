@@ -47,7 +47,7 @@ class Filter:
             self._ready.append(kept)
 
     def take(self) -> Batch | None:
-        """What is left out of a batch; then what is left."""
+        """Return what is left out of a batch, then what is left."""
         return self._ready.popleft() if self._ready else None
 
     def end(self) -> None:

@@ -52,7 +52,7 @@ class PrefetchLimit:
         return is_enough
 
     def _forget(self) -> None:
-        """What was seen under another allowance says nothing about this one."""
+        """Forget what was seen under another limit: it says nothing about this one."""
         self._was_full, self._taken, self._lowest = False, 0, None
 
 
@@ -61,7 +61,7 @@ class QueueStopped(Exception):
 
 
 class PrefetchQueue:
-    """One producer thread, one consumer thread."""
+    """The queue between one reading thread and one training loop."""
 
     def __init__(self, limit: PrefetchLimit | int, clock: Callable[[], float] = time.perf_counter) -> None:
         """``limit`` is a budget in bytes, or a limit that has been learned already."""
@@ -96,7 +96,7 @@ class PrefetchQueue:
             self._changed.notify_all()
 
     def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
-        """Whether more may be read: less than the limit is waiting, or nothing at all. Raises QueueStopped."""
+        """Return whether more may be read: less than the limit is waiting, or nothing at all. Raises QueueStopped."""
         with self._changed:
             if not self._has_room(pending_bytes):
                 self._prefetch_limit.refused()
@@ -111,7 +111,7 @@ class PrefetchQueue:
         return has_room
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether everything that was put in was taken. Raises QueueStopped."""
+        """Return whether everything that was put in was taken. Raises QueueStopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
             if self._stopped:
@@ -166,13 +166,13 @@ class PrefetchQueue:
 
     @property
     def is_over(self) -> bool:
-        """Whether every batch was taken and no more will come."""
+        """Return whether every batch was taken and no more will come."""
         with self._changed:
             return self._ended and not self._batches and self._error is None
 
     @property
     def holds_batches(self) -> bool:
-        """Whether `get` would return one at once."""
+        """Return whether `get` would return one at once."""
         return bool(self._batches)
 
     def stop(self) -> None:
@@ -185,5 +185,5 @@ class PrefetchQueue:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
+        """Return whether `stop` was called."""
         return self._stopped

@@ -69,7 +69,7 @@ class Rebatch:
         self._parts = []
 
     def _fixed(self, batch: Batch) -> Batch:
-        """Where shapes have to be equal, also one that loses rows on its last metres."""
+        """Return a batch whose shapes equal all others', also one that lost rows on its way."""
         if self._remainder == "keep":
             return batch
         batch.rows = self._size

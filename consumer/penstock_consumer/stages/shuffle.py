@@ -97,7 +97,7 @@ class ShuffleWindow:
         self._is_starved = True
 
     def waiting(self) -> str | None:
-        """How full it is."""
+        """Return how full it is, in words."""
         if self._is_ended or self._is_full() or not self._count:
             return None
         if self._limit is not None:
@@ -169,7 +169,7 @@ def _singles(value: Ragged) -> NDArray[np.object_]:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleOptions:
-    """How one pass is shuffled."""
+    """The options of one shuffled pass."""
 
     seed: int
     number: int

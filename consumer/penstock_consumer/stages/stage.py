@@ -1,4 +1,4 @@
-"""What a stage between reading and handing out is: it chooses and orders samples; what a sample looks like stays.
+"""A stage between reading and handing out: it chooses and orders samples, and does not change them.
 
 Each lies in a file of its own; ``chain`` puts them behind one another.
 """
@@ -24,18 +24,18 @@ class Stage(Protocol):
         """The next batch, or None where more has to be put in first."""
 
     def end(self) -> None:
-        """Nothing more will be put in: from now on `take` gives all that is left."""
+        """Learn that nothing more will be put in. From now on `take` gives all that is left."""
 
     def starve(self) -> None:
-        """Nothing is coming for the time being."""
+        """Learn that nothing is coming for the time being."""
 
     def waiting(self) -> str | None:
-        """What it waits for, if it holds samples back."""
+        """Return what it waits for, if it holds samples back."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage is made for: one epoch, read by one member."""
+    """The context of a stage: one epoch, read by one member."""
 
     spec: Spec
     pool: ArrayPool

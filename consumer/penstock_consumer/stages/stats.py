@@ -1,4 +1,4 @@
-"""What a training loop was given, how long it waited, and for whom: the reader's and the loop's times, and `Stats`."""
+"""The times and counts of a training loop: what it was given, how long it waited, and for whom."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class TimeSpent(NamedTuple):
         return TimeSpent(self.producers + other.producers, self.server + other.server, self.reader + other.reader)
 
     def since(self, before: TimeSpent) -> TimeSpent:
-        """What came after ``before``."""
+        """Return what came after ``before``."""
         return TimeSpent(self.producers - before.producers, self.server - before.server, self.reader - before.reader)
 
     def times(self, factor: float) -> TimeSpent:
-        """So much of each."""
+        """Return so much of each."""
         return TimeSpent(self.producers * factor, self.server * factor, self.reader * factor)
 
 
@@ -90,7 +90,7 @@ class ReaderTimes:
 
     @property
     def doing(self) -> Cause:
-        """What the time from the last booking on is for. No answer waits for producers longer than `LATE_S`."""
+        """Return what the time from the last booking on is for. No answer waits for producers longer than `LATE_S`."""
         return "server" if self._doing == "producers" and self._clock() - self._since > LATE_S else self._doing
 
     def to(self, doing: Cause) -> None:
@@ -164,12 +164,12 @@ class Stats:
 
     @property
     def wait_share(self) -> float:
-        """Of the time, 0 to 1."""
+        """Return the part of the time that was waiting, 0 to 1."""
         return min(1.0, self.waited_s / self.elapsed_s) if self.elapsed_s > 0 else 0.0
 
     @property
     def cause(self) -> Cause | None:
-        """Whom most of the waiting was for; None where there was none to speak of."""
+        """Return whom most of the waiting was for, or None where there was none to speak of."""
         return verdict(self._spent, self.elapsed_s)
 
     @property
@@ -259,7 +259,7 @@ _B = TypeVar("_B", bound=CountedBatch)
 
 
 class StatsCounter:
-    """One loop's. Its calls are the loop's thread's; `stats` is anybody's."""
+    """The counter of one loop, whose thread calls it. Any thread may call `stats`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -327,7 +327,7 @@ class StatsCounter:
         self.pace.enter(None)
 
     def around(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The same items; what is done to make one of a batch is waiting for this process."""
+        """Return the same items. The time that a batch is worked on before the loop has it counts as waiting."""
         self._outside = "asking"
         try:
             self.ask()
@@ -341,7 +341,7 @@ class StatsCounter:
             self.rest()
 
     def counted(self, batches: Iterable[_B]) -> Iterator[_B]:
-        """The same batches, counted on their way to the loop."""
+        """Return the same batches, counted on their way to the loop."""
         try:
             self.ask()
             for batch in batches:
@@ -353,7 +353,7 @@ class StatsCounter:
 
     @contextmanager
     def waiting_for(self, cause: Cause) -> Iterator[None]:
-        """What is done inside waits for nothing else."""
+        """Count all time inside as waiting for ``cause``."""
         began = self._clock()
         try:
             yield
@@ -364,7 +364,7 @@ class StatsCounter:
     # --- epochs ---
 
     def begin(self, epoch: int, queue: WaitedFor | None = None) -> None:
-        """What is handed out from here on is of this epoch, and comes out of this queue. Again is harmless."""
+        """Begin an epoch: what is handed out from here on comes out of this queue. A second call is harmless."""
         if self._epoch not in (None, epoch):
             self._close(self.stats())
         if queue is not self._queue:
@@ -373,7 +373,7 @@ class StatsCounter:
         self._epoch = epoch
 
     def count(self, bad_entries: int, filled: int) -> None:
-        """What the reader of this epoch met."""
+        """Add what the reader of this epoch met."""
         self._bad += bad_entries
         self._filled += filled
 
@@ -384,7 +384,7 @@ class StatsCounter:
         return self._last
 
     def is_due(self, *, is_feed: bool) -> bool:
-        """Whether a line on the epoch that just ended should be said."""
+        """Return whether a line on the epoch that just ended is due."""
         now = self._clock()
         if not self._last.batches or (is_feed and self._told_s is not None and now - self._told_s < FEED_S):
             return False
@@ -402,7 +402,7 @@ class StatsCounter:
 
     @property
     def batches(self) -> int:
-        """Of all epochs."""
+        """Return the number of batches of all epochs."""
         return self._past.batches + self._batches
 
     def stats(self, *, total: bool = False) -> Stats:
@@ -417,7 +417,7 @@ class StatsCounter:
         return TimeSpent() if self._queue is None else self._queue.loop_waited
 
     def current(self) -> Stats:
-        """Since the epoch before ended."""
+        """Return the counts since the epoch before ended."""
         asking_s, training_s = self._spent(self._clock())
         known = self._known.and_(self._loop_waited)
         if known.total > asking_s > 0:  # a wait that was broken off by an error in the loop's own hands
