@@ -116,6 +116,10 @@ class OutstandingBatches:
             ones += [] if pulled_only else [one.batch for one in self._trained.values()]
         return min(ones, key=canonical, default=None)
 
+    def promise(self, batches: int) -> None:
+        """Note that a state was taken after so many batches: somebody may be saving it."""
+        self.promised = max(self.promised, batches)
+
     @property
     def is_being_saved(self) -> bool:
         """Return whether a state was taken of batches that no checkpoint covers yet."""
@@ -178,7 +182,11 @@ class Acknowledger:
         self._held_up: list[Batch] = []
         """Ordered groups settle by position: what was trained on before something that lies earlier waits for it."""
 
-    # --- handing out and settling ---
+    def join(self, reading: Reading) -> None:
+        """Learn how this loader reads, once it has joined its group."""
+        self.reading = reading
+
+    # --- handing out and acknowledging ---
 
     def hand(self, batch: Batch) -> None:
         """A batch goes to the loop, or to a framework."""
@@ -273,7 +281,7 @@ class Acknowledger:
         reached = self.adapter.reached() if self.adapter is not None else []
         last = reached[-1] if reached else self._outstanding.last
         batches = self._outstanding.batches + len(reached)
-        self._outstanding.promised = max(self._outstanding.promised, batches)
+        self._outstanding.promise(batches)
         return {
             "epoch": None if last is None else last.epoch,
             "batches": batches,
@@ -380,12 +388,12 @@ class Acknowledger:
         """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
         if self.reading is not None:
             since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
-            self.reading.heartbeat.idle = IdleLoop(since_s, self._outstanding.waiting.nbytes)
+            self.reading.heartbeat.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
 
     def _go_on(self) -> None:
         """The loop waits no more."""
-        if self.reading is not None:
-            self.reading.heartbeat.idle = None
+        if self.reading is not None and self.reading.heartbeat.idle is not None:
+            self.reading.heartbeat.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s

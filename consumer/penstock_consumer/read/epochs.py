@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.pace import Pace
 from penstock_common.server.client import RetryPolicy
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
 from penstock_common.stream.manifest import find_manifest
-from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
-from penstock_consumer.read.deadlock import BlockedPartition
-from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, IdleLoop, LeaseRenewer, UnusedRankCheck
+from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, LeaseRenewer, UnusedRankCheck
 from penstock_consumer.read.member import Member, RankMember, new_group_notice
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
@@ -31,47 +28,6 @@ from penstock_consumer.stages.stage import StageContext
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
 MIN_QUIET_MS = 1000
-
-
-class AnyPlace(Protocol):
-    """A member's place in its group, asked from the training loop's thread: ``Member`` where reading is shared."""
-
-    unclosed: set[int]
-    """Epochs iterated here that were not fully settled yet."""
-
-    @property
-    def stream(self) -> Stream:
-        """The stream read."""
-
-    def join(self, start: str | int) -> None:
-        """Puts group and member on the roster."""
-
-    def next_epoch(self, after: int) -> int | None:
-        """The group's lowest unsettled epoch above ``after``; None if there is none yet. Raises GroupFinished."""
-
-    def finished(self, after: int) -> str:
-        """One sentence on a group for which there is no epoch to read now."""
-
-    def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch; it need not be on the server when this returns."""
-
-    def has_unacknowledged(self, epoch: int) -> bool:
-        """Return whether this member still holds something of an epoch."""
-
-    def flush(self) -> None:
-        """Returns once every acknowledgement is on the server."""
-
-    def close_epochs(self, ended: int) -> None:
-        """Closes for the group what is settled by now; raises EpochIncomplete."""
-
-    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
-        """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
-
-    def hurry(self, patience_s: float) -> None:
-        """From now on a server that went away is not waited for longer than this."""
-
-    def leave(self) -> None:
-        """Hands back what is held and signs off."""
 
 
 class AnyReader(Protocol):
@@ -87,32 +43,6 @@ class AnyReader(Protocol):
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch."""
-
-
-class AnyKeeper(Protocol):
-    """Keeps this member alive in its group, in a thread of its own: ``heartbeat.LeaseRenewer``."""
-
-    horizon: int
-    """The epoch being read here."""
-    idle: IdleLoop | None
-    """Set while the loop waits for a batch: the roster tells it to everyone."""
-    pace: Pace | None
-    """Of the training loop, once it is set: told to whoever starts workers."""
-    error: Exception | None
-    """Why it ended by itself: the loop raises it."""
-
-    def start(self) -> None:
-        """Begins to give signs of life."""
-
-    def stop(self, patience_s: float = 5.0) -> None:
-        """Ends the thread. Without patience it is only told."""
-
-    @property
-    def is_current_thread(self) -> bool:
-        """Return whether the caller is the keeper's thread."""
-
-    def recover(self) -> None:
-        """Takes up what an earlier process of this member's name had been given."""
 
 
 @dataclass(slots=True)
@@ -131,15 +61,15 @@ class EpochRun:
 
 
 class Reading:
-    """A joined member at work: its place, its keeper, and the epoch being read. The base of both ways of reading."""
+    """A joined member at work: its heartbeat, and the epoch being read. The base of both ways of reading."""
 
     is_ordered = False
     """Whether settling is by position: everything up to a batch."""
 
     def __init__(
         self,
-        member: AnyPlace,
-        heartbeat: AnyKeeper,
+        member: Member,
+        heartbeat: Heartbeat,
         read: Callable[[int, PrefetchQueue], AnyReader],
         options: LoaderOptions,
     ) -> None:
@@ -169,7 +99,7 @@ class Reading:
         assert spec is not None
         setting = StageContext(spec, options.pool(spec), epoch, options.batch_size, self.is_ordered)
         self.run = EpochRun(reader, StageChain(queue, stages_of(setting, options.stages, options.remainder)), thread)
-        self.heartbeat.horizon = epoch
+        self.heartbeat.read_epoch(epoch)
         thread.start()
         return self.run
 
@@ -241,7 +171,7 @@ class SharedReading(Reading):
         repaired = [epoch - 1 for epoch in self.member.unclosed if self.member.has_unread(epoch)]
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims)), *repaired])
         found = super().next_epoch()
-        self.heartbeat.members = self.member.members
+        self.heartbeat.expect_members(self.member.members)
         return found
 
     def take_up(self) -> None:
@@ -307,8 +237,8 @@ class OrderedReading(Reading):
     is_ordered = True
 
     def __init__(self, client: Client, who: Membership, options: LoaderOptions) -> None:
-        member = RankMember(client, who, notify=options.notify)
-        member.quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
+        quiet_ms = max(MIN_QUIET_MS, int(options.lease_s * 1000 / QUIET_PER_LEASE))
+        member = RankMember(client, who, notify=options.notify, quiet_ms=quiet_ms)
         member.join(options.start)
         peers = UnusedRankCheck(client, who, options.notify)
         heartbeat = Heartbeat(client, who, options.lease_s, witness=member.witness, peers=peers)

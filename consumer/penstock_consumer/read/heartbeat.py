@@ -132,6 +132,18 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
 
+    def follow(self, pace: Pace) -> None:
+        """Report the rate of the training loop from now on, to whoever starts workers."""
+        self.pace = pace
+
+    def read_epoch(self, epoch: int) -> None:
+        """Learn which epoch is being read here. What others left of later ones is not claimed yet."""
+        self.horizon = epoch
+
+    def tell_idle(self, idle: IdleLoop | None) -> None:
+        """Tell everyone with the next heartbeat that the loop waits for a batch, or, with None, that it does not."""
+        self.idle = idle
+
     def start(self) -> None:
         """Begins to beat."""
         self._thread.start()
@@ -243,6 +255,10 @@ class LeaseRenewer(Heartbeat):
         self.members = 1
         """Of the group, those that live, when last looked."""
         self._began_s = self._renewed_s = self._looked_s = clock()
+
+    def expect_members(self, members: int) -> None:
+        """Learn how many members of the group are live."""
+        self.members = members
 
     @property
     def is_fresh(self) -> bool:

@@ -294,10 +294,11 @@ class Loader(StageMethods, Passing):
 
     def _join(self, stream: Stream) -> Reading:
         who = Membership(stream, self.group, self.member, new_incarnation(), self._options.order)
-        self._reading = self._resources.reading = open_reading(self._client, who, self._options)
-        self._acknowledger.reading = self._reading
-        self._reading.heartbeat.pace = self.tally.pace
-        return self._reading
+        self._reading = reading = open_reading(self._client, who, self._options)
+        self._resources.join(reading)
+        self._acknowledger.join(reading)
+        reading.heartbeat.follow(self.tally.pace)
+        return reading
 
     # --- iterating ---
 
@@ -515,7 +516,7 @@ class Loader(StageMethods, Passing):
 
         Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
         """
-        self._resources.is_patient = True
+        self._resources.take_time()
         try:
             self._acknowledger.close()
         finally:

@@ -41,6 +41,14 @@ class LoaderResources:
     pid: int = field(default_factory=getpid)
     """A process forked later (a framework's worker) has copies of all this, and no part in it."""
 
+    def take_time(self) -> None:
+        """Wait for a server that is away, because somebody closes the loader and wants to have it closed."""
+        self.is_patient = True
+
+    def join(self, reading: Reading) -> None:
+        """Learn what has to be ended, once the loader has joined its group."""
+        self.reading = reading
+
 
 def end_resources(resources: LoaderResources) -> None:
     """Ends threads, closes epochs that are settled by now, hands back, signs off.

@@ -172,7 +172,7 @@ class WorkerShares:
         loader, options = self._loader, self._loader._options
         assert options.order is not None
         reading = self._reading
-        reading.heartbeat.horizon = epoch
+        reading.heartbeat.read_epoch(epoch)
         return EpochShare(
             url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
             epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
