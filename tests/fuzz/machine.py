@@ -14,8 +14,8 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_consumer.read.loader import Loader
-from penstock_producer.write.cleaner import Cleaner
 from penstock_consumer.replay.replay import Replay
+from penstock_producer.write.cleaner import Cleaner
 from tests.contracts.feed import stored
 from tests.fuzz.model import ModelGroup, ModelMember
 from tests.fuzz.writing import SIZES, Writing, quiet

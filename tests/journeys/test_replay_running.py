@@ -13,8 +13,8 @@ from penstock_common.errors import ReplayTruncated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
-from penstock_producer.write.cleaner import clean_up
 from penstock_consumer.replay.replay import Replay
+from penstock_producer.write.cleaner import clean_up
 from tests.contracts.feed import loader_of, writer_of
 from tests.contracts.processes import child
 

@@ -15,8 +15,8 @@ from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_producer.write.commit import Committer, SentBlock
 from penstock_consumer.replay.replay import Replay
+from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,

@@ -21,8 +21,8 @@ from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
 from penstock_consumer.read.loader import Loader
-from penstock_producer.write.cleaner import Cleaner
 from penstock_consumer.replay.replay import Replay
+from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.retention import (
     EpochFacts,
     is_acknowledged,

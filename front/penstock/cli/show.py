@@ -82,8 +82,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
     """Return the samples, and a description of them."""
-    from penstock_consumer.replay.samples import Viewer
-
     if args.id:
         return _named(client, stream, args.id), f"{len(args.id)} by identity"
     with SampleReader(client, stream, args.epoch) as viewer:
@@ -104,7 +102,7 @@ def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[S
     return samples
 
 
-def _found(viewer: Viewer, stream: Stream, args: argparse.Namespace) -> list[Sample]:
+def _found(viewer: SampleReader, stream: Stream, args: argparse.Namespace) -> list[Sample]:
     """Return the first samples in canonical order or a draw, of one class if that is asked for."""
     import numpy as np
 
