@@ -297,6 +297,7 @@ def test_a_worker_trusts_its_own_users_server(
 
 def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
     """Containers are stopped with SIGTERM and killed when they do not listen."""
+    (tmp_path / "photos").mkdir()
     worker = start("worker", "--processes", "2", "--root", "photos", "--url", any_url, cwd=tmp_path)
     with redis.Redis.from_url(any_url) as client:
         awaited(lambda: client.scard("rq:workers:penstock") == 2)

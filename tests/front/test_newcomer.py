@@ -52,7 +52,7 @@ ANSWERS = {
     "stat train --tensor x": (2, "unknown argument '--tensor' (it takes --url, --json, "),
     "worker --allow 'a b'": (2, "'a b' is no module or module:name, like augment or augment:flip"),
     "worker --allow augment.py": (2, "'augment.py' is no module or module:name, like augment"),
-    "worker --root nodir": (2, "'nodir': found nothing there, expected a folder that jobs may read"),
+    "worker --root nodir": (2, "--root nodir: found nothing there, expected a folder that jobs may read"),
     "worker --queue ''": (2, "'' is no name; the queue of `penstock produce` is called penstock"),
     "produce images photos --classes cat,dog,cat": (2, "'cat,dog,cat' names 'cat' twice; each class once, in the ord"),
     "produce source nosuch": (1, "A package brings one by an entry point of the group 'penstock.sources'"),

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="jobs may name functions and objects of this module and of those below it, or only NAME; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--root", action="append", default=[], type=_folder, metavar="DIR",
+        "--root", action="append", default=[], metavar="DIR",
         help="jobs may read files in this folder and below, links resolved; may be repeated",
     )  # fmt: skip
     parser.add_argument(
@@ -78,16 +79,17 @@ def _allowed_name(text: str) -> str:
     return text
 
 
-def _folder(text: str) -> str:
-    """An argparse type: a folder that is there."""
-    if not Path(text).is_dir():
-        what = "a file" if Path(text).exists() else "nothing"
-        raise argparse.ArgumentTypeError(f"{text!r}: found {what} there, expected a folder that jobs may read")
-    return text
+def _require_folders(folders: Sequence[str]) -> None:
+    """Raise WrongUsage for a folder that is not there: no job could read a file of it."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            what = "a file" if Path(folder).exists() else "nothing"
+            raise WrongUsage(f"--root {folder}: found {what} there, expected a folder that jobs may read")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Work until Ctrl-C, SIGTERM or SIGHUP; then each worker ends its sample and gives its shard back."""
+    _require_folders(args.root)
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
