@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.hints import not_a_sample
-from penstock_common.wire.block import Block, BlockFull, check_rows, columns_in
+from penstock_common.wire.block import Block, BlockFull, builder_of, check_rows, columns_in
 from penstock_common.wire.limits import MAX_HOLES, MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec, flattened
 from penstock_producer.write.commit import Committer, ShardTaken
 from penstock_producer.write.reserve import Reservation, require_fixed
-from penstock_producer.write.rows import builder_of
 
 FIRST_LINGER_S = 0.1
 """The first block of a shard is sent early, because trainers wait for it; the next one takes twice as long."""

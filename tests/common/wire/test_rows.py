@@ -1,4 +1,4 @@
-"""Rows of one small array: added without a look at what there is not, and taken or refused as anything else is."""
+"""Rows of one small array: the fast path takes and refuses them as any block builder does."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Place
+from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Place, RowBuilder, builder_of
 from penstock_common.wire.spec import Spec
-from penstock_producer.write.rows import RowBuilder, builder_of
 
 SPEC = Spec.of({"x": ("float32", (2, 3))})
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
