@@ -82,6 +82,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[list[Sample], str]:
     """Return the samples, and a description of them."""
+    from penstock_consumer.replay.samples import SampleReader
+
     if args.id:
         return _named(client, stream, args.id), f"{len(args.id)} by identity"
     with SampleReader(client, stream, args.epoch) as viewer:
