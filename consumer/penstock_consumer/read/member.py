@@ -254,7 +254,8 @@ class Member:
         roster = load_roster(self.client, self.stream.partitions[0])
         record = roster.groups.get(self.who.group)
         closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]
-        here = [(self.first, after)] if after >= self.first else []
+        given = find_manifest(self.client, self.stream, after) if after >= self.first else None
+        here = [(after, after)] if given is not None and given.state != ABANDONED else []
         settled = [(record.first, record.read)] if record and record.read >= record.first else []
         read = _merged([*closed, *settled, *here])
         if read:
