@@ -254,8 +254,9 @@ class Member:
         roster = load_roster(self.client, self.stream.partitions[0])
         record = roster.groups.get(self.who.group)
         closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]
-        given = find_manifest(self.client, self.stream, after) if after >= self.first else None
-        here = [(after, after)] if given is not None and given.state != ABANDONED else []
+        given = [epoch for epoch in roster.epochs if self.first <= epoch <= after]
+        found = [find_manifest(self.client, self.stream, epoch) for epoch in given]
+        here = [(one.epoch, one.epoch) for one in found if one is not None and one.state != ABANDONED]
         settled = [(record.first, record.read)] if record and record.read >= record.first else []
         read = _merged([*closed, *settled, *here])
         if read:
