@@ -124,7 +124,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in between.PACKAGES:
         shutil.copytree(between.ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(between, "ROOT", folder)
-    writer = folder / "producer" / "penstock_producer" / "writing" / "writer.py"
+    writer = folder / "producer" / "penstock_producer" / "write" / "writer.py"
     whole = writer.read_text()
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     for text in (whole, "Reader = None\n"):
