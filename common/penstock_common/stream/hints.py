@@ -1,6 +1,6 @@
-"""Hints on the events key asked for on a channel: what wakes a reader that rests. Only hints: one may be lost.
+"""Hints on the events key, read on a channel: they wake a reader that waits. A hint may be lost.
 
-Whoever waits on a control connection has ``streams.await_event``; hints are given by ``streams.announce`` and scripts.
+A wait on a control connection uses ``streams.await_event``. ``streams.announce`` and scripts write the hints.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from penstock_common.stream.entries import parse_id
 from penstock_common.stream.keys import StreamKeys
 
 HintId = tuple[int, int]
-"""Of the events key; its first part is the server's clock in ms, as in entry ids."""
+"""An id of the events key. Its first part is the server's clock in ms, as in entry ids."""
 
 
 def hint_command(keys: StreamKeys, after: HintId, block_ms: int) -> Command:
-    """Waits so long (> 0) for a hint later than ``after``; what is sent behind it is done after that."""
+    """Return a command that waits so long (> 0) for a hint later than ``after``. Commands behind it run after that."""
     return (b"XREAD", b"BLOCK", b"%d" % block_ms, b"STREAMS", keys.events.encode(), b"%d-%d" % after)
 
 
 def read_hint(channel: Channel, client: Client) -> HintId | None:
-    """The answer: the last of the hints that came, None where none did. Raises ServerUnavailable, ReplyError."""
+    """Return the last of the hints that came, or None without one. Raises ServerUnavailable, ReplyError."""
     reply = channel.read()
     if isinstance(reply, ResponseError):
         raise translate_reply(reply, client)

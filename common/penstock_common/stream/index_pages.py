@@ -1,7 +1,7 @@
 """Parts of many shards' indexes in one round trip: the records that cover given offsets, and how far shards are.
 
-A record's id is the offset after its last, so the one that covers an offset is found without what lies before it.
-One shard from some offset on, in order, is ``entries``'s (`index_records`).
+A record's id is the offset after its last, so the one that covers an offset is found without the records before it.
+`entries.index_records` reads one shard in order.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from penstock_common.stream.streams import Stream
 
 
 class Want(NamedTuple):
-    """Records of one shard."""
+    """The records of one shard that a reader wants."""
 
     shard: int
     after: int
-    """The first of them is the one that covers this offset, or the next there is."""
+    """The first of them covers this offset, or is the next one."""
     most: int
-    """So many of them; of a shard in which something was repaired all that follow."""
+    """The number of records. All that follow, if something was repaired in the shard."""
 
 
 class Pages(NamedTuple):
-    """What there is."""
+    """The records and ends of one answer."""
 
     records: list[list[Record]]
-    """Of each want, in order of offset."""
+    """The records of each want, in order of offset."""
     ends: list[int]
-    """How many offsets are committed of the shard that was awaited, then of each that is followed; 0: nothing new."""
+    """The committed offsets of the awaited shard, then of each followed one. 0: nothing new."""
 
 
 class Indexes:
-    """Those of one epoch."""
+    """The indexes of one epoch."""
 
     def __init__(self, client: Client, stream: Stream, epoch: int) -> None:
         self._client, self._stream, self._epoch = client, stream, epoch
 
     def read(self, wants: Sequence[Want], follows: Sequence[int] = ()) -> Pages:
-        """What is there now: records, and how far the shards are that somebody ``follows``."""
+        """Return the present records, and how far the shards are that the reader ``follows``."""
         commands = self._commands(wants, follows)
         with self._client.pipeline(transaction=False) as pipe:
             for command in commands:
@@ -51,7 +51,9 @@ class Indexes:
     def await_more(
         self, channel: Channel, shard: int, after: int, block_ms: int, wants: Sequence[Want], follows: Sequence[int]
     ) -> Pages:
-        """The same, once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0), on a quiet channel."""
+        """Return the same once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0), on a quiet
+        channel.
+        """
         key = self._stream.partition_of(shard).index(self._epoch, shard).encode()
         awaited = (b"XREAD", b"COUNT", b"1", b"BLOCK", b"%d" % block_ms, b"STREAMS", key, b"%d-0" % after)
         commands = [awaited, *self._commands(wants, follows)]  # answered together: a client that waits waits with all
@@ -92,7 +94,7 @@ class Indexes:
         return self._stream.partition_of(shard).index(self._epoch, shard)
 
     def _together(self, wants: Sequence[Want]) -> list[list[int]]:
-        """The shards by partition: whether something was repaired is asked of all in one, since mostly nothing was."""
+        """Return the shards by partition: one request asks for all of them whether something was repaired."""
         found: dict[int, list[int]] = {}
         for shard in sorted({want.shard for want in wants}):
             found.setdefault(self._stream.partition_of(shard).number, []).append(shard)
@@ -100,7 +102,7 @@ class Indexes:
 
 
 def _record(one: Any, key: str) -> Record:
-    """One that the client has parsed, or as it came through a channel."""
+    """Return a record that the client has parsed, or that came through a channel."""
     record_id, fields = one
     named = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2]))  # noqa: B905
     return index_record(record_id, named, key)

@@ -1,6 +1,6 @@
-"""Which files of a watched folder are in which epoch: written before the epoch is opened, so that each is in one only.
+"""The files of a watched folder and their epochs: noted before an epoch is opened, so that each file is in one only.
 
-What is a new file is the producer's judgement (``watched_folder``).
+The producer's `watched_folder` decides what a new file is.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was taken so far."""
+    """The files that were taken so far."""
 
     epochs: dict[str, int] = field(default_factory=dict)
     """Path relative to the folder -> its epoch."""
     due: list[int] = field(default_factory=list)
-    """Epochs whose files were taken and that are not known to be made, rising."""
+    """The epochs whose files were taken and that are not known to be made, rising."""
 
     def files(self, epoch: int) -> tuple[str, ...]:
-        """Of one epoch, sorted."""
+        """Return the files of one epoch, sorted."""
         return tuple(sorted(path for path, in_epoch in self.epochs.items() if in_epoch == epoch))
 
 
 @readable(lambda client, stream: stream.keys.watched)
 def load_watched(client: Client, stream: Stream) -> Watched:
-    """All of it, page by page."""
+    """Read all of it, page by page."""
     watched = Watched()
     for raw, value in client.hscan_iter(stream.keys.watched, count=PAGE):
         kind, _, rest = raw.decode().partition(":")
@@ -46,7 +46,7 @@ def load_watched(client: Client, stream: Stream) -> Watched:
 
 
 def take_files(client: Client, stream: Stream, epoch: int, files: Iterable[str]) -> bool:
-    """Takes these for the epoch, all or none; False where another watcher has one. Again is harmless."""
+    """Take these files for the epoch, all or none. False if another watcher has one. It may be repeated."""
     args: list[Arg] = [stream.id, epoch]
     for path in files:
         args += [path, epoch]
@@ -57,5 +57,5 @@ def take_files(client: Client, stream: Stream, epoch: int, files: Iterable[str])
 
 
 def note_made(client: Client, stream: Stream, epoch: int) -> None:
-    """Nothing more is to be done for the epoch."""
+    """Note that the epoch is made."""
     client.hdel(stream.keys.watched, f"due:{epoch}")

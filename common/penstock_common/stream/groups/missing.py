@@ -1,6 +1,6 @@
-"""Whom the members of a group wait for: the dead that hold entries, and ranks that are not there.
+"""The members that a group waits for: dead ones that hold entries, and ranks that have not joined.
 
-A member that died and holds nothing any more holds up nobody, however long it is remembered.
+A dead member that holds nothing delays nobody, however long it is remembered.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from penstock_common.stream.groups.roster import ORDERED, UNSEEN_MS, Roster, ran
 from penstock_common.stream.keys import PartitionKeys
 
 Missing = dict[tuple[str, str], int | None]
-"""(group, member) -> ms since it was seen; None: it left, or never came."""
+"""(group, member) -> ms since it was seen, or None for one that left or never came."""
 SHOWN = 4
 
 
 def missing_members(
     client: Client, partition: PartitionKeys, roster: Roster, groups: Iterable[str], now_ms: int
 ) -> Missing:
-    """Of these groups: in a partition."""
+    """Return the missing members of these groups in a partition."""
     found: Missing = {}
     for name in sorted(groups):
         record = roster.groups[name]
@@ -36,14 +36,14 @@ def missing_members(
 
 
 def _missing_ranks(roster: Roster, group: str, world: int, now_ms: int) -> Missing:
-    """An ordered group has settled what its slowest rank has: one that is not there holds up all."""
+    """Return the missing ranks: an ordered group waits for its slowest rank, so a missing one delays all."""
     seen = {rank_member(rank): roster.members.get((group, rank_member(rank))) for rank in range(world)}
     ages = {member: None if at is None else now_ms - at for member, at in seen.items()}
     return {(group, member): ms for member, ms in ages.items() if ms is None or ms > UNSEEN_MS}
 
 
 def told_missing(missing: Missing) -> str:
-    """For people; the first few by name."""
+    """Return the missing members for people; the first few by name."""
     each = [
         f"{member} of group {group} ({'not there' if ms is None else f'{ms / 1000:.0f} s ago'})"
         for (group, member), ms in missing.items()

@@ -1,4 +1,4 @@
-"""Members whose process has ended, where this host can tell: by boot, pid namespace, pid and start time.
+"""Members whose process has ended, if this host can tell: by boot, pid namespace, pid and start time.
 
 A member's incarnation names its process. Only a process of the same boot and pid namespace can judge it. All others,
 and all members whose incarnation names none, are judged by their leases alone.
@@ -17,8 +17,8 @@ from pathlib import Path
 from penstock_common.stream.groups.roster import UNSEEN_MS, Roster
 
 SILENT_MS = 2500
-"""A member beats every two seconds at least. One that was seen since lives, whatever this host knows of its pid: hosts
-that were restored from one snapshot share boot and namespace."""
+"""A member renews every two seconds at least. One that was seen more recently lives, whatever this host knows of its
+pid: hosts restored from one snapshot share boot and namespace."""
 MOST_THREADS = 1
 """A process whose main thread has ended is a zombie, too, but lives while it has other threads."""
 
@@ -31,10 +31,10 @@ class Process:
     """A process as its own host knows it."""
 
     where: str
-    """Digest of boot id and pid namespace, 16 hex digits."""
+    """The digest of boot id and pid namespace, 16 hex digits."""
     pid: int
     started: int
-    """Clock ticks since the boot."""
+    """The clock ticks from the boot to its start."""
 
 
 def new_incarnation() -> str:
@@ -60,7 +60,7 @@ def start_time(pid: int) -> int | None:
     except ProcessLookupError:
         return 0
     except OSError:
-        pass  # it is another user's
+        pass  # the process is another user's
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         has_ended = fields[0] in "ZX" and int(fields[17]) <= MOST_THREADS
@@ -95,18 +95,18 @@ def ended_members(
 
 
 def is_silent(member: str, unseen_ms: float | None, *, has_ended: bool) -> bool:
-    """Return True if a member is dead for all that is known. What others handed back is held by nobody.
+    """Return True if a member is dead, as far as is known. Nobody holds what members returned.
 
     Args:
-        member: its name, or one with ``~`` for what was handed back.
-        unseen_ms: time since its last sign of life; None of one that is gone and still holds entries.
+        member: its name, or one with ``~`` for what members returned.
+        unseen_ms: time since its last heartbeat, or None for one that is gone and still holds entries.
         has_ended: whether `ended_members` names it.
     """
     return not member.startswith("~") and (has_ended or unseen_ms is None or unseen_ms > UNSEEN_MS)
 
 
 def _here() -> str:
-    """Digest of this process's boot id and pid namespace; '' where they are not known, or /proc shows another's."""
+    """Return the digest of this process's boot id and pid namespace, or '' if /proc does not show its own."""
     try:
         if str((_PROC / "self").readlink()) != str(os.getpid()):
             return ""

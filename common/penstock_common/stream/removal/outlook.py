@@ -1,4 +1,4 @@
-"""What making room, and tidying, begin with in one round trip: who is there, what is held, which epochs, the time."""
+"""The facts for admission and cleaning, in one round trip: groups, bytes held, epochs, the time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Outlook:
 
     roster: Roster
     first: Roster
-    """Of the first partition: groups join there first, so it says what is settled and who has joined."""
+    """The roster of the first partition. Groups join there first, so it has all groups and what they are done with."""
     now_ms: int
-    """Server time."""
+    """The server's time."""
     states: dict[int, str]
     """Epoch -> state of its manifest."""
 
 
 def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Outlook:
-    """Reads it. Raises DamagedKey."""
+    """Read the facts. Raises DamagedKey."""
     begin = stream.partitions[0]
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
@@ -40,7 +40,7 @@ def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Out
 
 
 def look_at_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
-    """Server time, ms, and then what each partition's roster holds, however many there are."""
+    """Return the server's time in ms, and the roster of each partition, in one round trip."""
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
         for partition in stream.partitions:

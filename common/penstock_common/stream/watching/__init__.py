@@ -1,1 +1,1 @@
-"""What an onlooker sees: sizes, progress, what workers and trainers say of themselves."""
+"""The state of a stream for people and tools: sizes, progress, and what workers and trainers report."""

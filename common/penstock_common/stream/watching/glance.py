@@ -1,7 +1,7 @@
-"""What an onlooker sees of a stream at one moment: values only. How they are found is ``onlooker``'s.
+"""A stream at one moment, as the monitor shows it: values only. `onlooker` finds them.
 
-What counts up counts from the onlooker's first look (made), or the one that first saw the group (given); rates come of
-two glances.
+Numbers that count up begin with the first look (made), or with the look that first saw the group (given). Rates come
+from two glances.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from penstock_common.stream.watching.waiters import Waiter
 
 @dataclass(frozen=True, slots=True)
 class MemberGlance:
-    """One member of a group, or under a name that begins with ``~`` what members handed back."""
+    """One member of a group, or under a name that begins with ``~`` the entries that members returned."""
 
     name: str
     seen_s: float | None
-    """Seconds since its last sign of life; None of one that left, or was forgotten, and still has entries."""
+    """Seconds since its last heartbeat, or None for a member that left or was forgotten, and still has entries."""
     pending_entries: int
     waits_s: float | None
-    """For how long its loop has waited for a batch; None while it does not."""
+    """How long its loop has waited for a batch, or None while it does not wait."""
     has_ended: bool = False
     """Whether its process is known to have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGlance:
-    """One group, summed over partitions and the epochs that it has yet to settle."""
+    """One group, summed over partitions and the epochs that it has not finished."""
 
     name: str
     kind: str
     declared: bool
     holds: bool
-    """Whether what it has not read is kept for it."""
+    """Whether the stream keeps for it what it has not read."""
     lag_entries: int
-    """Written, and given to no member yet; of an ordered group: above its slowest rank's position."""
+    """Entries that were written and given to no member yet, or above the position of an ordered group's slowest rank.
+    """
     lag_samples: int
     lag_bytes: int
     lag_s: float
-    """Age of the oldest such entry, 0 without one."""
+    """The age of the oldest such entry, or 0 without one."""
     pending_entries: int
-    """Given to a member and not acknowledged."""
+    """Entries that were given to a member and not acknowledged."""
     redelivered_entries: int
-    """Of the oldest pending ones of each key (100), those that were given out more than once."""
+    """Entries that were given out more than once, of the 100 oldest pending ones of each key."""
     dead_letters: int
     given_samples: int
     given_bytes: int
     members: tuple[MemberGlance, ...]
     world: int = 0
-    """Of an ordered group: how many ranks read it."""
+    """The ranks of an ordered group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,13 @@ class EpochGlance:
     state: str
     kind: str
     planned: int | None
-    """Samples, None while open."""
+    """The planned samples, or None while it is open."""
     committed: int
-    """Samples, bad ones included."""
+    """The committed samples, with the bad ones."""
     bad: int
     bytes: int
     read: Mapping[str, int]
-    """Group -> samples of it that the group was given, or settled; only of groups that read it."""
+    """Group -> samples of it that the group was given or is done with, for groups that read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,19 @@ class Glance:
     name: str
     id: str
     at_s: float
-    """On the onlooker's monotonic clock."""
+    """The time on this process's monotonic clock."""
     budget_bytes: int
     held_bytes: int
     next_epoch: int
     final: int | None
-    """Planned number of epochs, None if nobody said."""
+    """The planned number of epochs, or None if it is not known."""
     made_entries: int
     made_samples: int
     made_bytes: int
     epochs: tuple[EpochGlance, ...]
     groups: tuple[GroupGlance, ...]
     waiting: Mapping[tuple[int, int], Waiter]
-    """(epoch, shard) -> its writer, of those that wait for room."""
+    """(epoch, shard) -> its writer, of those that wait for quota."""
     waited_s: float
     """How long the longest of them has waited."""
     paces: Paces
@@ -99,12 +100,12 @@ class Glance:
     payload: str = "inline"
     """Where payloads lie: ``inline``, or ``segments:`` and a folder."""
     replays: int = 0
-    """Replays that hold an epoch."""
+    """The replays that hold an epoch."""
 
 
 @dataclass(slots=True)
 class GroupSums:
-    """A group while it is summed up."""
+    """The sums of a group while it is read."""
 
     entries: int = 0
     samples: int = 0

@@ -1,6 +1,7 @@
-"""Reading many shards' indexes at once, in pages: what is new at their ends, or backwards to what everybody has.
+"""The ends of many shards' indexes, read at once in pages: what is new, or backwards to what all groups have.
 
-A single shard in order of offset is ``entries``'s (`index_records`). Repairs are left out: few, and the audit's.
+`entries.index_records` reads a single shard in order of offset. Repairs are left out: there are few, and the audit
+reads them.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 
 FIRST_PAGE = 8
-"""Records read first: most groups are hardly behind."""
+"""The records that are read first, because most groups are hardly behind."""
 
 LOOK_BACK: Final = 4
-"""Records of each shard that tell when it was written to last: the newest may be of bad samples alone."""
+"""The records of each shard that tell when it was written last. The newest may hold bad samples alone."""
 AHEAD: Final = 32
-"""Shards beyond the last begun one that are looked at each time; jobs begin them about in order."""
+"""The shards after the last begun one that are read each time. Jobs begin them about in order."""
 ALL_EACH: Final = 15
-"""Each so many looks at all shards that are not complete, in whatever order they were begun."""
+"""Each so many looks read all shards that are not complete, in whatever order they were begun."""
 
 Page = list[tuple[bytes, dict[bytes, bytes]]]
 EntryId = tuple[int, int]
 
 
 def due_shards(manifest: Manifest, begun: Iterable[int], ends: Mapping[int, int], looks: int) -> list[int]:
-    """Shards that may have more than was seen up to ``ends``, at the so manieth look. Pure."""
+    """Return the shards that may have more than was seen up to ``ends``, at this look. Pure."""
     due = [shard for shard in begun if shard not in ends or ends[shard] < manifest.shard_size(shard)]
     if not ends or looks % ALL_EACH == 0 or manifest.sizes is None:
         return due
@@ -39,11 +40,11 @@ def due_shards(manifest: Manifest, begun: Iterable[int], ends: Mapping[int, int]
 def newest_records(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, count: int
 ) -> list[tuple[int, Record]]:
-    """(shard, record) of the newest blocks of these shards that have an entry, oldest first."""
+    """Return (shard, record) of the newest blocks of these shards that have an entry, oldest first."""
     latest: dict[int, EntryId] = {}
     for shard, record in _written(client, where, epoch, list(where), LOOK_BACK):
         latest[shard] = max(latest.get(shard, (0, 0)), parse_id(record.entry_id))
-    last = sorted(latest, key=lambda shard: latest[shard])[-count:]  # the newest so many are in these
+    last = sorted(latest, key=lambda shard: latest[shard])[-count:]  # the newest ones are among these
     found = _written(client, where, epoch, last, count)
     return sorted(found, key=lambda one: parse_id(one[1].entry_id))[-count:]
 
@@ -51,7 +52,7 @@ def newest_records(
 def _written(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, shards: list[int], each: int
 ) -> list[tuple[int, Record]]:
-    """Of each shard so many records from its end, those that have an entry."""
+    """Return of each shard so many records from its end, those that have an entry."""
     if not shards:
         return []
     with client.pipeline(transaction=False) as pipe:
@@ -69,7 +70,7 @@ def _written(
 def read_on(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, ends: Mapping[int, int]
 ) -> dict[int, list[Record]]:
-    """Shard -> its records that end beyond ``ends``, rising."""
+    """Return shard -> its records that end beyond ``ends``, rising."""
     found: dict[int, list[Record]] = {shard: [] for shard in where}
     wanted = dict(ends)
     while wanted:
@@ -89,7 +90,10 @@ def read_on(
 def read_back(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, floors: Mapping[int, EntryId | None]
 ) -> dict[int, list[Record]]:
-    """Shard -> its newest records, rising, back to one whose entry is not above the floor; None: the newest alone."""
+    """Return shard -> its newest records, rising.
+
+    They go back to one whose entry is not above the floor. None asks for the newest record alone.
+    """
     with client.pipeline(transaction=False) as pipe:
         for shard, partition in where.items():
             count = 1 if floors[shard] is None else FIRST_PAGE

@@ -1,6 +1,6 @@
-"""What there is to see of a stream: sizes, epochs, groups and how far they are, from ids and counters alone.
+"""A stream as `penstock inspect` shows it: sizes, epochs, groups and their progress, from ids and counters alone.
 
-Never a payload, never XINFO STREAM. Whether what is there is complete is the audit's question.
+It reads no payload, and does without XINFO STREAM. The audit checks whether everything is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock_common.stream.streams import Stream, list_streams, load_stream, lo
 from penstock_common.stream.watching.paces import Told, load_paces
 
 FIRST_PAGE = 8
-"""Index records read first: most groups are hardly behind."""
+"""The index records that are read first, because most groups are hardly behind."""
 
 
 @dataclass(slots=True)
@@ -37,45 +37,46 @@ class EpochView:
     state: str
     kind: str
     planned: int | None
-    """Samples, None while open."""
+    """The planned samples, or None while it is open."""
     committed: int
-    """Samples, bad ones included."""
+    """The committed samples, with the bad ones."""
     shards_done: int
     shards: int
     bad: int
     reasons: list[dict[str, Any]]
-    """The commonest ones of bad samples: `kinds_of_bad`."""
+    """The most frequent reasons of bad samples: `kinds_of_bad`."""
     entries: int
     bytes: int
-    """Payload bytes still held."""
+    """The payload bytes that are still held."""
     trimmed: bool
-    """Whether retention already removed entries of it."""
+    """Whether retention removed entries of it."""
     pinned: bool
     """Whether an operator keeps it."""
 
 
 @dataclass(slots=True)
 class GroupView:
-    """One group, summed over partitions and the epochs it has yet to settle."""
+    """One group, summed over partitions and the epochs that it has not finished."""
 
     name: str
     kind: str
     declared: bool
     holds: bool
-    """Whether what it has not read is kept for it."""
+    """Whether the stream keeps for it what it has not read."""
     first_epoch: int
     lag_entries: int = 0
-    """Entries not given to any member yet."""
+    """Entries that were given to no member yet."""
     lag_samples: int = 0
     pending_entries: int = 0
-    """Entries given to a member and not acknowledged."""
+    """Entries that were given to a member and not acknowledged."""
     dead_letters: int = 0
     settled_epochs: list[int] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
-    """``name``, ``seen_s`` (seconds since its last sign of life, None of one that is gone), ``pending_entries``,
-    ``has_ended`` (whether its process is known to have ended), ``is_silent``."""
+    """For each member ``name``, ``seen_s`` (seconds since its last heartbeat, None for one that is gone),
+    ``pending_entries``, ``has_ended`` (whether its process is known to have ended), ``is_silent``."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Of an ordered group: ``rank``, ``epoch``, ``position`` below which it has settled all, ``planned`` positions."""
+    """For each rank of an ordered group ``rank``, ``epoch``, ``position`` below which it is done, ``planned``
+    positions."""
 
 
 @dataclass(slots=True)
@@ -91,37 +92,38 @@ class StreamView:
     retention: str
     payload: PlaneView
     bytes: int
-    """Payload bytes held."""
+    """The payload bytes held."""
     entries: int
     next_epoch: int
     final: int | None
-    """Planned number of epochs, None if nobody said."""
+    """The planned number of epochs, or None if it is not known."""
     released: str
-    """Ranges of epochs that are gone."""
+    """The ranges of epochs that are gone."""
     epochs: list[EpochView]
     groups: list[GroupView]
     replays: list[dict[str, Any]]
-    """``epoch``, ``ends_in_s``."""
+    """For each replay ``epoch`` and ``ends_in_s``."""
     waiting: list[dict[str, Any]]
-    """Writers that wait for room, the oldest wait first: ``epoch``, ``shard``, ``since_s``, ``need_bytes``, ``why``."""
+    """The writers that wait for quota, the oldest wait first: ``epoch``, ``shard``, ``since_s``, ``need_bytes``,
+    ``why``."""
     workers: list[dict[str, Any]]
-    """At work for it: ``name``, ``rate`` (samples a second of work), and what part of the time is ``busy``, ``room``
-    (waiting for room) and ``idle`` (no job). Only those of `penstock produce` and `worker`."""
+    """The workers at work for it: ``name``, ``rate`` (samples a second of work), and the parts of their time: ``busy``,
+    ``room`` (waiting for quota) and ``idle`` (no job). Only those of `penstock produce` and `worker`."""
     trainers: list[dict[str, Any]]
-    """``group``, ``member``, ``rate``: samples a second that it would take if it never waited."""
+    """For each trainer ``group``, ``member``, ``rate``: the samples a second that it would take if it never waited."""
 
 
 def inspect_streams(client: Client) -> tuple[list[StreamView], dict[str, DamagedKey]]:
-    """Return every stream of the server, and of those that are damaged name -> error."""
+    """Return every stream of the server, and for damaged ones name -> error."""
     return look_at_each(list_streams(client), lambda name: inspect_stream(client, name))
 
 
 def inspect_stream(client: Client, name: str) -> StreamView:
-    """One stream; raises StreamNotFound."""
+    """Return one stream. Raises StreamNotFound."""
     stream = load_stream(client, name)
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     now = server_ms(client)
-    going = {epoch for roster in rosters for epoch in roster.retiring}  # the next pass of retention ends that
+    going = {epoch for roster in rosters for epoch in roster.retiring}  # the next pass of retention ends it
     there = [epoch for epoch in retained_epochs(client, stream) if epoch not in going]
     manifests = [m for e in there if (m := find_manifest(client, stream, e)) is not None]
     epochs = [_epoch_view(client, stream, manifest, rosters) for manifest in manifests]
@@ -161,7 +163,7 @@ def _times(told: Told) -> dict[str, float]:
 
 @readable(lambda client, stream, epoch: stream.partitions[0].roster)
 def held_bytes(client: Client, stream: Stream, epoch: int) -> int:
-    """Payload bytes that the server holds of an epoch."""
+    """Return the payload bytes that the server holds of an epoch."""
     return sum(int(client.hget(partition.roster, f"b:{epoch}") or 0) for partition in stream.partitions)
 
 
@@ -204,7 +206,10 @@ def _epoch_view(client: Client, stream: Stream, manifest: Manifest, rosters: lis
 
 
 def _committed(client: Client, stream: Stream, manifest: Manifest, shards: range) -> int:
-    """Samples, bad ones included. Of a complete epoch all: hundreds of them may be kept, with thousands of shards."""
+    """Return the committed samples, with the bad ones.
+
+    A complete epoch is not read: hundreds of them may be kept, with thousands of shards.
+    """
     if manifest.state == PRODUCED and manifest.samples is not None:
         return manifest.samples
     every = len(stream.partitions)
@@ -250,7 +255,7 @@ def _group_view(
 def _add_partition(
     client: Client, stream: Stream, partition: PartitionKeys, manifest: Manifest, view: GroupView, held: dict[str, int]
 ) -> None:
-    """Adds one partition of one epoch to a group's sums."""
+    """Add one partition of one epoch to a group's sums."""
     epoch, key = manifest.epoch, partition.entries(manifest.epoch)
     counts = group_counts(client, partition, epoch)
     last = counts.get(view.name, {}).get("last-delivered-id")
@@ -262,7 +267,7 @@ def _add_partition(
         member = consumer["name"].decode()
         held[member] = held.get(member, 0) + int(consumer["pending"])
     newest = counts.get(LAST, {}).get("last-delivered-id")
-    if newest is not None and parse_id(last) >= parse_id(newest):  # it was given all there is: no index says more
+    if newest is not None and parse_id(last) >= parse_id(newest):  # it was given everything there is: no index has more
         return
     for shard in begun_shards(client, stream, manifest):
         if stream.partition_of(shard) == partition:
@@ -272,7 +277,7 @@ def _add_partition(
 
 
 def _add_ranks(client: Client, stream: Stream, manifest: Manifest, record: GroupRecord, view: GroupView) -> None:
-    """Adds one epoch of an ordered group: what is committed above its lowest rank, and where each rank is."""
+    """Add one epoch of an ordered group: what is committed above its lowest rank, and the position of each rank."""
     positions = known_positions(client, stream, manifest.epoch, view.name)
     for rank in range(record.world):
         view.ranks.append(
@@ -295,7 +300,7 @@ def _pending_summary(client: Client, key: str, group: str) -> dict[str, Any]:
 
 
 def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, last: EntryId) -> tuple[int, int]:
-    """Entries and samples of a shard beyond the last delivered id, read from the index's end: 6.2 has no ``lag``.
+    """Return entries and samples of a shard after the last delivered id, from the index's end: 6.2 has no ``lag``.
 
     Ids of entries rise with offsets, so this reads as much as the group is behind.
     """

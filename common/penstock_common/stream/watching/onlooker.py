@@ -1,6 +1,6 @@
-"""Looks at a stream again and again for little: rosters, and what is new of indexes; no payload, no XINFO STREAM.
+"""Repeated looks at a stream at low cost: they read rosters and what is new in indexes, and no payload.
 
-`inspection` looks once, and reads for it as much as a group is behind; this remembers what it has read.
+`inspection` looks once, and reads as much as a group is behind. This file remembers what it has read.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from penstock_common.stream.watching.paces import load_paces
 from penstock_common.stream.watching.shard_log import NOTHING, Behind, EntryId, ShardLog
 
 PENDING_SEEN: Final = 100
-"""Of the pending entries of a key and group, so many are asked how often they were given out."""
+"""The pending entries of a key and group that are asked how often they were given out."""
 
 
 @dataclass(slots=True)
 class _Epoch:
-    """What is remembered of one epoch."""
+    """The memory of one epoch."""
 
     manifest: Manifest
     is_new: bool
-    """Whether it was opened since the onlooker began: then all of it was made since."""
+    """Whether it was opened after the first look: then everything in it was made since."""
     logs: dict[int, ShardLog] = field(default_factory=dict)
     unread: dict[tuple[str, int], Behind] = field(default_factory=dict)
-    """(group, shard) -> what the group had before it at the last look."""
+    """(group, shard) -> what the group had not read at the last look."""
     bad: int = 0
     dead: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     is_looked_at: bool = False
-    """Whether its shards were read before: then what comes is made since."""
+    """Whether its shards were read before: then new records were made since."""
     is_finished: bool = False
-    """Ended, and settled by all its groups: nothing of it changes any more but its bytes."""
+    """Whether it has ended and all its groups are done with it: only its bytes change then."""
 
 
 class _New(NamedTuple):
-    """What was made in a shard since the last look."""
+    """The samples that were made in a shard since the last look."""
 
     made: Behind
     is_begun: bool
-    """Whether nothing of the shard was there then."""
+    """Whether nothing of the shard existed then."""
 
 
 class Onlooker:
-    """Of one stream. A stream that was deleted and made again is another one: everything is counted anew."""
+    """The repeated looks at one stream. One that is deleted and made again is another one: all counts begin anew."""
 
     def __init__(self, client: Client, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._name, self._clock = client, name, clock
@@ -71,7 +71,7 @@ class Onlooker:
         self._given: dict[str, list[int]] = {}
 
     def look(self) -> Glance:
-        """What there is now; raises StreamNotFound."""
+        """Return the stream as it is now. Raises StreamNotFound."""
         client = self._client
         stream = load_stream(client, self._name)
         if stream.id != self._id:
@@ -102,7 +102,7 @@ class Onlooker:
         )  # fmt: skip
 
     def _remember(self, stream: Stream, rosters: list[Roster]) -> None:
-        """Epochs that came and went, and manifests that changed."""
+        """Take up epochs that came and went, and manifests that changed."""
         going = {epoch for roster in rosters for epoch in roster.retiring}
         there = {e: state for e, state in retained_epochs(self._client, stream).items() if e not in going}
         for number in [number for number in self._epochs if number not in there]:
@@ -131,7 +131,7 @@ class Onlooker:
         given = self._look_at_counts(stream, number, epoch, list(readers))
         epoch.is_finished = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
         if epoch.is_finished:
-            return  # all that there was to be seen was over before the first look
+            return  # all that there was to see had ended before the first look
         lasts = dict(zip(stream.partitions, given, strict=True))
         lows = {name: self._lows(stream, number, name, rosters) for name in _ordered(reading, rosters)}
         begun = self._read(
@@ -158,7 +158,7 @@ class Onlooker:
     def _look_at_counts(
         self, stream: Stream, number: int, epoch: _Epoch, readers: list[str]
     ) -> list[dict[str, EntryId]]:
-        """Bad samples and dead letters; for each partition, group -> the last entry that was given out."""
+        """Read bad samples and dead letters, and for each partition group -> the last entry that was given out."""
         with self._client.pipeline(transaction=False) as pipe:
             for partition in stream.partitions:
                 pipe.xinfo_groups(partition.entries(number))
@@ -177,7 +177,7 @@ class Onlooker:
         return found
 
     def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
-        """Shards that may have more than was seen."""
+        """Return the shards that may have more than was seen."""
         ends = {shard: log.end for shard, log in epoch.logs.items()}
         begun = begun_shards(self._client, stream, epoch.manifest)
         return due_shards(epoch.manifest, begun, ends, self._looks)
@@ -185,7 +185,7 @@ class Onlooker:
     def _read(
         self, stream: Stream, number: int, epoch: _Epoch, floors: Mapping[int, EntryId | None], is_whole: bool
     ) -> dict[int, _New]:
-        """Reads what is new; shard -> what was made since the last look."""
+        """Read what is new. Returns shard -> what was made since the last look."""
         due = self._due(stream, epoch)
         where = {shard: stream.partition_of(shard) for shard in due}
         if not epoch.is_new and not epoch.is_looked_at and not is_whole:
@@ -212,14 +212,14 @@ class Onlooker:
         self._made[2] += found.nbytes
 
     def _reread(self, stream: Stream, number: int, shard: int, log: ShardLog) -> None:
-        """A group that came late has before it what was forgotten."""
+        """Read what was forgotten again: a group that came late has it before it."""
         records = read_on(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
         log.forget(len(log.ids))
         log.add(records)
         log.floor, log.floor_end = NOTHING, 0
 
     def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster]) -> dict[int, int]:
-        """Of an ordered group: shard -> offset below which it has settled everything."""
+        """Return for an ordered group shard -> the offset below which it is done."""
         manifest = self._epochs[number].manifest
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         minimum = known_positions(self._client, stream, number, name).minimum(record.world)
@@ -227,7 +227,7 @@ class Onlooker:
         return {shard: max(minimum - at, 0) for shard, at in starts.items()}
 
     def _count_given(self, epoch: _Epoch, name: str, shard: int, now: Behind, new: _New | None) -> None:
-        """What the group was given since the last look: what it had before it, and what came, less what is left."""
+        """Count what the group was given since the last look: its unread samples then, and new ones, less those now."""
         is_begun = new is not None and new.is_begun
         before = epoch.unread.get((name, shard), Behind() if is_begun else None)
         epoch.unread[name, shard] = now
@@ -288,13 +288,13 @@ class Onlooker:
 
 
 def _readers(number: int, rosters: list[Roster]) -> dict[str, bool]:
-    """Group that reads the epoch -> whether it has settled it."""
+    """Return group that reads the epoch -> whether it is done with it."""
     groups = {name: record for roster in rosters for name, record in roster.groups.items()}
     return {name: (name, number) in rosters[0].closed for name, record in groups.items() if record.first <= number}
 
 
 def _floor(at: Mapping[str, EntryId], reading: list[str]) -> EntryId | None:
-    """What every group that reads was given; None where none does."""
+    """Return the entry that every reading group was given, or None if no group reads."""
     return min((at.get(name, NOTHING) for name in reading), default=None)
 
 
@@ -306,7 +306,7 @@ def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:
 def _place(
     log: ShardLog, given: Mapping[str, EntryId], lows: Mapping[str, Mapping[int, int]], shard: int, name: str
 ) -> int | None:
-    """Where the records begin that the group has before it; None where some of them were forgotten."""
+    """Return where the records begin that the group has before it, or None if some of them were forgotten."""
     if name in lows:
         low = lows[name].get(shard, 0)
         return None if low < log.floor_end else log.after_offset(low)

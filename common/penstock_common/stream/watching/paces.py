@@ -1,6 +1,6 @@
-"""How fast a stream's workers and trainers are, as they say themselves every few seconds: one small field for each.
+"""The rates of a stream's workers and trainers, which they report every few seconds in one small field each.
 
-What they measure is ``pace``'s; how many workers that asks for is the producer's plan (``autoscaler``).
+`pace` measures them. The producer's autoscaler plans how many workers they ask for.
 """
 
 from __future__ import annotations
@@ -26,89 +26,89 @@ from penstock_common.stream.streams import Stream
 _REPORT_RATE = load_script("report_rate")
 
 TELL_S = 2.0
-"""How often each says how fast it is."""
+"""How often each process reports its rate."""
 LATELY_S = 10.0
-"""What holds a stream up is judged by the shares of this time: the last two seconds of a full budget may be quiet."""
+"""What limits a stream is judged by the shares of this time, because two seconds of a full budget may be quiet."""
 SILENT_MS = 10_000
-"""Who has said nothing for so long counts no more."""
+"""The time after which a process without a report no longer counts."""
 SWEEP_S = 60.0
-"""How often each forgets those who are gone; what a fleet that was killed leaves behind goes with the next one."""
+"""How often each process removes reports of those that are gone. The next fleet removes what a killed one left."""
 GONE_MS = 600_000
-"""Who has said nothing for so long is forgotten. Until then workers are told of as silent: somebody may look."""
+"""The time after which a report is removed. Until then the worker is shown as silent, so that somebody may look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one of them said last."""
+    """The last report of one process."""
 
     rate: float | None
-    """Samples a second of its work, waiting left out; None while it does not know."""
+    """The samples a second of its work, without waits, or None while it is not known."""
     shares: dict[str, float] = field(default_factory=dict)
-    """Where its time goes: of a worker ``busy``, ``room`` (waiting for room in the budget) and ``idle`` (no job)."""
+    """The parts of its time: for a worker ``busy``, ``room`` (waiting for quota) and ``idle`` (no job)."""
     samples: int = 0
-    """Made, or trained on, in all."""
+    """The samples made, or trained on, in all."""
     now: dict[str, float] = field(default_factory=dict)
     """The shares of the last ten seconds alone."""
 
     @property
     def lately(self) -> dict[str, float]:
-        """Where its time went in the last ten seconds; as of late, where it does not say that."""
+        """The parts of its time in the last ten seconds, or the recent ones if it does not report those."""
         return self.now or self.shares
 
     seen_ms: int = 0
-    """Server time at which it spoke."""
+    """The server's time of the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """A command that starts and stops worker processes by what is wished."""
+    """The report of a command that starts and stops worker processes by the wish."""
 
     most: int
-    """Processes it may have."""
+    """The processes that it may have."""
     now: int
-    """Processes it has."""
+    """The processes that it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paces:
-    """Of one stream, of all who were heard of lately."""
+    """All recent reports on one stream."""
 
     workers: dict[str, Told]
-    """Worker's name -> what it said. Only those whose last job was of this stream."""
+    """Worker's name -> its report, for those whose last job was of this stream."""
     trainers: dict[tuple[str, str], Told]
-    """(group, member) -> what it said."""
+    """(group, member) -> its report."""
     fleets: dict[str, FleetReport]
-    """Name -> what it said."""
+    """Name of the fleet -> its report."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Workers that said nothing for ten seconds, and did not sign off -> seconds since they did; for ten minutes."""
+    """Workers without a report for ten seconds that did not sign off -> seconds since the last one, for ten minutes."""
 
 
 def worker_field(name: str) -> str:
-    """Of one worker process."""
+    """Return the field of one worker process."""
     return f"w:{name}"
 
 
 def trainer_field(group: str, member: str) -> str:
-    """Of one member of a group."""
+    """Return the field of one member of a group."""
     return f"t:{group}:{member}"
 
 
 def fleet_field(name: str) -> str:
-    """Of one fleet that follows the wish."""
+    """Return the field of one fleet that follows the wish."""
     return f"f:{name}"
 
 
 class Teller:
-    """Says one field of one stream again and again, from whatever thread; it never fails whoever calls it."""
+    """A reporter of one field of one stream, for any thread. It never fails its caller."""
 
     def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self.stream, self._name, self._clock = client, stream, name, clock
         self._told_s = self._swept_s = float("-inf")
         self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
-        """(when, seconds spent on what by then): the newest that is as old as `LATELY_S`, and all since."""
+        """(when, seconds spent on each kind by then): the newest that is as old as `LATELY_S`, and all since."""
 
     def tell(self, pace: Pace) -> None:
-        """Says how fast it is, if that is due."""
+        """Report the rate, if that is due."""
         if self._clock() - self._told_s >= TELL_S:
             look = pace.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
@@ -116,7 +116,7 @@ class Teller:
             self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples})
 
     def _shares_lately(self, spent_s: Mapping[str, float]) -> dict[str, float]:
-        """Return what part of the last ten seconds went into what."""
+        """Return the parts of the last ten seconds."""
         now, past = self._clock(), self._spent_s
         past.append((now, spent_s))
         while past[1][0] <= now - LATELY_S:
@@ -126,25 +126,25 @@ class Teller:
         return {kind: round(seconds / total, 3) for kind, seconds in lately.items()} if total > 0 else {}
 
     def say(self, value: Mapping[str, Any]) -> None:
-        """Says this now."""
+        """Report this now."""
         now = self._clock()
         self._told_s = now
         sweep = now - self._swept_s >= SWEEP_S
         keys = [self.stream.keys.paces, self.stream.keys.meta]
         args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
-        with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is said again
+        with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is reported again
             run_script(self._client, _REPORT_RATE, keys, args)
             self._swept_s = now if sweep else self._swept_s
 
     def leave(self) -> None:
-        """It is heard of no more."""
+        """Remove the report."""
         with suppress(PenstockError, ResponseError):
             self._client.hdel(self.stream.keys.paces, self._name)
 
 
 @readable(lambda client, stream: stream.keys.paces)
 def load_paces(client: Client, stream: Stream) -> Paces:
-    """Return everyone's last word, of those who were heard of within ten seconds, and which workers are silent."""
+    """Return the reports of the last ten seconds, and which workers are silent."""
     found = decoded(client.hgetall(stream.keys.paces))
     now_ms = server_ms(client) if found else 0
     paces = Paces({}, {}, {})
@@ -172,5 +172,5 @@ def _told(said: dict[str, Any]) -> Told:
 
 
 def _shares(said: Any) -> dict[str, float]:
-    # an empty table of Lua's is an empty list in JSON as well
+    # an empty table of Lua is an empty list in JSON, too
     return {str(kind): float(share) for kind, share in dict(said or {}).items()}

@@ -1,7 +1,7 @@
-"""The queue's server as an onlooker sees it: its jobs, and the workers that are none of Penstock's.
+"""The queue's server for people and tools: its jobs, and workers of other programs.
 
-Read by RQ's keys, without RQ. Nothing that another program wrote there is parsed: the server makes the counts, and
-names are texts.
+It is read by RQ's keys, without RQ. Nothing that another program wrote there is parsed: the server counts, and names
+are texts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.suitability import ServerMemory, read_memory
 
 KEYS = {"waiting": ("llen", "rq:queue:"), "running": ("zcard", "rq:wip:"), "failed": ("zcard", "rq:failed:")}
-"""What is counted -> the command that counts it, and the start of RQ's key, which the queue's name ends."""
+"""The kind that is counted -> the command that counts it, and the start of RQ's key, which the queue's name ends."""
 
 OWN_WORKER = re.compile(r".+\.[0-9a-f]{8}")
-"""Names of Penstock's workers: a host and eight random digits (`WorkerOptions.named`)."""
+"""The names of Penstock's workers: a host and eight random digits (`WorkerOptions.named`)."""
 _WORKER = "rq:worker:"
 _SHOWN = 80
-"""Characters of what others wrote."""
+"""The characters that are shown of what others wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PlainWorker:
     host: str
     pid: str
     failed: str
-    """Jobs that it took and could not do, as it counts."""
+    """The jobs that it took and could not do, by its own count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class QueuesGlance:
 
     memory: ServerMemory
     queues: dict[str, dict[str, int]]
-    """Queue -> jobs of each kind in KEYS; one whose key is no list or no sorted set is left out."""
+    """Queue -> jobs of each kind in KEYS. A queue whose key is no list or no sorted set is left out."""
 
 
 def queue_names(queue: str, streams: Iterable[str]) -> list[str]:
@@ -85,7 +85,7 @@ def plain_workers(client: Client, names: Iterable[str]) -> list[PlainWorker]:
                 pipe.hmget(key, "hostname", "pid", "failed_job_count")
             replies = pipe.execute(raise_on_error=False)
         for key, reply in zip(others, replies, strict=True):
-            if isinstance(reply, list) and any(reply):  # else it is gone, or its record is no hash
+            if isinstance(reply, list) and any(reply):  # otherwise it is gone, or its record is no hash
                 texts = [(value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply]
                 found.append(PlainWorker(queue, key.removeprefix(_WORKER)[:_SHOWN], *texts))
     return found

@@ -1,6 +1,6 @@
-"""The end of one shard's index in memory: what some group has not been given yet. Pure; reading it is ``onlooker``'s.
+"""The end of one shard's index in memory: the records that some group has not been given yet. Pure.
 
-So looking again costs the server what is new, and not what a group is behind.
+So looking again costs the server what is new, and not what a group is behind. `onlooker` reads the records.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ NOTHING: EntryId = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What of a shard a group has before it."""
+    """The part of a shard that a group has not read."""
 
     entries: int = 0
     samples: int = 0
     nbytes: int = 0
     oldest_ms: int | None = None
-    """When the first of it was written, by the server's clock."""
+    """The server's time when the first record of it was written."""
 
 
 @dataclass(slots=True)
 class ShardLog:
-    """Records of one shard, rising; what all groups have behind them is forgotten."""
+    """The records of one shard, rising. Those that all groups have read are forgotten."""
 
     end: int = 0
-    """Offsets below it are committed."""
+    """The offset below which everything is committed."""
     floor: EntryId = NOTHING
     floor_end: int = 0
-    """Entry and offset up to which records were forgotten, or never read."""
+    """The entry and offset up to which records were forgotten, or never read."""
     ids: list[EntryId] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
 
     def add(self, records: Iterable[Record]) -> Behind:
-        """Appends records in order of offset; what they come to. Blocks of holes alone only move the end."""
+        """Append records in order of offset, and return their sum. Blocks of holes alone only move the end."""
         start = len(self.ids)
         for record in records:
             self.end = max(self.end, record.end)
@@ -53,19 +53,19 @@ class ShardLog:
         return self._from(start)
 
     def after_entry(self, given: EntryId) -> int:
-        """Where the records begin that a shared group was not given: ids of a shard rise with its offsets."""
+        """Return where the records begin that a shared group was not given: ids of a shard rise with its offsets."""
         return bisect_right(self.ids, given)
 
     def after_offset(self, offset: int) -> int:
-        """Where the records begin that an ordered group has not settled."""
+        """Return where the records begin that an ordered group is not done with."""
         return bisect_right(self.ends, offset)
 
     def behind(self, start: int) -> Behind:
-        """What the records from ``start`` on come to."""
+        """Return the sum of the records from ``start`` on."""
         return self._from(start)
 
     def forget(self, count: int) -> None:
-        """Drops the first records: nobody has them before it."""
+        """Forget the first records, which every group has read."""
         if count > 0:
             self.floor, self.floor_end = self.ids[count - 1], self.ends[count - 1]
             for column in (self.ids, self.ends, self.samples, self.nbytes):

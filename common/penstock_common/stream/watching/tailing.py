@@ -1,4 +1,4 @@
-"""Following what is written to a stream: index records as they come, which say all of an entry but its payload."""
+"""Following what is written to a stream: index records as they come, which describe an entry without its payload."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from penstock_common.stream.watching.index_ends import due_shards, newest_record
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One block: an entry, or with ``entry`` empty a stretch of which no sample could be made."""
+    """One block: an entry, or with ``entry`` empty a range of which no sample could be made."""
 
     epoch: int
     shard: int
     first: int
     end: int
-    """Offsets [first, end) of the shard."""
+    """The end of the offsets [first, end) of the shard."""
     samples: int
     bad: int
     bytes: int
-    """Of payload."""
+    """The payload bytes."""
     entry: str
-    """Its id in the partition's entries key."""
+    """The entry's id in the partition's entries key."""
     age_s: float | None
-    """Since it was written, by the server's clock; None of a block without an entry."""
+    """The time since it was written, by the server's clock, or None for a block without an entry."""
     segment: str
-    """The file its payload lies in, if not in the entry."""
+    """The file of its payload, if that is not in the entry."""
 
 
 class Tail:
-    """Of one stream, from now on. A stream that is deleted ends it with StreamNotFound."""
+    """What is written to one stream from now on. A stream that is deleted ends it with StreamNotFound."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Tail:
                 ends |= index_ends(client, partition, manifest.epoch, mine)
 
     def last(self, count: int) -> list[Written]:
-        """The entries written last, of the newest epochs that have any; oldest first. Ask it before `look`."""
+        """Return the entries written last, of the newest epochs that have any, oldest first. Ask it before `look`."""
         found: list[Written] = []
         now = server_ms(self._client)
         for manifest in reversed(self._manifests()):
@@ -63,7 +63,7 @@ class Tail:
         return found
 
     def look(self) -> list[Written]:
-        """What was written since the look before, in order of time as far as entries tell it."""
+        """Return what was written since the last look, in order of time as far as entries tell it."""
         self._stream = load_stream(self._client, self._stream.name)
         self._looks += 1
         found: list[tuple[int, int, Record]] = []
@@ -82,7 +82,7 @@ class Tail:
         return sorted(written, key=lambda one: (parse_id(one.entry.encode()) if one.entry else (0, 0), one.shard))
 
     def _manifests(self) -> list[Manifest]:
-        """Of all epochs that may get more, or are new."""
+        """Return the manifests of all epochs that may get more, or are new."""
         found = []
         for number, state in retained_epochs(self._client, self._stream).items():
             manifest = find_manifest(self._client, self._stream, number) if self._may_grow(number, state) else None

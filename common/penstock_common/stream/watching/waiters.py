@@ -1,6 +1,6 @@
-"""Writers that wait for room, as others see them: a note on the partition's roster, renewed while the wait lasts.
+"""Writers that wait for quota, as others see them: a note on the partition's roster, renewed during the wait.
 
-Who must wait, and when a wait is noted, is the producer's. Readers take from it that somebody waits for them.
+The producer decides who must wait, and when a wait is noted. Readers learn that somebody waits for them.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from penstock_common.stream.keys import PartitionKeys
 _NOTE_WAIT = load_script("note_wait")
 
 RENEW_S = 1.0
-"""A writer that waits says so again this often."""
+"""How often a waiting writer renews its note."""
 STALE_MS = 10_000
-"""A note unseen for so long is of a writer that died, or of a server that stood still: it is not counted."""
+"""A note that is older belongs to a writer that died, or to a server that stood still. It does not count."""
 
 Why = Literal["budget", "memory", "folder"]
-"""What is full: the stream's budget, the server's memory by other keys than the stream's, or the folder of segments."""
+"""What is full: the stream's budget, the server's memory by keys of others, or the folder of segments."""
 WHYS: Final[tuple[Why, ...]] = get_args(Why)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One writer that waits for room."""
+    """One writer that waits for quota."""
 
     since_ms: int
-    """Server time the wait began."""
+    """The server's time when the wait began."""
     seen_ms: int
-    """Server time of its last sign of life."""
+    """The server's time of its last note."""
     need_bytes: int
-    """Payload bytes of the block that waits."""
+    """The payload bytes of the block that waits."""
     held_bytes: int
-    """Payload bytes the partition held when it last looked."""
+    """The payload bytes that the partition held at its last look."""
     why: Why
     is_next: bool
-    """Whether it has the lowest unfinished shard of its partition: then nothing but the readers can make room."""
+    """Whether it has the lowest unfinished shard of its partition: then only readers can free quota."""
 
 
 def note_wait(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, *, waited_s: float, need_bytes: int,
     held_bytes: int, why: Why, is_next: bool,
 ) -> None:  # fmt: skip
-    """Says, or says again, that the writer of that shard waits for room, and since when."""
+    """Note, or note again, that the writer of that shard waits for quota, and since when."""
     args = [epoch, shard, int(waited_s * 1000), need_bytes, held_bytes, why, int(is_next)]
     run_script(client, _NOTE_WAIT, [partition.roster], args)
 
 
 def end_wait(client: Client, partition: PartitionKeys, epoch: int, shard: int) -> None:
-    """Takes the note away: the writer goes on, or has given up."""
+    """Remove the note: the writer continues, or has given up."""
     client.hdel(partition.roster, f"w:{epoch}:{shard}")
 
 
 def read_waiters(notes: Mapping[str, str], now_ms: int) -> dict[tuple[int, int], Waiter]:
-    """(epoch, shard) -> writer, of the roster's notes that are not stale."""
+    """Return (epoch, shard) -> writer, of the roster's notes that are not stale."""
     waiters: dict[tuple[int, int], Waiter] = {}
     for name, text in notes.items():
         epoch, _, shard = name.partition(":")
