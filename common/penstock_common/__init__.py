@@ -1,4 +1,4 @@
-"""What producer and consumer must agree on: errors, settings, the wire format, and the one room that speaks Redis.
+"""The code that producer and consumer share: errors, settings, the wire format, and the rooms that speak Redis.
 
-A module lives here only if both sides reach it.
+A module lives here only if both sides use it.
 """

@@ -91,7 +91,7 @@ class StreamDeleted(StreamNotFound):
 
 
 class StreamBusy(PenstockError, RuntimeError):
-    """Somebody reads or writes the stream, so it is not deleted without force."""
+    """The stream is read or written, so it is not deleted without force."""
 
 
 class BadRetention(PenstockError, ValueError):
@@ -140,7 +140,7 @@ class EntryNotFound(PenstockError, LookupError):
 
 
 class TooManyDeadLetters(PenstockError, RuntimeError):
-    """So many entries cannot be read, and none before them could, that going on would only bury an epoch."""
+    """The first entries cannot be read, so many that continuing would only make an epoch's entries dead letters."""
 
 
 class GroupNotFound(PenstockError, LookupError):
@@ -219,7 +219,7 @@ class BadDurability(PenstockError, ValueError):
 
 
 class DurabilityLost(PenstockError, TimeoutError):
-    """What was written is not as safe as its durability level promises: too few replicas, or no fsync, in time."""
+    """A write is not as safe as its durability level promises: too few replicas, or no fsync, in time."""
 
 
 class BudgetRefused(PenstockError, ValueError):

@@ -1,7 +1,7 @@
-"""Which ``penstock server`` of this user runs on this host: it says so in a private folder, its clients look there.
+"""The ``penstock server`` processes of this user on this host: each announces itself in a private folder.
 
-Each server keeps one file, ``server-PORT.url``, and holds a lock on it for as long as it lives. The kernel takes the
-lock away however the server ends, so a client knows a file that was left behind.
+Each server keeps one file, ``server-PORT.url``, and holds a lock on it for as long as it lives. The kernel releases the
+lock however the server ends, so a client recognises a file that was left behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How fast somebody is while at work: samples for each second of work, as of late; seconds of waiting left out.
+"""The rate of a process at work: samples for each second of recent work, without the seconds of waiting.
 
-Pure but for the clock it is given. Producers measure their workers with it, consumers their training loops; who tells
-whom is ``stream.paces``.
+Pure but for the clock it is given. Producers measure their workers with it, consumers their training loops.
+``stream.watching.paces`` reports it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Pace:
             self.kind = kind
 
     def count(self, samples: int, then: str | None = None) -> None:
-        """So many samples are done; the work since the last count went into them. ``then`` is what it does now."""
+        """Count samples that are done. The work since the last count went into them.
+
+        ``then`` is what the process does now.
+        """
         with self._lock:
             self._pass()
             self.kind = then or self.kind
@@ -70,7 +73,7 @@ class Pace:
             self._samples += samples
 
     def look(self) -> RateReading:
-        """What it comes to now."""
+        """Return the rate at this moment."""
         with self._lock:
             self._pass()
             total = sum(self._spent.values())

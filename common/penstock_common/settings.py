@@ -1,4 +1,4 @@
-"""What the environment says: the only reader of ``os.environ``.
+"""The settings in the environment. No other module reads ``os.environ``.
 
 Only the command and the workers read settings; library classes take explicit arguments.
 """

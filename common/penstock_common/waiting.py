@@ -52,7 +52,7 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long this wait has lasted."""
+        """The time that this wait has lasted."""
         return self._clock() - self._began
 
     def because(
@@ -84,7 +84,7 @@ class Wait:
                 self._notify(f"waiting: {why}")
 
     def _is_server_late(self) -> bool:
-        """Whether the server owes an answer, or has owed one a moment ago: what it knows then explains nothing."""
+        """Return whether the server owes an answer, or has owed one a moment ago: its facts then explain nothing."""
         return self._watchdog.clock() - self._watchdog.late_at(self._server) < FIRST_WORD_S
 
     def over(self) -> None:

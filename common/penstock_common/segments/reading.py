@@ -68,7 +68,7 @@ class SegmentReader:
 
     @cached_property
     def lies_in_memory(self) -> bool:
-        """Whether the folder is on a memory file system, which needs no readahead."""
+        """Return whether the folder is on a memory file system, which needs no readahead."""
         return lies_in_memory(self._folder.path)
 
     def read_into(self, ref: SegmentRef, views: Sequence[Sequence[memoryview]]) -> None:

@@ -29,9 +29,9 @@ def segments_of(stream: Stream) -> SegmentFolder | None:
 
 
 def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = False) -> SegmentReader | None:
-    """What its payloads are read with beside the entries; raises SegmentsUnseen where this process cannot see them.
+    """Return the reader of the payloads beside the entries. Raises SegmentsUnseen if this process cannot see them.
 
-    Without ``must_see`` that is None, as where payloads travel in the entries.
+    Without ``must_see`` the answer is None then, as for payloads that travel in the entries.
     """
     folder = segments_of(stream)
     if folder is None:
@@ -53,7 +53,7 @@ def maps_of_stream(stream: Stream) -> Maps | None:
 
 @dataclass(frozen=True, slots=True)
 class PlaneView:
-    """Where a stream's payloads lie, and what its files take."""
+    """The storage of a stream's payloads, and the space that its files take."""
 
     plane: str
     """``inline`` or ``segments``."""
@@ -70,7 +70,7 @@ class PlaneView:
 
 
 def plane_of(stream: Stream) -> PlaneView:
-    """What there is to see of a stream's segments from here."""
+    """Return the storage of a stream's payloads as this host sees it."""
     folder = segments_of(stream)
     if folder is None:
         return PlaneView(INLINE)

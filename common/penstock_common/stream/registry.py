@@ -1,6 +1,6 @@
-"""Which segments a partition's entries lie in: registered by the commit that first refers to one, taken off when free.
+"""The segments of a partition's entries: a commit registers one at its first use, and it is removed when it is free.
 
-Files are ``segments.folder``'s; when one may be used again is the producer's ``recycling``.
+``segments.folder`` has the files. The producer's cleaner decides when one may be used again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def seal_segments(
 
 
 def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:
-    """The same of their own writer, as a command to be sent along with others; may be said again."""
+    """Return the same of their own writer, as a command that is sent along with others. It may be repeated."""
     told = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
     return (b"EVAL", _SEAL_SEGMENTS.encode(), *[text.encode() for text in told])
 

@@ -251,7 +251,7 @@ class BlockBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the block has reached its size."""
+        """True if the block has reached its size."""
         return self._count >= self._stop
 
     def add(self, sample: Mapping[str, Any]) -> bool:  # noqa: C901 - a call more is a tenth of what a small sample costs

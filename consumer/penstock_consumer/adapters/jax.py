@@ -195,7 +195,7 @@ class Placing(Passing):
 
 
 class Dataset(Placing):
-    """What `dataset` returns; iterate it."""
+    """The result of `dataset`. Iterate over it."""
 
     def __init__(self, loader: Loader | Mixture, *settings: Any) -> None:
         super().__init__(loader, *settings)

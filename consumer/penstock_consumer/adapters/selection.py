@@ -1,4 +1,4 @@
-"""Which tensors of a stream a dataset gives, and in what shape: dicts, tuples, bare tensors. No framework here."""
+"""The tensors that a dataset gives, and their form: dicts, tuples, bare tensors. No framework here."""
 
 from __future__ import annotations
 

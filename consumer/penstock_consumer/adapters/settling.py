@@ -92,7 +92,7 @@ class Feed:
 
     @property
     def loader(self) -> Loader | Mixture:
-        """Whose batches these are."""
+        """The loader of these batches."""
         return self._loader
 
     # --- the loader's end ---
@@ -183,7 +183,7 @@ class Feed:
                 self._settle(done)
 
     def reached(self) -> list[Batch]:
-        """What `settle` would report now."""
+        """The state that `settle` would report now."""
         with self._lock:
             return [self._owed[token] for token in self._done() if token in self._owed]
 

@@ -151,7 +151,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     @property
     def element_spec(self) -> Any:
-        """As of any dataset."""
+        """The spec of an element, as for any dataset."""
         return self._seen.element_spec
 
     def cardinality(self) -> tf.Tensor:
@@ -182,7 +182,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         return {"position": self._position}
 
     def _lookup_dependency(self, name: str, *others: Any) -> Any:
-        """Where a checkpoint that is restored finds what it saved."""
+        """Return what a restored checkpoint saved under this name."""
         return self._position if name == "position" else super()._lookup_dependency(name, *others)
 
     # --- transformations ---
@@ -251,7 +251,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         return iter(self._watched())
 
     def _watched(self) -> tf.data.Dataset:
-        """What is iterated: each element is reported when it is asked for, and the end when it is reached."""
+        """Return the dataset that is iterated, which reports each element when it is asked for, and the end."""
         watch = _Watch(self.feed)
         passes = functools.partial(watch.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
@@ -296,13 +296,13 @@ def _alone(element: Any, _: Any) -> Any:
 
 
 class Position(tf.train.experimental.PythonState):
-    """What a dataset puts into a ``tf.train.Checkpoint``: its `FedDataset.state_dict`, as JSON."""
+    """The position of a dataset in a ``tf.train.Checkpoint``: its `FedDataset.state_dict`, as JSON."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
 
     def state_dict(self) -> State:
-        """Of what the step was given."""
+        """Return the state of what the step was given."""
         return self._feed.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -15,12 +15,12 @@ RaggedAs = Literal["ragged", "padded"]
 
 
 def is_composite(tensor: TensorSpec, ragged: RaggedAs) -> bool:
-    """Whether it becomes a ``tf.RaggedTensor``, which Python cannot give in one piece."""
+    """Return whether it becomes a ``tf.RaggedTensor``, which Python cannot give in one piece."""
     return ragged == "ragged" and tensor.is_ragged and tensor.dtype != BYTES
 
 
 def flat_spec(tensor: TensorSpec, rows: int | None, ragged: RaggedAs) -> Any:
-    """What `flat_value` gives, for batches of ``rows`` (None: any number)."""
+    """Return the spec of what `flat_value` gives, for batches of ``rows`` (None: any number)."""
     dtype = tf.string if tensor.dtype == BYTES else tf.as_dtype(tensor.dtype)
     if not is_composite(tensor, ragged):
         return tf.TensorSpec((rows, *tensor.shape), dtype)

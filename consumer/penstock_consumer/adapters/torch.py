@@ -100,7 +100,7 @@ class Carried:
 
 
 class Dataset(Answering, IterableDataset):
-    """What `dataset` returns."""
+    """The result of `dataset`."""
 
     __len__ = Lengthless()
 
@@ -177,7 +177,7 @@ class Dataset(Answering, IterableDataset):
         self._epoch = None
 
     def is_told_of_the_end(self) -> bool:
-        """Whether this pass is what was left, nothing, of the one a state was taken in."""
+        """Return whether this pass is the rest, which was empty, of the one that a state was taken in."""
         was, self._is_at_end = self._is_at_end, False
         return was
 
@@ -232,7 +232,7 @@ class Dataset(Answering, IterableDataset):
 
 
 class SizedDataset(Dataset):
-    """Of an ordered group. Others must not even have a length: Keras asks whoever has ``__len__``, and gives up."""
+    """A dataset of an ordered group. Others must not have a length: Keras asks what has ``__len__``, and gives up."""
 
     def __len__(self) -> int:  # type: ignore[override]
         """Batches of an epoch; a TypeError while it is not known."""
@@ -295,19 +295,21 @@ def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool,
 
 
 def acknowledging(batches: Any) -> Acknowledging:
-    """The same batches, acknowledged from here: needed around a DataLoader with worker processes.
+    """Return the same batches, acknowledged from here. A DataLoader with worker processes needs it.
 
     ``batches`` is what `dataset` returned, or a DataLoader or StatefulDataLoader of it with ``batch_size=None``. Worker
     processes only read: each opens a connection of its own and takes every n-th batch of this rank, so that the order
-    is the same for any number of them; the rank itself is this process, which acknowledges a batch when the loop asks
-    for the next one (or at `Loader.checkpointed`). What lies in queues is read again after a crash. Raises ValueError
-    for a shared group with workers, and for what would break the order: ``persistent_workers``, ``in_order=False``.
+    is the same for any number of them. The rank itself is this process, which acknowledges a batch when the loop asks
+    for the next one (or at `Loader.checkpointed`). Batches in queues are read again after a crash.
+
+    Raises ValueError for a shared group with workers, and for what would break the order: ``persistent_workers``,
+    ``in_order=False``.
     """
     return Acknowledging(batches)
 
 
 class Acknowledging:
-    """What `acknowledging` returns: iterate it, and save and load its state."""
+    """The result of `acknowledging`: iterate over it, and save and load its state."""
 
     def __init__(self, batches: Any) -> None:
         batches = batches.batches if isinstance(batches, Acknowledging) else batches
@@ -330,7 +332,7 @@ class Acknowledging:
         return True
 
     def __len__(self) -> int:
-        """As of what it was made of."""
+        """Return the length of what it was made of."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -347,7 +349,7 @@ class Acknowledging:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch comes without waiting; False where that is not known."""
+        """Return whether the next batch comes without waiting. False if that is not known."""
         return self._shares is None and self.dataset.loader.is_ready
 
     def elements(self) -> Iterator[tuple[Any, Token]]:
@@ -415,7 +417,7 @@ class Acknowledging:
             rounds.close()
 
     def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochShare, int, bool] | None:
-        """What the workers are to read, the position up to which it was read, and whether a state says so.
+        """Return what the workers are to read, the position up to which it was read, and whether a state says so.
 
         The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
         """
@@ -487,7 +489,7 @@ def _has_ended(loaded: Any, states: list[Mapping[str, Any]]) -> bool:
 
 
 def _share_states(state: Any) -> list[Mapping[str, Any]]:
-    """What worker processes put into a StatefulDataLoader's state, wherever that keeps it."""
+    """Return the states that worker processes put into a StatefulDataLoader's state, in any place."""
     if not isinstance(state, Mapping):
         return []
     if "of" in state and "is_over" in state:

@@ -23,10 +23,12 @@ Sent = tuple[Any, Any]
 
 @explained
 def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
-    """The same batches on ``device``; on CUDA, copied from pinned memory on a side stream while the step before runs.
+    """Return the same batches on ``device``.
 
-    ``batches`` as for `acknowledging`, which this is as well; on other devices than CUDA a batch is moved there without
-    a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. Of a replay's batches,
+    For CUDA they are copied from pinned memory on a side stream during a step.
+
+    ``batches`` as for `acknowledging`, which this is, too. On other devices than CUDA a batch is moved without a
+    stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. Of a replay's batches,
     which nothing acknowledges, the next one is always sent ahead.
     """
     to = _device(device)

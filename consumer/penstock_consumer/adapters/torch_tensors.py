@@ -59,7 +59,7 @@ def value_of(value: Any, ragged: RaggedAs) -> Any:
 
 
 def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same element with every tensor changed."""
+    """Return the same element with every tensor changed."""
     if isinstance(element, torch.Tensor):
         return change(element)
     if isinstance(element, dict):

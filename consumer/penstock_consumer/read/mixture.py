@@ -56,7 +56,7 @@ def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
 
 
 class Mixture(Passing):
-    """What `mix` returns. ``batch.source`` is the name of the loader it came from."""
+    """The result of `mix`. ``batch.source`` is the name of the loader it came from."""
 
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
         if not _is_mixable(loaders) or ends not in ("last", "first"):

@@ -23,10 +23,10 @@ Step = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class View(Passing):
-    """What `Loader.view` returns. Each verb gives a new one; iterating one gives the group's next epoch, as ever.
+    """The result of `Loader.view`. Each verb gives a new one; iterating over one gives the group's next epoch.
 
-    A batch is acknowledged as ever, when the loop asks for what comes after it: of single samples, after the last of
-    its batch. ``acknowledge='manual'`` goes with `map` alone, whose results are batches still.
+    A batch is acknowledged when the loop asks for what comes after it: with single samples, after the last of its
+    batch. ``acknowledge='manual'`` goes with `map` alone, whose results are batches still.
     """
 
     def __init__(self, source: Loader | Mixture, steps: tuple[Step, ...] = (), *, count: int | None = 0) -> None:

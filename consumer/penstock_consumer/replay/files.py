@@ -91,7 +91,7 @@ class Files(Passes):
             segments.close()
 
     def close(self) -> None:
-        """Nothing is held between iterations: here for the ``with`` statement, as a `Replay` has it."""
+        """Do nothing, because nothing is held between iterations. The ``with`` statement needs it, as in a `Replay`."""
 
     def __enter__(self) -> Files:
         return self

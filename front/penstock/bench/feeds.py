@@ -1,4 +1,4 @@
-"""How a trainer gets batches of a source without Penstock: torch's DataLoader, or a process pool without torch.
+"""The feeds of a trainer without Penstock: torch's DataLoader, or a process pool without torch.
 
 A feed is an iterator without an end that yields the number of samples of each batch. Workers are forked, so that an
 open source need not be opened again.

@@ -47,7 +47,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM}
 
 @dataclass(frozen=True)
 class Taste:
-    """What one sample of the source is."""
+    """The shape and size of one sample of the source."""
 
     seconds: float
     """To make it, alone in one process."""
@@ -56,7 +56,7 @@ class Taste:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same in all turns."""
+    """The settings that all turns share."""
 
     config: SourceConfig
     source: AnySource
@@ -304,4 +304,4 @@ def _told(error: Exception) -> str:
 
 
 def _quiet(_: str) -> None:
-    """What waits is told by the turn's result."""
+    """Ignore a notice of a wait: the turn's result shows it."""

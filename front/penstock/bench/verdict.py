@@ -1,4 +1,4 @@
-"""What the rates of all turns mean for the reader: which way of feeding to use, in one sentence. Pure."""
+"""A sentence on the rates of all turns: which way of feeding to use. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORTH = 1.1
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of two sides' rates in neighbouring turns, over all rounds."""
+    """The ratio of two sides' rates in neighbouring turns, over all rounds."""
 
     median: float
     low: float

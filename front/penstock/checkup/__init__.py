@@ -1,1 +1,1 @@
-"""What an expert would look at before and while a server carries streams: pure rules from facts to findings."""
+"""The rules of `penstock doctor`: pure functions from facts to findings, about servers, streams and queues."""

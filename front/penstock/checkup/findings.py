@@ -1,4 +1,4 @@
-"""A finding: how bad it is, what was found, and the command that mends it."""
+"""A finding: how bad it is, what was found, and the command that helps."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One."""
+    """One finding."""
 
     check: str
     severity: Severity
-    """``error``: data or runs will be lost, or nothing works; ``warning``: it will hurt; ``note``: good to know."""
+    """``error``: data or runs will be lost, or nothing works. ``warning``: it will hurt. ``note``: good to know."""
     found: str
     mend: str = ""
-    """The exact command, or setting; empty where nothing is to be done."""
+    """The exact command or setting, or empty if nothing is to be done."""
 
 
 def ok(check: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding that all is well."""
     return Finding(check, "ok", found)

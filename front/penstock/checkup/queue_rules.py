@@ -1,4 +1,4 @@
-"""What a queue of jobs should be like: no other program takes its jobs. Pure."""
+"""The rule for a queue of jobs: no other program takes its jobs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock_common.stream.watching.queues import PlainWorker
 
 
 def only_own_workers(found: Sequence[PlainWorker]) -> list[Finding]:
-    """Return a finding for each plain `rq worker`: it can do no job, and each that it takes is late."""
+    """Return a finding for each plain `rq worker`: it can do no job, and each that it takes is delayed."""
     if not found:
         return [ok("workers", "no other program takes jobs")]
     return [

@@ -1,4 +1,4 @@
-"""What a server should be like to carry streams: one small rule for each thing, from facts to a finding. Pure."""
+"""The rules for a server that carries streams: one small function for each, from facts to a finding. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from penstock_common.wire.limits import MAX_ENTRY_BYTES
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
 SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
-"""A writer commits a block of 1 MB in some ms; a round trip above that is what its speed is made of."""
+"""A writer commits a block of 1 MB in some ms, so a longer round trip limits its rate."""
 SLOW_BYTES_PER_S = 100e6
 """Below it a single trainer of 150 kB samples gets less than 700 of them a second."""
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
 CROWDED = 0.8
 LEAST_FIT = 16
-"""lg of how many times what is asked for a stretch of freed pages may be and still be used: of some KB out of a GB."""
+"""The lg of the factor by which a range of freed pages may be larger than a request and still be used: some KB of a GB.
+"""
 
 
 def _set(name: str, value: object) -> str:
@@ -27,7 +28,7 @@ def _set(name: str, value: object) -> str:
 
 
 def _mb(nbytes: float) -> str:
-    """As redis.conf has it, rounded up."""
+    """Return megabytes as redis.conf has them, rounded up."""
     return f"{-(-int(nbytes) // (1 << 20))}mb"
 
 
@@ -36,7 +37,7 @@ def _setting(facts: ServerFacts, name: str) -> str | None:
 
 
 def product(facts: ServerFacts) -> Finding:
-    """The floor is what is tested: streams' commands before it differ."""
+    """Check the version. The lowest one is the lowest that is tested, because commands of streams differ before it."""
     version = ".".join(map(str, facts.version))
     floor = FLOOR[facts.product]
     if facts.version < floor:
@@ -46,7 +47,7 @@ def product(facts: ServerFacts) -> Finding:
 
 
 def eviction(facts: ServerFacts) -> Finding:
-    """Samples must not be deleted before they are read, nor jobs before they are done."""
+    """Check that neither samples are deleted before they are read, nor jobs before they are done."""
     policy = str(facts.info.get("maxmemory_policy", "noeviction"))
     if not may_evict(policy, has_jobs=facts.has_jobs):
         return ok("eviction", policy)
@@ -58,7 +59,9 @@ def eviction(facts: ServerFacts) -> Finding:
 
 
 def memory(facts: ServerFacts) -> Finding:
-    """Writers must meet their budget before the server meets its limit, and the limit before the host meets its own."""
+    """Check that writers meet their budget before the server meets its limit, and the server before the host meets its
+    own.
+    """
     limit, used = int(facts.info.get("maxmemory", 0)), int(facts.info.get("used_memory", 0))
     host = int(facts.info.get("total_system_memory", 0))
     budgets = sum(facts.budgets.values())
@@ -100,9 +103,9 @@ def memory(facts: ServerFacts) -> Finding:
 
 
 def allocator(facts: ServerFacts) -> Finding:
-    """Entries above 1 MB move at a third of the speed where freed pages go back to the kernel (design.md section 3).
+    """Check the allocator: entries above 1 MB move at a third of the rate if freed pages go back to the kernel.
 
-    Pages that are kept have to be used again: jemalloc as it comes takes new ones for what is less than a 64th of them.
+    Kept pages must also be used again: by itself, jemalloc takes new ones for requests of less than a 64th of them.
     """
     kind = str(facts.info.get("mem_allocator", "unknown"))
     if kind.startswith("jemalloc"):
@@ -140,7 +143,7 @@ def _keep(kind: str) -> str:
 
 
 def persistence(facts: ServerFacts) -> Finding:
-    """A disk that cannot be written stops all writers, and snapshots fork the server at every so many writes."""
+    """Check the disk: if it cannot be written, all writers stop, and snapshots fork the server after so many writes."""
     info = facts.info
     for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if info.get(key, "ok") != "ok":
@@ -165,7 +168,7 @@ def persistence(facts: ServerFacts) -> Finding:
 
 
 def output_buffers(facts: ServerFacts) -> Finding:
-    """A reader that asked for 64 MB is cut off by a smaller limit, and asks again."""
+    """Check the limit of a reader's buffer: a smaller one cuts off a reader that asked for 64 MB, which asks again."""
     limits = (_setting(facts, "client-output-buffer-limit") or "").split()
     classes = {limits[at]: limits[at + 1 : at + 4] for at in range(0, len(limits) - 3, 4)}
     normal, replica = classes.get("normal", ["0"]), classes.get("slave", classes.get("replica", ["0"]))
@@ -184,7 +187,7 @@ def output_buffers(facts: ServerFacts) -> Finding:
 
 
 def query_buffer(facts: ServerFacts) -> Finding:
-    """A transaction's queued arguments count against it."""
+    """Check the limit that a transaction's queued arguments count against."""
     limit = int(_setting(facts, "client-query-buffer-limit") or MAX_ENTRY_BYTES)
     if limit < MAX_ENTRY_BYTES:
         return Finding(
@@ -195,7 +198,7 @@ def query_buffer(facts: ServerFacts) -> Finding:
 
 
 def backlog(facts: ServerFacts) -> Finding:
-    """A replica that was away for a second of 1 GB/s copies everything again."""
+    """Check the backlog: a replica that was away for a second of 1 GB/s copies everything again."""
     replicas, size = int(facts.info.get("connected_slaves", 0)), int(facts.info.get("repl_backlog_size", 0))
     if replicas and size < BACKLOG_BYTES:
         return Finding(
@@ -207,7 +210,7 @@ def backlog(facts: ServerFacts) -> Finding:
 
 
 def role(facts: ServerFacts) -> Finding:
-    """Where nobody can write."""
+    """Check that the server is no replica, because nobody can write to one."""
     if facts.info.get("role", "master") != "master":
         where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
         return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
@@ -218,7 +221,7 @@ def role(facts: ServerFacts) -> Finding:
 
 
 def rights(facts: ServerFacts) -> Finding:
-    """What the user may not do fails in the middle of a run."""
+    """Check the user's rights: a missing one fails in the middle of a run."""
     if not facts.refused:
         return ok("rights", f"user {facts.user} may do all that Penstock does")
     plain = [command.partition(" (")[0] for command in facts.refused]
@@ -231,7 +234,7 @@ def rights(facts: ServerFacts) -> Finding:
 
 
 def clients(facts: ServerFacts) -> Finding:
-    """A trainer takes four connections, a worker four."""
+    """Check the connections: a trainer takes four, and a worker four."""
     most, now = (
         int(facts.info.get("maxclients", 0) or _setting(facts, "maxclients") or 10_000),
         int(facts.info.get("connected_clients", 0)),
@@ -251,7 +254,7 @@ def clients(facts: ServerFacts) -> Finding:
 
 
 def idle_timeout(facts: ServerFacts) -> Finding:
-    """A trainer in a long step is silent on some of its connections."""
+    """Check the timeout of idle clients: a trainer in a long step is silent on some of its connections."""
     seconds = int(_setting(facts, "timeout") or 0)
     if seconds:
         return Finding("idle timeout", "warning", f"connections silent for {seconds} s are closed", _set("timeout", 0))
@@ -259,7 +262,7 @@ def idle_timeout(facts: ServerFacts) -> Finding:
 
 
 def latency(facts: ServerFacts) -> Finding:
-    """Round trips, as writers and trainers meet them."""
+    """Check the round trips that writers and trainers meet."""
     if not facts.pings_ms:
         return ok("latency", "not measured")
     half, most = (facts.pings_ms[int(len(facts.pings_ms) * part)] for part in (0.5, 0.99))
@@ -273,7 +276,7 @@ def latency(facts: ServerFacts) -> Finding:
 
 
 def throughput(facts: ServerFacts) -> Finding:
-    """A small probe: 32 entries of 1 MB, with plain redis-py, beside whatever else runs now."""
+    """Check a small probe: 32 entries of 1 MB, with plain redis-py, beside all other work."""
     if facts.written_per_s is None or facts.read_per_s is None:
         return ok("throughput", f"not measured: {facts.probe_left_out or 'left out'}")
     told = f"{facts.written_per_s / 1e6:,.0f} MB/s written, {facts.read_per_s / 1e6:,.0f} MB/s read"
@@ -286,7 +289,7 @@ def throughput(facts: ServerFacts) -> Finding:
 
 
 def login(facts: ServerFacts) -> Finding:
-    """Whoever reaches the server can delete everything on it."""
+    """Check the login: every client that reaches a server without one can delete everything on it."""
     if facts.config is None:
         return ok("login", "the server does not tell its settings")
     is_open = facts.user == "default" and not _setting(facts, "requirepass")
@@ -305,7 +308,7 @@ def login(facts: ServerFacts) -> Finding:
 
 
 def settings(facts: ServerFacts) -> Finding:
-    """Some rules need them."""
+    """Check that settings can be read, because some rules need them."""
     if facts.config is None:
         return Finding("settings", "note", "CONFIG GET is forbidden: limits of buffers and timeouts were not checked",
                        "ask whoever runs the server")  # fmt: skip
@@ -319,5 +322,5 @@ RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
 
 
 def check_server(facts: ServerFacts) -> list[Finding]:
-    """Every rule's finding."""
+    """Return every rule's finding."""
     return [rule(facts) for rule in RULES]

@@ -1,4 +1,4 @@
-"""What a stream should be like: one small rule for each thing, from facts to a finding. Pure."""
+"""The rules for a stream: one small function for each, from facts to a finding. Pure."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.watching.glance import Glance
 
 LONG_WAIT_S = 30.0
-"""One lease: a worker's job that waits longer makes place for another."""
+"""One lease: a worker's job that waits longer makes way for another."""
 SLOW = ("slow group", "producers", "no workers", "jobs", "reading", "memory")
-"""Causes that other rules here say nothing of."""
+"""Causes that no other rule here reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """One stream, and of its server what its promises need."""
+    """The facts about one stream, and about its server as far as its promises need them."""
 
     glance: Glance
     durability: str
     payload: str
-    """``inline``, or ``segments:`` and a folder."""
+    """The setting ``inline``, or ``segments:`` and a folder."""
     is_aof: bool
     has_waitaof: bool
     replicas: int
-    """That follow."""
+    """The replicas that follow."""
     segments_seen: bool | None = None
-    """Whether this host sees the folder of its segments; None where it has none."""
+    """Whether this host sees the folder of its segments, or None if it has none."""
     segments_free: int = 0
-    """Bytes left there."""
+    """The bytes that are free there."""
     segments_trouble: str = ""
-    """Why this host does not see the folder, or may not trust it."""
+    """The reason why this host does not see the folder, or may not trust it."""
 
 
 def durability(facts: StreamFacts) -> Finding:
-    """A level that the server cannot keep ends the writer in the middle of a run."""
+    """Check the durability: a level that the server cannot keep ends the writer in the middle of a run."""
     wanted = Durability.parse(facts.durability)
     if wanted.fsync and not facts.has_waitaof:
         return Finding(
@@ -61,7 +61,7 @@ def durability(facts: StreamFacts) -> Finding:
 
 
 def segments(facts: StreamFacts) -> Finding:
-    """Who does not see the folder can neither write nor read a payload."""
+    """Check the folder of segments: a host that does not see it can neither write nor read a payload."""
     if facts.segments_seen is None:
         return ok("segments", "payloads travel in the entries")
     folder = facts.payload.partition(":")[2]
@@ -82,7 +82,7 @@ def segments(facts: StreamFacts) -> Finding:
 
 
 def absent_groups(facts: StreamFacts) -> Finding:
-    """They hold the budget for a trainer that may never come."""
+    """Check for groups without members: they hold the budget for a trainer that may never come."""
     glance = facts.glance
     absent = [
         group for group in glance.groups
@@ -100,7 +100,7 @@ def absent_groups(facts: StreamFacts) -> Finding:
 
 
 def silent_members(facts: StreamFacts) -> Finding:
-    """What they hold comes to others of their group, if there are any."""
+    """Check for silent members: their entries go to others of their group, if there are any."""
     silent = [(group.name, one) for group in facts.glance.groups for one in group.members if is_silent(one)]
     behind = {group.name for group in facts.glance.groups if group.kind == ORDERED and group.lag_samples}
     ranks = [f"{one.name} of {name}" for name, one in silent if name in behind]
@@ -120,7 +120,7 @@ def silent_members(facts: StreamFacts) -> Finding:
 
 
 def waiting_writers(facts: StreamFacts) -> Finding:
-    """Writers that wait are as intended, for a while."""
+    """Check for waiting writers. For a while they are as intended."""
     glance = facts.glance
     if not glance.waiting or glance.waited_s < LONG_WAIT_S:
         return ok("waiting writers", f"{len(glance.waiting)}")
@@ -133,7 +133,7 @@ def waiting_writers(facts: StreamFacts) -> Finding:
 
 
 def pace(facts: StreamFacts) -> Finding:
-    """A training that waits for its data is slow, whatever else is well."""
+    """Check the rate: a training that waits for its data is slow, whatever else is well."""
     verdict = seen(None, facts.glance)["bottleneck"]
     if verdict["cause"] not in SLOW:
         return ok("pace", verdict["text"])
@@ -141,7 +141,7 @@ def pace(facts: StreamFacts) -> Finding:
 
 
 def idle_workers(facts: StreamFacts) -> Finding:
-    """Paused: there, and without jobs, while epochs are not made."""
+    """Check for idle workers: they exist, and have no jobs, while epochs are not made."""
     workers = facts.glance.paces.workers
     idle = [name for name, told in workers.items() if told.shares.get("idle", 0.0) > 0.9]
     unmade = [epoch.epoch for epoch in facts.glance.epochs if epoch.state in ("open", "sized")]
@@ -155,7 +155,7 @@ def idle_workers(facts: StreamFacts) -> Finding:
 
 
 def silent_workers(facts: StreamFacts) -> Finding:
-    """A host that lost its power says nothing, and its jobs are others' now."""
+    """Check for silent hosts: one that lost its power reports nothing, and other workers have its jobs."""
     silent = silent_hosts(facts.glance)
     if not silent:
         return ok("silent workers", "none")
@@ -167,7 +167,7 @@ def silent_workers(facts: StreamFacts) -> Finding:
 
 
 def bad_samples(facts: StreamFacts) -> Finding:
-    """Trained without."""
+    """Check for bad samples, which training goes without."""
     bad = sum(epoch.bad for epoch in facts.glance.epochs)
     dead = sum(group.dead_letters for group in facts.glance.groups)
     if dead:
@@ -186,5 +186,5 @@ RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
 
 
 def check_stream(facts: StreamFacts) -> list[Finding]:
-    """Every rule's finding."""
+    """Return every rule's finding."""
     return [rule(facts) for rule in RULES]

@@ -1,1 +1,1 @@
-"""Watching streams: rates, what holds a stream up, metrics. Pure but for the exporter; screens are the command's."""
+"""Rates, the limit of a stream, and metrics. Pure but for the exporter. The command draws the screens."""

@@ -1,4 +1,4 @@
-"""What holds a stream up, in one sentence: a pure rule from what everyone says to a cause and what would mend it."""
+"""The limit of a stream in one sentence: a pure rule from all reports to a cause and a remedy."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_producer.jobs.autoscaler import is_tellable
 
 WAITS = 0.1
-"""A training loop that waits less of its time than this is not held up; a tenth is what overlap cannot hide."""
+"""A training loop that waits a smaller part of its time is not limited: a tenth is what overlap cannot hide."""
 IDLE = 0.5
-"""Workers that have no job for more of their time than this are not what is slow."""
+"""Workers that have no job for a larger part of their time are not slow."""
 HELD_UP = 0.5
-"""A group that waits for more of its time than this sets no pace, whatever it has yet to read."""
+"""A group that waits for a larger part of its time limits nobody, whatever it has yet to read."""
 FULL = 0.5
-"""Workers that wait for room for more of their time than this are not what is slow either."""
+"""Workers that wait for quota for a larger part of their time are not slow, either."""
 READY_S = 1.0
-"""A group that has so many seconds of its own pace before it does not wait for producers."""
+"""A group that has so many seconds of its own rate before it does not wait for producers."""
 TIGHT_SHARE, FULL_SHARE = 0.1, 0.75
-"""Writers go on and stop again within the first part of a budget (writing.backpressure); what is held stays below the
-second where it is the server's memory, and not the budget, that stops them."""
+"""Writers stop and continue within the first part of a budget (write.quota). If the server's memory stops them, and not
+the budget, the bytes held stay below the second."""
 MANY = 16
-"""More worker processes than this are rarely one host's: the sentence then asks for hosts, or a faster transform."""
+"""More worker processes are rarely on one host: the sentence then asks for hosts, or a faster transform."""
 LEASE_S = 30.0
-"""After which a dead member is one for every command; before, `groups drop` would ask for --force."""
+"""After this time every command takes a member for dead. Before it, `groups drop` would ask for --force."""
 ALLOWED = "--allow MODULE --root DIR"
-"""Without these, which nobody here can know, a worker starts on its user's own server only."""
+"""Without these options, which cannot be known here, a worker starts on its user's own server only."""
 
 Cause = Literal[
     "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers", "reading",
@@ -36,77 +36,77 @@ Cause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Trainers:
-    """One group."""
+    """The trainers of one group."""
 
     group: str
     living: int
-    """Members that were seen lately."""
+    """The members that were seen lately."""
     holds: bool
-    """Whether what it has not read is kept for it."""
+    """Whether the stream keeps for it what it has not read."""
     waits: float | None
-    """What part of the last ten seconds its training loops waited for batches; None while nobody has said."""
+    """The part of the last ten seconds in which its training loops waited for batches, or None without a report."""
     lag_samples: int
     lag_bytes: int
     pending: int
-    """Entries."""
+    """The pending entries."""
     demand: float | None = None
-    """Samples a second that its members would take if they never waited."""
+    """The samples a second that its members would take if they never waited."""
     is_ordered: bool = False
     missing: tuple[int, ...] = ()
-    """Of an ordered group that is behind: ranks that nobody has heard of for so long that they were forgotten."""
+    """The missing ranks of an ordered group that is behind, which were silent so long that they were forgotten."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
-    """(member, seconds since it was seen, entries it holds) of those that are dead for all that is known."""
+    """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a stream and its server."""
+    """The facts about a stream and its server."""
 
     stream: str
     held_bytes: int = 0
     budget_bytes: int = 1
     memory_left: int | None = None
-    """Bytes that writers may still take of the server's memory; None where nothing limits it."""
+    """The bytes that writers may still take of the server's memory, or None without a limit."""
     memory_limit: int = 0
     memory_used: int = 0
     waiting: int = 0
-    """Writers that wait for room."""
+    """The writers that wait for quota."""
     waits_for_memory: bool = False
     waits_for_folder: bool = False
-    """The file system of its segments is full."""
+    """Whether the file system of its segments is full."""
     folder: str = ""
-    """Where its segments lie."""
+    """The folder of its segments."""
     waited_s: float = 0.0
     workers: int = 0
     worker_rate: float | None = None
     wished: int | None = None
-    """Workers that the fastest group would keep busy."""
+    """The workers that the fastest group would keep busy."""
     idle: float = 0.0
-    """What part of the last ten seconds the workers had no job."""
+    """The part of the last ten seconds in which the workers had no job."""
     room: float = 0.0
-    """And waited for room. A wait of less than half a second is not among those that are ``waiting`` now."""
+    """The part in which they waited for quota. A wait of less than half a second is not among those ``waiting`` now."""
     is_all_made: bool = False
-    """Every planned epoch is produced."""
+    """Whether every planned epoch is produced."""
     is_making: bool = False
-    """Some epoch is begun and not produced."""
+    """Whether some epoch is begun and not produced."""
     has_epochs: bool = True
-    """Some epoch is there that was not abandoned."""
+    """Whether there is an epoch that was not abandoned."""
     trainers: tuple[Trainers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What holds it up."""
+    """The limit of a stream, and what to do about it."""
 
     cause: Cause
     text: str
     """One sentence for people."""
     remedy: str = ""
-    """A command that mends it, where one does."""
+    """The command that helps, if one does."""
 
 
 def judge(now: Situation) -> Verdict:
-    """The first of these that holds: what stops everyone comes before what slows somebody."""
+    """Return the first verdict that holds: what stops everyone comes before what slows somebody."""
     for rule in (
         _memory,
         _folder,
@@ -145,7 +145,7 @@ def _memory(now: Situation) -> Verdict | None:
 
 
 def _is_tight(now: Situation) -> bool:
-    """Whether writers go on only as fast as others make room in the server's memory."""
+    """Return whether writers continue only as fast as others free the server's memory."""
     if now.memory_left is None or now.folder or not now.is_making:
         return False
     is_near = now.memory_left < TIGHT_SHARE * now.budget_bytes
@@ -193,7 +193,7 @@ def _dead_member(now: Situation) -> Verdict | None:
 
 
 def _what_of(now: Situation, group: Trainers, name: str, held: int) -> tuple[str, str]:
-    """What follows from its death, and what helps."""
+    """Return what follows from a member's death, and what helps."""
     if group.is_ordered:
         return "the other ranks cannot go past it: start that rank again", ""
     as_it = f"started again as member={name!r} it has them at once"
@@ -226,7 +226,9 @@ def _absent_group(now: Situation) -> Verdict | None:
 
 
 def _unacknowledged(now: Situation) -> Verdict | None:
-    """Both sides wait: what fills the budget was given out, and is neither acknowledged nor worked on."""
+    """Return a verdict if both sides wait: what fills the budget was given out, and nobody acknowledges it or works on
+    it.
+    """
     if not _is_full(now) or not _holding(now):
         return None
     slowest = _slowest(now)
@@ -249,12 +251,14 @@ def _slowest(now: Situation) -> Trainers:
 
 
 def _is_full(now: Situation) -> bool:
-    """Return True if producers wait for room, rather than trainers for producers."""
+    """Return True if producers wait for quota, rather than trainers for producers."""
     return now.waiting > 0 or now.room > FULL
 
 
 def _slow_group(now: Situation) -> Verdict | None:
-    """One group holds what another one waits for: nothing new is made before the slower one has read the old."""
+    """Return a verdict if one group holds what another waits for: new samples come once the slower one has read the
+    old.
+    """
     if not _is_full(now) or not _holding(now):
         return None
     slowest = _slowest(now)

@@ -1,7 +1,7 @@
-"""What Prometheus reads of streams: a table of metrics in base units, filled from glances. Serving it is the command's.
+"""The metrics that Prometheus reads of streams: a table in base units, filled from glances. The command serves it.
 
-Few labels: stream, group, and of epochs their state, of workers their host. Members, and epochs by number, would grow
-for ever.
+Labels are few: stream, group, the state of epochs, the host of workers. Members, and epochs by number, would grow for
+ever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATES = ("open", "sized", "produced", "abandoned")
 
 Labels = tuple[str, ...]
 Found = Iterable[tuple[Labels, float | None]]
-"""Values by the labels behind ``stream``; None is left out: it is not known."""
+"""Values by the labels behind ``stream``. None is left out, because it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ QUEUE_TABLE = {
 
 
 def queue_metrics(queues: QueuesGlance | None) -> Iterator[Metric]:
-    """Yield what there is to know of the queue's server; None: it is away."""
+    """Yield the facts about the queue's server, or None if it is away."""
     yield GaugeMetricFamily("penstock_queue_up", "1 if the queue's server answered last.", value=queues is not None)
     if queues is None:
         return
@@ -205,14 +205,14 @@ def queue_metrics(queues: QueuesGlance | None) -> Iterator[Metric]:
 
 
 class Streams(Collector):
-    """The metrics of all glances at hand."""
+    """The metrics of the last glances."""
 
     def __init__(self) -> None:
         self.glances: Mapping[str, Glance] = {}
-        """Replaced whole after each round of looks; empty while the server is away."""
+        """The glances, replaced as a whole after each round of looks, and empty while the server is away."""
         self.is_up = False
         self.queues: QueuesGlance | None = None
-        """Replaced at each look; None while the queue's server is away."""
+        """The queue's server, replaced at each look, or None while it is away."""
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""

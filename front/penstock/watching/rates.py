@@ -1,4 +1,4 @@
-"""From two glances to rates, and to the one record that the monitor shows, as JSON has it. Pure."""
+"""Rates from two glances, and the record that the monitor shows, also as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from penstock_producer.jobs.autoscaler import load_of, shown
 
 
 def rate(before: float, now: float, seconds: float) -> float | None:
-    """Of something that counts up; None while no time has passed, or where it began anew."""
+    """Return the rate of a number that counts up, or None if no time has passed or it began anew."""
     return (now - before) / seconds if seconds > 0 and now >= before else None
 
 
 def is_silent(member: MemberGlance) -> bool:
-    """Return True if a member is dead for all that is known."""
+    """Return True if a member is dead, as far as is known."""
     unseen_ms = None if member.seen_s is None else member.seen_s * 1000
     return presence.is_silent(member.name, unseen_ms, has_ended=member.has_ended)
 
 
 def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
-    """One stream as a whole: rates of the time between two glances (None without a former one), and the verdict."""
+    """Return one stream: rates between two glances (None without a former one), and the verdict."""
     if before is not None and before.id != now.id:
         before = None
     seconds = now.at_s - before.at_s if before is not None else 0.0
@@ -92,12 +92,12 @@ def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds:
 
 
 def waits(told: Told | None) -> float | None:
-    """Return what part of the last ten seconds a training loop waited for batches; None while it has not said."""
+    """Return the part of the last ten seconds in which a training loop waited for batches, or None without a report."""
     return round(1.0 - told.lately.get("training", 0.0), 3) if told is not None and told.lately else None
 
 
 def hosts(now: Glance) -> list[dict[str, Any]]:
-    """Worker processes by host: a worker's name is ``host.token``."""
+    """Return the worker processes by host: a worker's name is ``host.token``."""
     hosts: dict[str, list[Told]] = {}
     for name, told in now.paces.workers.items():
         hosts.setdefault(_host_of(name), []).append(told)
@@ -113,9 +113,9 @@ def hosts(now: Glance) -> list[dict[str, Any]]:
 
 
 def silent_hosts(now: Glance) -> list[dict[str, Any]]:
-    """Return the hosts of which no worker was heard of lately, though none signed off.
+    """Return the hosts without a recent report of any worker, though none signed off.
 
-    One worker that died beside others is no news: its fleet replaces it. Of a host that is gone nobody else speaks.
+    One worker that died beside others is no news: its fleet replaces it. Nobody else reports a host that is gone.
     """
     living = {host["host"] for host in hosts(now)}
     silent: dict[str, list[float]] = {}
@@ -133,12 +133,12 @@ def _host_of(worker: str) -> str:
 
 
 def verdict(now: Glance, worker_rate: float | None, wished: int | None) -> Verdict:
-    """What holds the stream up, by what the glance shows."""
+    """Return what limits the stream, by the glance."""
     return judge(situation(now, worker_rate, wished))
 
 
 def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Situation:
-    """The few facts that the rule goes by."""
+    """Return the few facts that the rule uses."""
     load = load_of(now.paces)
     return Situation(
         stream=now.name,
@@ -165,7 +165,7 @@ def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Sit
 
 
 def _share(now: Glance, kind: str) -> float:
-    """Return what part of the last ten seconds went into this kind of waiting, as the workers' mean."""
+    """Return the mean part of the workers' last ten seconds that went into this kind of waiting."""
     told = [one.lately for one in now.paces.workers.values() if one.lately]
     return sum(each.get(kind, 0.0) for each in told) / len(told) if told else 0.0
 

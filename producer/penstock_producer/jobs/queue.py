@@ -305,7 +305,7 @@ class ShardJob(Job):
 
 
 class ShardQueue(Queue):
-    """rq's queue without dependents and without entries that are no job's id."""
+    """A queue of rq without dependents and without entries that are no job's id."""
 
     def enqueue_dependents(self, *_: Any, **__: Any) -> None:
         """Do nothing: no job has dependents."""

@@ -148,7 +148,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
 
 
 class ShardWorker(SimpleWorker):
-    """rq's in-process worker, which sends heartbeats while it works and returns its job when it ends."""
+    """An in-process worker of rq, which sends heartbeats while it works and returns its job when it ends."""
 
     job_class = ShardJob
     queue_class = ShardQueue

@@ -251,7 +251,7 @@ ASK_SHARE = 1 / 8
 
 
 class ServerMemoryQuota:
-    """What the server's memory leaves to one writer.
+    """The part of the server's memory that one writer may take.
 
     It asks the server now and then, so that no write meets the maxmemory.
     """

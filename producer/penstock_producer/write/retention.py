@@ -26,7 +26,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How much is kept of what every group has acknowledged.
+    """A policy for epochs that every group has acknowledged.
 
     The byte budget comes first, and what a group has not acknowledged always stays.
     """

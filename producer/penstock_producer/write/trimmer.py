@@ -37,7 +37,7 @@ FAR_S = 1.0
 
 @dataclass(slots=True)
 class _EpochMemory:
-    """What is known of an epoch's shards, so that the server is not asked again."""
+    """A memory of an epoch's shards, so that the server is not asked again."""
 
     manifest: Manifest
     floors: dict[int, int] = field(default_factory=dict)

@@ -137,7 +137,7 @@ class AuditReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is lost, twice or unexplained. Pending and unread samples are still to come."""
+        """True if nothing is lost, twice or unexplained. Pending and unread samples are still to come."""
         return not self.lost and not self.duplicate and not self.findings
 
     @property

@@ -51,7 +51,7 @@ _NEEDED: Final[tuple[tuple[str, ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What this host knows of a server that runs on it."""
+    """The facts that this host knows of a server that runs on it."""
 
     environment: Mapping[str, str] | None
     """The part of the server's environment that steers its allocator. None if the process title has overwritten it."""

@@ -32,7 +32,7 @@ LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What must have happened to a write."""
+    """A level of safety that a write must reach."""
 
     fsync: bool = False
     """Whether it must be on the disk of the server that took it."""
@@ -53,7 +53,7 @@ class Durability:
 
     @property
     def is_synced(self) -> bool:
-        """Whether a payload in a file must be on the disk before the entry that refers to it is sent."""
+        """Return whether a payload in a file must be on the disk before the entry that refers to it is sent."""
         return self.fsync
 
     def commands(self) -> list[Command]:

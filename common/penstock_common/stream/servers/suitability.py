@@ -1,4 +1,4 @@
-"""Whether a server can keep the promises: it must not evict, and the streams' budgets must fit its memory.
+"""The check that a server can keep the promises: it must not evict, and the streams' budgets must fit its memory.
 
 INFO has all facts. Managed servers often refuse CONFIG, so it is asked only to give advice that works there.
 """
@@ -63,7 +63,7 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """What a server reports of its memory."""
+    """The memory that a server reports."""
 
     used_bytes: int
     limit_bytes: int
@@ -72,7 +72,7 @@ class ServerMemory:
 
     @property
     def left_bytes(self) -> int | None:
-        """How much more writers may take: below 0 if others took of the reserve, None without a limit."""
+        """The bytes that writers may still take: below 0 if others took of the reserve, None without a limit."""
         return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
 
 

@@ -34,7 +34,7 @@ class Written:
 
 
 class Tail:
-    """What is written to one stream from now on. A stream that is deleted ends it with StreamNotFound."""
+    """A tail of one stream, from now on. A stream that is deleted ends it with StreamNotFound."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
