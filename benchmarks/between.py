@@ -34,7 +34,7 @@ from benchmarks.machine import describe_machine, progress
 from benchmarks.photographs import FOLDER, cut_photographs
 from benchmarks.rounds import Failed, Round, Stage, set_up, warm_up
 from benchmarks.sides import SHARED_MEMORY, Side, ours
-from benchmarks.spread import Spread, spread, table
+from benchmarks.spread import spread, table
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("common", "producer", "consumer", "front")
@@ -186,11 +186,13 @@ def gigabytes(one: Round) -> float:
 
 
 def _cells(before: Sequence[float], after: Sequence[float]) -> list[str]:
-    return [spread(before).shown(""), spread(after).shown(""), _ratio(before, after).shown()]
+    return [spread(before).shown(""), spread(after).shown(""), _ratio(before, after)]
 
 
-def _ratio(before: Sequence[float], after: Sequence[float]) -> Spread:
-    return spread(new / old for old, new in zip(before, after, strict=False))
+def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return the ratio of neighbouring rounds; a short round may cost less CPU than the kernel's clock can tell."""
+    ratios = [new / old for old, new in zip(before, after, strict=False) if old]
+    return spread(ratios).shown() if ratios else "not measurable"
 
 
 def _growth(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:

@@ -189,6 +189,12 @@ def test_jpegs_of_this_tree_are_loaded_by_public_means(
     assert "CPU ms/sample, trainer" in capsys.readouterr().out
 
 
+def test_a_role_without_measurable_cpu_has_no_ratio() -> None:
+    """The clock of processes ticks every 10 ms: a short round of a server reads as 0, and ended all figures."""
+    assert between._cells([0.0], [0.01])[-1] == "not measurable"
+    assert between._cells([0.0, 2.0], [1.0, 1.0])[-1] == "0.50x"
+
+
 def test_growth_is_compared_by_size_and_beside_the_smallest() -> None:
     """A commit that makes everything cheaper makes nothing flatter."""
     rounds = [{"1 member": (4.0, 1.0), "32 members": (8.0, 2.0)}], [{"1 member": (2.0, 1.0), "32 members": (4.0, 2.0)}]

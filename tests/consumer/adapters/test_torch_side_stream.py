@@ -55,6 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return copy
 
     current = Current()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
