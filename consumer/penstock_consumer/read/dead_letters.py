@@ -17,7 +17,8 @@ from penstock_common.errors import (
     UncommittedEntry,
     UnsupportedVersion,
 )
-from penstock_common.stream.commands import Client
+from penstock_common.server.scripts import load_script
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import fetch_fields
 from penstock_common.stream.groups.ledger import bury, settled_bits, uncovered
 from penstock_common.stream.groups.roster import Membership
@@ -26,10 +27,13 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
+from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.member import Member
 from penstock_consumer.read.receive import ReceivedEntry
 from penstock_consumer.stages.batch import Lease
+
+_READ_HEADERS = load_script("read_headers")
 
 
 def is_newer(one: ReceivedEntry) -> bool:
@@ -58,18 +62,23 @@ def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None
 
 
 def is_done(
-    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, error: BadEntry | None,
-    header: Header | None,
+    client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes,
+    error: BadEntry | None, header: Header | None,
 ) -> bool:  # fmt: skip
     """Return whether an entry's payload is gone and the group is done with all of it, or its epoch is over.
 
-    A released epoch has no index either: it says nothing about an entry that was received before.
+    A released epoch has no index either: it says nothing about an entry that was received before. Nor is anything
+    wrong with an entry that a restarted server has forgotten together with its record.
     """
     if not isinstance(error, SegmentGone | UncommittedEntry) or header is None:
         return False
     state: bytes | None = client.get(partition.state(manifest.epoch))
     if isinstance(error, UncommittedEntry):
-        return state is None or state.startswith(b"gone:")
+        if state is None or state.startswith(b"gone:"):
+            return True
+        keys = [partition.entries(manifest.epoch)]
+        found: list[bytes] = run_script(client, _READ_HEADERS, keys, [MAX_HEADER_BYTES, entry_id])
+        return found == [b""]
     if state != manifest.live_state.encode():
         return True
     bits = settled_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)

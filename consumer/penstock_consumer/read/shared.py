@@ -301,7 +301,8 @@ class SharedReader:
     def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Entries of which nothing is handed out."""
         for one in [one for one in odd if not is_newer(one)]:
-            if is_done(self.member.client, partition, manifest, self.member.who.group, one.error, one.header):
+            group = self.member.who.group
+            if is_done(self.member.client, partition, manifest, group, one.entry_id, one.error, one.header):
                 self._finish_entry(manifest, partition, one.entry_id)
                 continue
             self.bad_entries += one.lease is None
