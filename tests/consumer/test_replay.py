@@ -9,11 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import redis
 
 from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, ReplayTruncated, StreamNotFound
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.streams import set_plan
+from penstock_common.stream.streams import set_field, set_plan
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -34,7 +35,15 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
 
     def prepare() -> None:
         await_line("no stream 't'")
-        with Writer("t", url=any_url, spec=SPEC) as writer, writer.epoch(sizes=[4, 4]) as epoch:
+        with Writer("t", url=any_url, spec=SPEC) as writer, redis.Redis.from_url(any_url) as client:
+            set_field(client, writer.stream, "next_epoch", 1)  # its number is given out, and its manifest not written
+            await_line("epoch 0 of 't' is not produced yet")
+            said.clear()
+            set_field(client, writer.stream, "next_epoch", 0)
+            prepare_epoch(writer)
+
+    def prepare_epoch(writer: Writer) -> None:
+        with writer.epoch(0, sizes=[4, 4]) as epoch:
             for number in range(2):
                 await_line("epoch 0 of 't' is not produced yet")
                 with epoch.shard(number) as shard:

@@ -50,6 +50,7 @@ from penstock_common.stream.streams import (
     absence,
     await_event,
     find_stream,
+    is_released,
     last_event,
     list_streams,
     read_counters,
@@ -97,10 +98,13 @@ def await_epoch(client: Client, name: str, epoch: int, wait: Wait) -> None:
     stream = await_stream(client, name, wait)
     while True:
         event = last_event(client, stream.keys)
-        following, final, _ = read_counters(client, stream)
+        _, final, _ = read_counters(client, stream)
         manifest = find_manifest(client, stream, epoch)
-        is_due = epoch >= following and (final is None or epoch < final)
-        if not is_due and (manifest is None or manifest.state in (PRODUCED, ABANDONED)):
+        if manifest is not None:
+            is_over = manifest.state in (PRODUCED, ABANDONED)
+        else:  # its number is given out a moment before its manifest is there
+            is_over = is_released(client, stream, epoch) or (final is not None and epoch >= final)
+        if is_over:
             return
         wait.because("epoch", lambda: f"epoch {epoch} of {name!r} is not produced yet; a replay needs all of it")
         await_event(client, stream.keys, event, EVENT_MS)
