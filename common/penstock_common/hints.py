@@ -149,6 +149,17 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     return f"; did you mean {found!r}?" if (found := near(name, names)) else ""
 
 
+def no_such_name(module: str, name: str, known: Sequence[str], caller: FrameType) -> AttributeError | ImportError:
+    """Return the error for a public name that a module does not have; ``caller`` is the frame that asks for it.
+
+    An import asks, too, and replaces an AttributeError by a text that names neither the public names nor the one meant.
+    """
+    hint = did_you_mean(name, known)
+    if not name.startswith("_") and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(f"{module} has no {name!r} to import; it has {', '.join(known)}{hint}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}; it has {', '.join(known)}{hint}")
+
+
 def unknown_tensor(name: object, names: Iterable[str]) -> str:
     """Return what to say of a tensor that a batch or a spec does not have."""
     known = list(names)

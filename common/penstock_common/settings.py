@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,16 @@ FILE = "_FILE"
 """Behind the name of a variable: the file that holds its value."""
 _BY_FILE = ("PENSTOCK_URL", "PENSTOCK_QUEUE_URL")
 _SCHEMES = ("redis", "rediss", "unix")
+_PREFIX = "PENSTOCK_"
+_OF_COMPOSE = (
+    *("APPENDONLY", "MAXMEMORY", "PAYLOAD", "REDIS_CPUS", "REDIS_MEMORY", "SHM_SIZE"),
+    *("TRAINER_CPUS", "TRAINER_MEMORY", "WORKER_CPUS", "WORKER_MEMORY"),
+)
+"""What compose.yaml reads, behind the prefix."""
+_PARTS_OF_URL = ("HOST", "PASSWORD", "PORT", "REDIS", "SERVER")
+"""What others have in variables of their own."""
+_OF_DEVELOPERS = ("BENCH_", "CHAOS", "PLAIN_REDIS", "SOAK_", "TEST_")
+"""What names of the tests' and benchmarks' own variables begin with, behind the prefix."""
 
 
 class BadSettings(PenstockError, ValueError):
@@ -133,7 +143,28 @@ class Settings:
                     raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
                 found = text.rpartition("@")[2]  # a password is nobody's business
                 raise BadSettings(variable, found, f"a URL like {DEFAULT_URL}") from None
+        for text in cls._unread(given):
+            _tell_once(text)
         return cls(**values)
+
+    @classmethod
+    def _unread(cls, given: Mapping[str, str]) -> Iterator[str]:
+        """Yield a notice for each variable that is named as ours are, and that nothing reads."""
+        known = [each.metadata["variable"] for each in cls.__dataclass_fields__.values()]
+        known = sorted({name for name in (*known, *(name + FILE for name in _BY_FILE)) if name.startswith(_PREFIX)})
+        for name in sorted(given):
+            end = name.removeprefix(_PREFIX)
+            if end == name or name in known or end in _OF_COMPOSE or end.startswith(_OF_DEVELOPERS):
+                continue
+            from penstock_common.hints import near  # only where something is wrong
+
+            meant = (
+                "URL"
+                if "URL" in end or end in _PARTS_OF_URL
+                else near(end, [one.removeprefix(_PREFIX) for one in known])
+            )
+            hint = f"did you mean {_PREFIX}{meant}?" if meant else f"Penstock reads {', '.join(known)}"
+            yield f"{name} is set, and nothing reads it; {hint}"
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

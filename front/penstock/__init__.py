@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
-from opcode import opmap
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -54,13 +53,9 @@ def __getattr__(name: str) -> object:
     elif name in _HOMES:
         value = getattr(_imported(_HOMES[name]), name)
     else:
-        from penstock_common.hints import did_you_mean
+        from penstock_common.hints import no_such_name
 
-        hint = did_you_mean(name, __all__)
-        caller = sys._getframe(1)
-        if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:  # else Python leaves the rest out
-            raise ImportError(f"penstock has no {name!r} to import; it has {', '.join(__all__)}{hint}")
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}; it has {', '.join(__all__)}{hint}")
+        raise no_such_name("penstock", name, __all__, sys._getframe(1))
     globals()[name] = value
     return value
 

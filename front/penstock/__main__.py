@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -57,6 +58,11 @@ def _dispatch(argv: list[str], console: Console) -> int:
     if name in ("-h", "--help"):
         console.lines(_overview())
         return 0
+    if name.startswith("-") and (command_at := _command_at(argv)):
+        console.notice(
+            f"penstock: {name} is an option of a command, so it follows the command: {_moved(argv, command_at)}"
+        )
+        return 2
     if name:
         asked = f"--{name}"
         if asked in ("--help", "--version"):
@@ -70,6 +76,18 @@ def _dispatch(argv: list[str], console: Console) -> int:
     else:
         console.notices(_overview())
     return 2
+
+
+def _command_at(argv: Sequence[str]) -> int:
+    """Return where a line that begins with options has its command; 0 if it has none."""
+    return next((at for at, word in enumerate(argv) if word in COMMANDS), 0)
+
+
+def _moved(argv: Sequence[str], command_at: int) -> str:
+    """Return the line to type in place of one that begins with options: they come last, but before a ``--``."""
+    rest = list(argv[command_at:])
+    end = rest.index("--") if "--" in rest else len(rest)
+    return f"type `{shlex.join(['penstock', *rest[:end], *argv[:command_at], *rest[end:]])}`"
 
 
 def _overview() -> str:

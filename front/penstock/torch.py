@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
 from penstock_common.extras import needed
+from penstock_common.hints import no_such_name
 
 with needed("torch", "penstock.torch"):
     from penstock_consumer.adapters.torch import acknowledging, dataset
     from penstock_consumer.adapters.torch_device import prefetch_to_device
 
 __all__ = ["acknowledging", "dataset", "prefetch_to_device"]
+
+if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+
+    def __getattr__(name: str) -> NoReturn:
+        raise no_such_name(__name__, name, __all__, sys._getframe(1))

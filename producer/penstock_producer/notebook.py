@@ -5,6 +5,7 @@ The workers are forked from this process, and therefore have its objects. The lo
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -26,19 +27,25 @@ from penstock_producer.sources.config import LocalConfig
 from penstock_producer.sources.names import forget, register
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
+END_S = 5.0
+"""How long the end of the program waits for workers to stop."""
+
 
 class BackgroundProduction:
-    """A running production, with its `progress`. Leaving a ``with`` block stops it."""
+    """A running production, with its `progress`. Leaving a ``with`` block stops it, and so does the program's end."""
 
-    def __init__(self, loop: Loop, tokens: list[str]) -> None:
-        self._loop, self._tokens = loop, tokens
+    def __init__(self, loop: Loop, stream: str, tokens: list[str], notify: Notify) -> None:
+        self._loop, self._stream, self._tokens, self._notify = loop, stream, tokens, notify
         self._stopping = threading.Event()
+        self._is_left = False
+        """Whether the program goes on without the production, or ends, and nobody called `stop`."""
         self._error: BaseException | None = None
         self._summary: ProductionSummary | None = None
         self.progress = ProductionProgress((), None)
         """The latest state, updated several times a second."""
         self._thread = threading.Thread(target=self._run, name="penstock-produce", daemon=True)
         self._thread.start()
+        atexit.register(self._end_with_program)
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -81,7 +88,14 @@ class BackgroundProduction:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._is_left = kind is None
         self.stop()
+
+    def _end_with_program(self) -> None:
+        """Stop, in bounded time, a production that nobody waited for."""
+        self._is_left = True
+        self._stopping.set()
+        self._thread.join(END_S)
 
     def _run(self) -> None:
         try:
@@ -89,14 +103,26 @@ class BackgroundProduction:
                 for self.progress in loop.run():
                     if self._stopping.is_set():
                         loop.abandon()
+                        if self._is_left:
+                            self._tell_stopped()
                         return
                 self._summary = loop.summary()
         except Exception as error:
             self._error = error
             to_stderr(f"production failed: {error}")
         finally:
+            atexit.unregister(self._end_with_program)
             for token in self._tokens:
                 forget(token)
+
+    def _tell_stopped(self) -> None:
+        """Say what is missing, because a script that forgot to wait gets a part of its samples and no error."""
+        done, planned = self.progress.done, self.progress.samples
+        if planned is None or done < planned:
+            self._notify(
+                f"the production of {self._stream!r} was stopped at {done} of {planned or 'its'} samples: call its "
+                "wait() before the program or the `with` block ends, or write produce(..., wait=True)"
+            )
 
 
 @explained
@@ -190,7 +216,7 @@ def produce(
         for token in tokens:
             forget(token)
         raise
-    production = BackgroundProduction(loop, tokens)
+    production = BackgroundProduction(loop, stream, tokens, notify)
     if wait:
         production.wait()
     return production

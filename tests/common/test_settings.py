@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,37 @@ def test_a_trainer_knows_which_streams_are_prepared_for_it() -> None:
     """For these it waits as long as it takes; for a mistyped one it does not."""
     assert Settings.from_environment({"PENSTOCK_AWAITED": "train.a,train.b"}).awaited == {"train.a", "train.b"}
     assert Settings.from_environment({}).awaited == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("variable", "advice"),
+    [
+        ("PENSTOCK_REDIS_URL", "did you mean PENSTOCK_URL?"),
+        ("PENSTOCK_HOST", "did you mean PENSTOCK_URL?"),
+        ("PENSTOCK_UR", "did you mean PENSTOCK_URL?"),
+        ("PENSTOCK_SEGMENT", "did you mean PENSTOCK_SEGMENTS?"),
+        (
+            "PENSTOCK_FOLDER",
+            "Penstock reads PENSTOCK_AWAITED, PENSTOCK_CACHE, PENSTOCK_QUEUE_URL, PENSTOCK_QUEUE_URL_FILE, ",
+        ),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_named_once(
+    variable: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt one leaves everything at its default, and the stream is looked for on another server."""
+    for _ in range(2):
+        Settings.from_environment({variable: "redis://:secret@host", "PENSTOCK_URL": "redis://host"})
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert told[0].startswith(f"penstock: {variable} is set, and nothing reads it; {advice}")
+    assert "secret" not in told[0]
+
+
+def test_what_compose_reads_is_nobodys_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell that starts the stack has its variables, and then runs `penstock monitor` beside it."""
+    compose = (Path(__file__).parents[2] / "compose.yaml").read_text(encoding="utf-8")
+    names = set(re.findall(r"\$\{(PENSTOCK_\w+)", compose))
+    assert len(names) == 10
+    Settings.from_environment(dict.fromkeys(names, "1"))
+    assert capsys.readouterr().err == ""

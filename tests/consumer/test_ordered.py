@@ -187,6 +187,20 @@ class TestWaits:
                 writer.flush()
                 assert next(batches)["y"].tolist() == list(range(start, start + 8))
 
+    def test_ranks_that_never_came_are_named_at_the_end_of_an_epoch(self, any_url: str) -> None:
+        """One process of two trains on half of each epoch, and its loss says nothing of it."""
+        plan(any_url, [48])
+        told: list[str] = []
+        with rank_of(any_url, 0, 3, notify=told.append) as zero:
+            list(zero)
+            absent = [line for line in told if "are not there" in line]
+            assert [line.partition(":")[2][:38] for line in absent] == [" 2/3 of its samples stay unread. Start"]
+            assert "ranks 1, 2 of the 3 ranks of group" in absent[0]
+        told.clear()
+        with rank_of(any_url, 1, 3, notify=told.append) as one:  # rank 0 left, and has acknowledged its share
+            list(one)
+        assert ["rank 2 of the 3 ranks" in line for line in told if "not there" in line] == [True]
+
     def test_an_order_that_nobody_knows_is_refused_at_once(self, any_url: str) -> None:
         """Two writers of an unplanned epoch race: any order read from them would be an accident."""
         with planned_writer(any_url) as one, planned_writer(any_url) as two:

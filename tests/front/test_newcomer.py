@@ -23,6 +23,11 @@ ANSWERS = {
     # the command line
     "prodcue images photos": (2, "unknown command 'prodcue'; did you mean 'produce'?"),
     "help": (2, "did you mean '--help'?"),
+    "--url redis://h produce images photos": (
+        2,
+        "--url is an option of a command, so it follows the command: type `penstock produce images photos --url redis",
+    ),
+    "--workers 2 run images photos -- python a.py": (2, "`penstock run images photos --workers 2 -- python a.py`"),
     "produce image photos": (2, "type `penstock produce images photos`"),
     "produce images photos --transfrom a:b": (2, "unknown argument '--transfrom' (did you mean --transform?)"),
     "produce images photos --batch-size 64": (2, "unknown argument '--batch-size'; see penstock produce images --help"),

@@ -28,7 +28,10 @@ from penstock_common.errors import (
     StreamConflict,
     StreamNotFound,
 )
+from penstock_common.stream.client import connect
 from penstock_common.stream.keys import BadName
+from penstock_common.stream.manifest import ABANDONED, retained_epochs
+from penstock_common.stream.streams import load_stream
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import Batch
@@ -470,6 +473,54 @@ def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None
         for batch in by_hand:
             by_hand.acknowledge(batch)
     assert "not acknowledged" not in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("manual", "40 samples were handed out and not acknowledged: they are handed out again; loader.acknowledge(ba"),
+        ("on_checkpoint", "40 samples were trained on since the last checkpoint: they are handed out again; loader.ch"),
+        ("on_next", ""),
+    ],
+)
+def test_a_loader_that_nobody_closes_says_what_was_not_acknowledged(policy: str, words: str, any_url: str) -> None:
+    """A script without a `with` is the first that people write."""
+    produce(any_url, "train", 40)
+    lines = f"""
+import sys, penstock
+for batch in penstock.Loader("train", group="g", batch_size=8, url=sys.argv[1], acknowledge="{policy}"):
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", lines, any_url], capture_output=True, text=True, check=True, timeout=60
+    )
+    told = [line for line in done.stderr.splitlines() if "samples were" in line]
+    assert [words in line for line in told] == ([True] if words else [])
+
+
+def test_a_production_that_nobody_waits_for_says_what_is_missing(any_url: str) -> None:
+    """The script ends at once, most of its samples are not made, and its trainer starves elsewhere."""
+    lines = """
+import sys, time, penstock
+class Rows:
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return {"y": index}
+production = penstock.produce(Rows(), url=sys.argv[1], stream="slow")
+if sys.argv[2] == "with":
+    with production:
+        pass
+elif sys.argv[2] == "stop":
+    production.stop()
+"""
+    for way, words in (("", "samples: call its wait() before the program"), ("with", "wait=True"), ("stop", "")):
+        command = [sys.executable, "-c", lines, any_url, way]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        told = [line for line in done.stderr.splitlines() if "was stopped at" in line]
+        assert [words in line for line in told] == ([True] if words else []), done.stderr
+        with connect(any_url) as client:
+            assert {*retained_epochs(client, load_stream(client, "slow")).values()} == {ABANDONED}
 
 
 def as_text(attempt: Callable[[], object]) -> Callable[[], str]:

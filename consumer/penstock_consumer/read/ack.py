@@ -161,6 +161,29 @@ class Adapter(Protocol):
         """Return what `settle` would report now."""
 
 
+class UnacknowledgedNotice:
+    """The last word on what a loader handed out and nobody acknowledged. It keeps no loader alive."""
+
+    def __init__(self, policy: Acknowledge, outstanding: OutstandingBatches, notify: Notify) -> None:
+        self._policy, self._outstanding, self._notify = policy, outstanding, notify
+
+    def tell(self) -> None:
+        """Say how many samples will be handed out again, and which call acknowledges them."""
+        left = self._outstanding.waiting
+        if not left.batches:
+            return
+        if self._policy == "on_checkpoint":
+            self._notify(
+                f"{left.samples} samples were trained on since the last checkpoint: they are handed out again; "
+                "loader.checkpointed() after each saved checkpoint acknowledges them"
+            )
+        elif self._policy == "manual":
+            self._notify(
+                f"{left.samples} samples were handed out and not acknowledged: they are handed out again; "
+                "loader.acknowledge(batch) acknowledges a batch"
+            )
+
+
 class Acknowledger:
     """One loader's acknowledging; see `loader.Loader` for the policies. A framework's threads may call it."""
 
@@ -175,6 +198,7 @@ class Acknowledger:
         self._lock = threading.Lock()
         """A framework's step and its read-ahead are different threads."""
         self._outstanding = OutstandingBatches()
+        self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
         self._in_hand: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
@@ -307,13 +331,7 @@ class Acknowledger:
         if self.adapter is not None:
             self.adapter.settle()
         self.flush()
-        if self.policy == "on_checkpoint" and (left := self._outstanding.waiting).batches:
-            self._notify(f"{left.samples} samples were trained on since the last checkpoint: they are handed out again")
-        elif self.policy == "manual" and (left := self._outstanding.waiting).batches:
-            self._notify(
-                f"{left.samples} samples were handed out and not acknowledged: they are handed out again; "
-                "loader.acknowledge(batch) settles a batch"
-            )
+        self.unacknowledged.tell()
 
     def _acknowledge(self, batches: list[Batch]) -> None:
         if self.reading is None:  # nothing was handed out yet

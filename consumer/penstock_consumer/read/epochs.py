@@ -16,7 +16,7 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, LeaseRenewer, UnusedRankCheck
-from penstock_consumer.read.member import Member, RankMember, new_group_notice
+from penstock_consumer.read.member import Member, RankMember, absent_notice, new_group_notice
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.read.shared import SharedReader
@@ -257,6 +257,14 @@ class OrderedReading(Reading):
 
         super().__init__(member, heartbeat, read, options)
         self._remainder = options.remainder
+        self._is_alone_told = False
+
+    def finish(self, run: EpochRun) -> None:
+        """Say, once, that other ranks never came: their share of the epoch is read by nobody."""
+        super().finish(run)
+        if not self._is_alone_told and (absent := self.member.absent_ranks(run.reader.epoch)):
+            self._is_alone_told = True
+            self._options.notify(absent_notice(self.member.who, run.reader.epoch, absent))
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
         """Reads every epoch again from the first of its batches."""

@@ -207,7 +207,7 @@ class Loader(StageMethods, Passing):
         self._steps: int | None = None
         """Batches in the latest epoch whose size was known."""
         self.tally = StatsCounter()
-        self._resources = LoaderResources(self._client)
+        self._resources = LoaderResources(self._client, self._acknowledger.unacknowledged)
         self._closing = weakref.finalize(self, end_resources, self._resources)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
         if found is not None and found.spec is not None:

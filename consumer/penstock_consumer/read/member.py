@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +36,7 @@ from penstock_common.stream.groups.roster import (
     join_group,
     leave,
     load_roster,
+    rank_member,
     server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys, StreamKeys
@@ -117,6 +118,19 @@ def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     question = f". Did you mean {meant!r}?" if meant else ""
     return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
+
+
+def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
+    """Return what to say of ranks that never came, at the end of an epoch that another rank read."""
+    assert who.order is not None
+    world, first = who.order.world, absent[0]
+    ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
+    verb = "is" if len(absent) == 1 else "are"
+    return (
+        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} {verb} not there: "
+        f"{len(absent)}/{world} of its samples stay unread. Start a process with rank={first} and the same world_size; "
+        "for one process alone, give world_size=1 and a new group"
+    )
 
 
 def holders(member: Member, epoch: int) -> set[str]:
@@ -487,6 +501,13 @@ class RankMember(Member):
     def position(self, epoch: int) -> int:
         """Return where this rank's next step begins, as the server knows it."""
         return known_positions(self.client, self.stream, epoch, self.who.group).of(self.order.rank)
+
+    def absent_ranks(self, epoch: int) -> list[int]:
+        """Return the ranks that are not there and have acknowledged nothing of an epoch."""
+        members = load_roster(self.client, self.stream.partitions[0]).members
+        reported = known_positions(self.client, self.stream, epoch, self.who.group).ranks
+        here = {rank for rank in range(self.order.world) if (self.who.group, rank_member(rank)) in members}
+        return sorted({*range(self.order.world)} - here - {*reported, self.order.rank})
 
     def rewind(self, epoch: int, position: int) -> None:
         """This rank goes on there: in ``epoch`` at ``position``, in later ones from their start, in none before.

@@ -15,6 +15,7 @@ from socket import gethostname
 from penstock_common.errors import EpochIncomplete, PenstockError
 from penstock_common.stream.commands import Client
 from penstock_common.threads import join
+from penstock_consumer.read.ack import UnacknowledgedNotice
 from penstock_consumer.read.epochs import Reading
 
 JOIN_S = 5.0
@@ -34,6 +35,8 @@ class LoaderResources:
     """The threads and connections that end with a loader, also with one that nobody closed."""
 
     client: Client
+    unacknowledged: UnacknowledgedNotice
+    """Told where nobody closes the loader."""
     reading: Reading | None = None
     """None until the stream was found and joined."""
     is_patient: bool = False
@@ -58,6 +61,8 @@ def end_resources(resources: LoaderResources) -> None:
     """
     if resources.pid != getpid():
         return
+    if not resources.is_patient:
+        resources.unacknowledged.tell()
     if resources.reading is not None and resources.reading.is_current_thread:
         threading.Thread(target=_end, args=(resources,), name="penstock-end", daemon=True).start()
     else:

@@ -43,6 +43,24 @@ def named(dataset: Any) -> set[str]:
     return set()
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "from penstock.torch import Dataset",
+            r"penstock\.torch has no 'Dataset' to import; .*; did you mean 'dataset'",
+        ),
+        ("from penstock.tensorflow import Datasets", r"it has acknowledging, dataset; did you mean 'dataset'\?"),
+        ("from penstock.jax import loader", r"penstock\.jax has no 'loader' to import; it has Dataset, dataset"),
+        ("from penstock.keras import ModelCheckPoint", "did you mean 'ModelCheckpoint'"),
+    ],
+)
+def test_an_import_of_a_name_that_is_not_there_says_which_are(line: str, words: str) -> None:
+    """Python's own text names neither them nor the one that was meant."""
+    with pytest.raises(ImportError, match=words):
+        exec(line)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_loop_that_takes_dicts_apart_is_told_how_to_get_tuples(framework: str, any_url: str) -> None:
     """It got the names of the tensors in silence, and failed far from there."""
