@@ -464,6 +464,19 @@ def test_the_trainer_starts_before_the_first_sample_is_made(tmp_path: Path) -> N
     assert (code, out) == (0, "8\n"), err
 
 
+def test_workers_leave_the_processor_to_the_training_command(tmp_path: Path) -> None:
+    """On a host of few cores they made its framework's import a quarter longer, and would delay its steps."""
+    (tmp_path / "rows.py").write_text("import os\n\ndef each(n):\n    return os.nice(0)\n\ndata = range(8)\n")
+    (tmp_path / "train.py").write_text(
+        "import os, penstock\n"
+        "with penstock.Loader('train', group='g', batch_size=8) as loader:\n"
+        "    print([n - os.nice(0) for batch in loader for n in batch['x'].tolist()])\n"
+    )
+    source = ("dataset", "rows:data", "--transform", "rows:each", "--workers", "1")
+    code, out, err = run("run", *source, "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (code, out) == (0, f"{[10] * 8}\n"), err
+
+
 def test_run_makes_as_many_epochs_as_the_command_reads(tmp_path: Path) -> None:
     """A loop that ends by its steps knows no number of epochs; then it would stand in two places, and differ."""
     (tmp_path / "mynumbers.py").write_text("data = range(8)\n")

@@ -27,6 +27,11 @@ HELP = "start server, workers and a training command together"
 
 _END_S = 10.0
 """How long a trainer may take to end when it is asked to."""
+_NICENESS = 10
+"""Of the production and its workers beside the training command, which they would otherwise take from its processor.
+
+No sample comes later by that: while the command waits for one, the workers have the processor.
+"""
 _PROGRESS_S = 10.0
 """How often progress is told among the lines of the trainer."""
 
@@ -82,6 +87,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     streams, checking = streams_of(args), _begin_check(args)
     try:
         with _server(args, console, checking) as here, _Trainer(console, args.command, here, streams) as trainer:
+            os.nice(_NICENESS)
             from penstock_producer.jobs.production import SplitProduction
 
             plans = plans_of(here)
