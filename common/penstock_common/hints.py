@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from numbers import Real
 from opcode import opmap
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -175,6 +175,20 @@ def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
     """Return what to say of a sample, or rows, that are no dict."""
     example = ", ".join(f"{name!r}: ..." for name in names)
     return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
+
+
+NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
+"""The default of a verb that takes one sample, so that `not_one_sample` is reached."""
+
+
+def not_one_sample(call: str, names: Iterable[str]) -> TypeError:
+    """Return the error for a call that got its tensors one by one, some of them by ``names``.
+
+    The verbs that are called for each sample take any arguments and raise this, because `explained` would add a tenth
+    of a microsecond to each call.
+    """
+    pairs = ", ".join(f"{name!r}: ..." for name in list(names) or ("x", "y"))
+    return TypeError(f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})")
 
 
 def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:
@@ -383,9 +397,6 @@ def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     call = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     if is_method:
         del parameters["self"]
-    if list(parameters) == ["sample"] and (names := [name for name in kwargs if name != "sample"] or args[2:]):
-        pairs = ", ".join(f"{name!r}: ..." for name in (names if kwargs else ("x", "y")))
-        return f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})"
     for name in kwargs:
         if name not in parameters:
             return f"{call}() has no argument {name!r}{_instead(name, parameters)}"

@@ -287,9 +287,10 @@ def is_indexed(
 
 
 def read_index_page(reply: Reply) -> list[Record]:
-    """Return the records in a channel's reply to XRANGE. Raises DamagedKey for one that no producer wrote."""
-    page = cast("list[tuple[bytes, list[bytes]]]", reply)
-    return [index_record(record_id, dict(zip(fields[::2], fields[1::2], strict=True))) for record_id, fields in page]
+    """Return the records in the answer of ``read_index.lua``. Raises DamagedKey for one that no producer wrote."""
+    page: list[tuple[str, list[str]]] = json.loads(cast("bytes", reply).decode("latin-1")) or []
+    records = ((record_id, [part.encode("latin-1") for part in fields]) for record_id, fields in page)
+    return [index_record(at.encode(), dict(zip(fields[::2], fields[1::2], strict=True))) for at, fields in records]
 
 
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:

@@ -311,7 +311,10 @@ class _Feeder:
             return
         count = _rows(made) if self._source.batched else 1
         try:
-            (self._writer.write_batch if self._source.batched else self._writer.write)(made)
+            if self._source.batched:
+                self._writer.write_batch(made)
+            else:
+                self._writer.write(made)
         except SpecMismatch as error:
             spec = None if self._source.batched else self._writer.stream.spec
             misfit = named(error, self._source.key(self._fed.items - 1), spec, made)

@@ -21,6 +21,7 @@ from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 
 _READ_HEADERS = load_script("read_headers")
+_READ_INDEX = load_script("read_index").encode()
 
 FIRST_PAGE = 64
 """Records of a shard that most have; then a thousand at once."""
@@ -33,7 +34,7 @@ def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch
     key, records, count = partition.index(epoch, shard).encode(), list[Record](), FIRST_PAGE
     while True:
         after = b"(%d-0" % records[-1].end if records else b"-"
-        channel.send([(b"XRANGE", key, after, b"+", b"COUNT", b"%d" % count)])
+        channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % count)])
         reply = channel.read()
         raise_errors([reply], client)
         page = read_index_page(reply)

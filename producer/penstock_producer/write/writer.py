@@ -9,10 +9,20 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Never
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
-from penstock_common.hints import an, answering, callable_of, explained, require_json, seconds, whole
+from penstock_common.hints import (
+    NO_SAMPLE,
+    an,
+    answering,
+    callable_of,
+    explained,
+    not_one_sample,
+    require_json,
+    seconds,
+    whole,
+)
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -157,9 +167,10 @@ class Writer:
 
     # --- the endless feed ---
 
-    @explained
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
         """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
+        if others or named:
+            raise not_one_sample("write", named)
         feed = self._feed
         if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
             feed = self._feeding(sample)
@@ -411,12 +422,13 @@ class EpochWriter:
             self._writer.require_spec(like)
         return self._writer.open_shard(self._manifest, shard)
 
-    @explained
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
         """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing.
 
         A dict among the values is written as tensors below its name: ``{"y": {"boxes": ...}}`` as ``y/boxes``.
         """
+        if others or named:
+            raise not_one_sample("write", named)
         current = self._current
         if current is None or current.is_over:
             current = self._next_shard(sample)
