@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import redis
 
 import penstock
 from penstock_common.stream.client import connect
+from penstock_common.stream.groups.roster import GroupRecord, Roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_common.stream.watching.inspection import inspect_stream
@@ -164,10 +165,16 @@ class Opened:
 def test_as_many_epochs_as_asked_lie_ahead_of_the_furthest_group() -> None:
     """A slow group must not starve a fast one; what the slow one has not read is the budget's business."""
     epochs = [3, 4, 5]
-    assert fewest_unread(epochs, {}, frozenset()) == 3
-    assert fewest_unread(epochs, {"slow": 0, "fast": 0}, frozenset({("fast", 3), ("fast", 4)})) == 1
-    assert fewest_unread(epochs, {"late": 5}, frozenset()) == 1
-    assert fewest_unread([], {"a": 0}, frozenset()) == 0
+
+    def roster_of(closed: Iterable[tuple[str, int]] = (), **first: int) -> Roster:
+        groups = {name: GroupRecord(epoch, False, name != "left", 0, -1, None) for name, epoch in first.items()}
+        return Roster("1", groups=groups, closed=frozenset(closed))
+
+    assert fewest_unread(epochs, roster_of()) == 3
+    assert fewest_unread(epochs, roster_of({("fast", 3), ("fast", 4)}, slow=0, fast=0)) == 1
+    assert fewest_unread(epochs, roster_of(late=5)) == 1
+    assert fewest_unread(epochs, roster_of(slow=0, left=5)) == 3
+    assert fewest_unread([], roster_of(a=0)) == 0
 
 
 def test_following_keeps_epochs_ahead_and_goes_on_for_ever(any_url: str) -> None:

@@ -26,7 +26,6 @@ from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.retention import (
     EpochFacts,
     is_acknowledged,
-    pending_groups,
     plan_release,
     plan_trim,
     trimming_groups,
@@ -64,7 +63,7 @@ class TestPlans:
     def test_what_one_group_owes_stays(self) -> None:
         """Every group sees every sample, however slow it is."""
         roster = roster_of({"a": group(), "b": group()}, {("a", 0), ("a", 1), ("b", 1)})
-        assert pending_groups(roster, 0) == ["b"]
+        assert list(roster.unacknowledged_by(0)) == ["b"]
         assert plan_release(self.facts, roster, 0, 100) == [1]
 
     def test_without_any_group_nothing_is_settled(self) -> None:

@@ -70,8 +70,8 @@ def _freed(
     """Return the bytes of those records that every other group is done with."""
     epoch, end = manifest.epoch, max(record.end for record in held)
     done = np.ones(end, dtype=bool)
-    for name, other in roster.groups.items():
-        if name != group and other.holds and other.first <= epoch and (name, epoch) not in roster.closed:
+    for name, other in roster.unacknowledged_by(epoch).items():
+        if name != group:
             done &= group_bits(client, stream, manifest, name, other, shard, 0, end, may_go=True)
     for record in held:
         done[list(record.holes)] = True

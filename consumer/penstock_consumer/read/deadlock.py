@@ -104,11 +104,7 @@ class _MemberHoldings:
     ) -> None:  # fmt: skip
         self._client, self._stream, self._partition, self._manifest = client, stream, partition, manifest
         epoch = manifest.epoch
-        self._groups = {
-            name: record
-            for name, record in roster.groups.items()
-            if record.holds and record.first <= epoch and (name, epoch) not in roster.closed
-        }
+        self._groups = roster.unacknowledged_by(epoch)
         pending = {
             name: {entry.entry_id: entry.member for entry in list_pending(client, partition, epoch, name)}
             for name, record in self._groups.items()

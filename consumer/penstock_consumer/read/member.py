@@ -409,11 +409,7 @@ class Member:
             pending = list_pending(self.client, partition, epoch, me.group)
             if any(entry.member != me.member for entry in pending):
                 return True
-            owing = {
-                name: group
-                for name, group in roster.groups.items()
-                if name != me.group and group.holds and group.first <= epoch and (name, epoch) not in roster.closed
-            }
+            owing = {name: group for name, group in roster.unacknowledged_by(epoch).items() if name != me.group}
             manifest = find_manifest(self.client, self.stream, epoch) if owing else None
             if manifest is not None and any(owed_samples(self.client, self.stream, manifest, owing).values()):
                 return True

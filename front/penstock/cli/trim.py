@@ -83,7 +83,7 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster, server_ms
     from penstock_common.stream.manifest import ABANDONED, find_manifest
-    from penstock_producer.write.retention import is_acknowledged, is_replayed, pending_groups
+    from penstock_producer.write.retention import is_acknowledged, is_replayed
 
     roster, now_ms = load_roster(client, stream.partitions[0]), server_ms(client)
     found: dict[int, list[str]] = {}
@@ -91,7 +91,7 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None or manifest.state == ABANDONED:
             continue
-        owing = {name: roster.groups[name] for name in pending_groups(roster, epoch)}
+        owing = roster.unacknowledged_by(epoch)
         owed = owed_samples(client, stream, manifest, owing)
         why = [f"group {name} has yet to settle {count} samples" for name, count in sorted(owed.items()) if count]
         why += ["it is not complete yet"] if not manifest.is_ended else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any, Self
 from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.groups.roster import Roster, load_roster
 from penstock_common.stream.manifest import (
     ABANDONED,
     PRODUCED,
@@ -485,25 +486,22 @@ def _ranges(epochs: list[int]) -> str:
     return f" {epochs[0]}" if len(epochs) == 1 else f"s {epochs[0]}-{epochs[-1]}"
 
 
-def fewest_unread(epochs: Iterable[int], groups: Mapping[str, int], settled: frozenset[tuple[str, int]]) -> int:
+def fewest_unread(epochs: Iterable[int], roster: Roster) -> int:
     """Return how many epochs the group that has read most has not acknowledged, with the one that it reads.
 
-    ``groups``: name -> first epoch it reads, of the groups that hold data. The group that has read most must not starve
-    for another's sake, and the budget limits what the others have not read. Without a group: all epochs.
+    The group that has read most must not starve for another's sake, and the budget limits what the others have not
+    read. Without a group that holds data: all epochs.
     """
     there = list(epochs)
-    unread = [
-        sum(epoch >= first and (group, epoch) not in settled for epoch in there) for group, first in groups.items()
-    ]
-    return min(unread, default=len(there))
+    unread = Counter(name for epoch in there for name in roster.unacknowledged_by(epoch))
+    return min((unread[name] for name, group in roster.groups.items() if group.holds), default=len(there))
 
 
 def count_unread(client: Client, stream: Stream) -> int:
     """Return `fewest_unread` of the epochs that exist now. Every group has read those that were released."""
     roster = load_roster(client, stream.partitions[0])
-    groups = {name: group.first for name, group in roster.groups.items() if group.holds}
     epochs = [epoch for epoch, state in retained_epochs(client, stream).items() if state != ABANDONED]
-    return fewest_unread(epochs, groups, roster.closed)
+    return fewest_unread(epochs, roster)
 
 
 class SplitProduction:

@@ -35,7 +35,6 @@ from penstock_producer.write.quota import (
     pause_s,
 )
 from penstock_producer.write.resources import SharedResources
-from penstock_producer.write.retention import pending_groups
 
 NOTE_AFTER_S = 0.5
 """A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
@@ -223,7 +222,6 @@ class AdmissionControl:
         for epoch in roster.epochs:
             manifest = find_manifest(self._client, self._stream, epoch)
             if manifest is not None:
-                owing = {name: roster.groups[name] for name in pending_groups(roster, epoch)}
-                owed.update(owed_samples(self._client, self._stream, manifest, owing))
+                owed.update(owed_samples(self._client, self._stream, manifest, roster.unacknowledged_by(epoch)))
         most = max(owed.values(), default=0)
         return sorted(group for group, count in owed.items() if count > 0 and count > most / 2)

@@ -82,18 +82,9 @@ class EpochFacts:
     """When it was produced, by the server's clock; matters to a policy of ages only."""
 
 
-def pending_groups(roster: Roster, epoch: int) -> list[str]:
-    """Return the groups that hold data, read the epoch, and have not acknowledged all of it."""
-    return [
-        name
-        for name, group in roster.groups.items()
-        if group.holds and group.first <= epoch and (name, epoch) not in roster.closed
-    ]
-
-
 def is_acknowledged(roster: Roster, epoch: int) -> bool:
     """Return True if every group that holds data has acknowledged the epoch, and at least one has."""
-    return not pending_groups(roster, epoch) and any((name, epoch) in roster.closed for name in roster.groups)
+    return not roster.unacknowledged_by(epoch) and any((name, epoch) in roster.closed for name in roster.groups)
 
 
 def is_replayed(roster: Roster, epoch: int, now_ms: int) -> bool:
@@ -142,7 +133,7 @@ def plan_release(facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_
 def trimming_groups(roster: Roster, epoch: int) -> list[str]:
     """Return the groups whose ledgers decide which entries of a running epoch may go; if empty, none may."""
     holding = [name for name, group in roster.groups.items() if group.holds and group.first <= epoch]
-    return [name for name in holding if (name, epoch) not in roster.closed] or holding
+    return list(roster.unacknowledged_by(epoch)) or holding
 
 
 def plan_trim(

@@ -112,6 +112,14 @@ class Roster:
     waiting: dict[tuple[int, int], Waiter] = field(default_factory=dict)
     """(epoch, shard) -> its writer, if it waits for quota."""
 
+    def unacknowledged_by(self, epoch: int) -> dict[str, GroupRecord]:
+        """Return the groups that hold data, read the epoch, and have not acknowledged all of it."""
+        return {
+            name: group
+            for name, group in self.groups.items()
+            if group.holds and group.first <= epoch and (name, epoch) not in self.closed
+        }
+
 
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     """Read the roster of a partition."""
