@@ -179,7 +179,6 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
 ) -> None:
     """Production must not stop for ever because of a machine that was switched off, nor go on without a word."""
     monkeypatch.setattr(cleaner, "SILENT_MS", 10**9)
-    monkeypatch.setattr("penstock_producer.write.alarm.ALIVE_MS", 300)
     told: list[str] = []
     with writer_of(any_url, room_wait_s=1.0) as writer:
         monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)  # not for the timer: it would expire the group first

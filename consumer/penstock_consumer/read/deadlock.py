@@ -15,6 +15,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
+from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -30,8 +31,6 @@ from penstock_common.stream.streams import Stream
 from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.read.backlog import GroupBacklog
 
-LIVING_MS = 10_000
-"""A member unseen for so long is dead, or stands still: what it holds goes to others."""
 IDLE_MS = 5_000
 """A loop that waited so long for a batch has nothing else to do."""
 
@@ -60,7 +59,7 @@ class Deadlock:
 def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
     """None where somebody is at work, or something is about to change hands."""
     now = server_ms(client)
-    living = {who for who, seen in roster.members.items() if now - seen <= LIVING_MS}
+    living = {who for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in living):
         return None
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}

@@ -13,7 +13,7 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
-from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.presence import ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member, server_ms
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
@@ -340,8 +340,8 @@ class LeaseRenewer(Heartbeat):
             pending = [(key, entry) for key, entry in listed if not self._leases.holds(*key)]
             self._forget_after_stall(began)
             self._seen, claims = plan_reclaim(self._seen, pending, self._who.member, self._clock(), self._lease_s)
-            self._claim([c for c in claims if c[1].member.startswith("~")], min_idle_ms=0)
-            self._claim([c for c in claims if not c[1].member.startswith("~")], min_idle_ms=int(self._lease_s * 900))
+            self._claim([c for c in claims if is_returned(c[1].member)], min_idle_ms=0)
+            self._claim([c for c in claims if not is_returned(c[1].member)], min_idle_ms=int(self._lease_s * 900))
 
     def _sign_off_ended(self, outlook: Outlook) -> None:
         group = self._who.group

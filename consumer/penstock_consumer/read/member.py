@@ -25,7 +25,7 @@ from penstock_common.stream.entries import has_unread, index_records, list_pendi
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import behind, owed_samples, uncovered
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
-from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
     QUIET_MS,
     UNSEEN_MS,
@@ -151,10 +151,6 @@ def count_live(roster: Roster, group: str) -> int:
     return max(1, sum(at > max(seen) - UNSEEN_MS for at in seen))
 
 
-ALIVE_MS = 30_000
-"""A member that renewed within a lease may be living: its group is not reset under it."""
-
-
 @dataclass
 class Member:
     """A member of a group: what the training loop's thread asks of the server. Its claim on entries is by leases."""
@@ -212,12 +208,11 @@ class Member:
             raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
         if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
             return  # nothing to reset, or not ours to reset: joining says so
-        now, me = server_ms(self.client), (self.who.group, self.who.member)
-        ended = ended_members(roster, now)
-        live_members = [
-            who for who, seen in roster.members.items() if now - seen < ALIVE_MS and who not in {me, *ended}
+        others = [
+            member
+            for (group, member), liveness in liveness_of([roster], server_ms(self.client)).items()
+            if group == self.who.group and member != self.who.member and liveness.may_be_at_work
         ]
-        others = [member for group, member in live_members if group == self.who.group]
         if others:
             raise GroupBusy(
                 f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "

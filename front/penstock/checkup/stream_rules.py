@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.checkup.findings import Finding, ok
 from penstock.watching.bottleneck import ALLOWED
-from penstock.watching.rates import is_silent, seen, silent_hosts
+from penstock.watching.rates import seen, silent_hosts
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
@@ -86,7 +86,7 @@ def absent_groups(facts: StreamFacts) -> Finding:
     glance = facts.glance
     absent = [
         group for group in glance.groups
-        if group.holds and group.lag_samples and all(is_silent(m) or m.name.startswith("~") for m in group.members)
+        if group.holds and group.lag_samples and not any(one.is_live for one in group.members)
     ]  # fmt: skip
     if not absent:
         return ok("absent groups", "none holds data")
@@ -101,7 +101,7 @@ def absent_groups(facts: StreamFacts) -> Finding:
 
 def silent_members(facts: StreamFacts) -> Finding:
     """Check for silent members: their entries go to others of their group, if there are any."""
-    silent = [(group.name, one) for group in facts.glance.groups for one in group.members if is_silent(one)]
+    silent = [(group.name, one) for group in facts.glance.groups for one in group.members if one.is_silent]
     behind = {group.name for group in facts.glance.groups if group.kind == ORDERED and group.lag_samples}
     ranks = [f"{one.name} of {name}" for name, one in silent if name in behind]
     if ranks:

@@ -174,13 +174,15 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
     from penstock_common.errors import GroupBusy
-    from penstock_common.stream.watching.inspection import inspect_stream
-    from penstock_consumer.read.member import ALIVE_MS
+    from penstock_common.stream.groups.presence import liveness_of
+    from penstock_common.stream.groups.roster import load_roster, server_ms
+    from penstock_common.stream.streams import load_stream
 
-    group = next(group for group in inspect_stream(client, args.stream).groups if group.name == args.name)
-    there = [m for m in group.members if m["seen_s"] is not None and not m["has_ended"]]
-    if living := [m for m in there if m["seen_s"] * 1000 < ALIVE_MS]:
-        named = ", ".join(f"{m['name']} (seen {m['seen_s']:.0f} s ago)" for m in living)
+    rosters = [load_roster(client, partition) for partition in load_stream(client, args.stream).partitions]
+    members = liveness_of(rosters, server_ms(client))
+    ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
+    if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == args.name]:
+        named = ", ".join(living)
         raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: {advice}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.watching.rates import hosts, is_silent, silent_hosts, waits
+from penstock.watching.rates import hosts, silent_hosts, waits
 from penstock_common.extras import needed
 from penstock_common.stream.watching.glance import Glance, GroupGlance
 from penstock_common.stream.watching.queues import QueuesGlance
@@ -74,15 +74,15 @@ def _wait_ratio(glance: Glance, group: GroupGlance) -> float | None:
 
 
 def _silent(glance: Glance, group: GroupGlance) -> float:
-    return sum(is_silent(member) for member in group.members)
+    return sum(member.is_silent for member in group.members)
 
 
 def _orphaned(glance: Glance, group: GroupGlance) -> float:
-    return sum(member.pending_entries for member in group.members if is_silent(member))
+    return sum(member.pending_entries for member in group.members if member.is_silent)
 
 
 def _living(glance: Glance, group: GroupGlance) -> float:
-    return sum(not is_silent(member) and not member.name.startswith("~") for member in group.members)
+    return sum(member.is_live for member in group.members)
 
 
 TABLE = (

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.roster import ORDERED, rank_member
-from penstock_common.stream.watching.glance import Glance, GroupGlance, MemberGlance
+from penstock_common.stream.watching.glance import Glance, GroupGlance
 from penstock_common.stream.watching.paces import Told
 from penstock_producer.jobs.autoscaler import load_of, shown
 
@@ -16,12 +15,6 @@ from penstock_producer.jobs.autoscaler import load_of, shown
 def rate(before: float, now: float, seconds: float) -> float | None:
     """Return the rate of a number that counts up, or None if no time has passed or it began anew."""
     return (now - before) / seconds if seconds > 0 and now >= before else None
-
-
-def is_silent(member: MemberGlance) -> bool:
-    """Return True if a member is dead, as far as is known."""
-    unseen_ms = None if member.seen_s is None else member.seen_s * 1000
-    return presence.is_silent(member.name, unseen_ms, has_ended=member.has_ended)
 
 
 def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
@@ -80,8 +73,8 @@ def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds:
         "members": [
             {
                 "name": member.name,
-                "seen_s": None if member.seen_s is None else round(member.seen_s, 1),
-                "is_silent": is_silent(member),
+                "seen_s": None if (age := member.liveness.unseen_s) is None else round(age, 1),
+                "is_silent": member.is_silent,
                 "pending_entries": member.pending_entries,
                 "rate": told[member.name].rate if member.name in told else None,
                 "waits": waits(told.get(member.name)),
@@ -183,11 +176,11 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
     silent = [
         member
         for member in group.members
-        if is_silent(member) and (member.pending_entries or (is_ordered and group.lag_samples))
+        if member.is_silent and (member.pending_entries or (is_ordered and group.lag_samples))
     ]
     return Trainers(
         group=group.name,
-        living=sum(not is_silent(one) and not one.name.startswith("~") for one in group.members),
+        living=sum(one.is_live for one in group.members),
         holds=group.holds,
         waits=sum(waiting) / len(waiting) if waiting else None,
         lag_samples=group.lag_samples,
@@ -196,5 +189,5 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         demand=load_of(now.paces).demand.get(group.name),
         is_ordered=is_ordered,
         missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
-        silent=tuple((one.name, one.seen_s, one.pending_entries) for one in silent),
+        silent=tuple((one.name, one.liveness.unseen_s, one.pending_entries) for one in silent),
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import Roster
 from penstock_common.stream.servers.suitability import readable_bytes
-
-ALIVE_MS = 30_000
-"""One lease: a member that was seen within it lives."""
 
 
 def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[str, int]:
     """Return those of the groups that have no live member, with the milliseconds since they were last seen."""
-    living = {group for (group, _), seen in roster.members.items() if now_ms - seen < ALIVE_MS}
+    living = {group for group, _ in _live_members(roster, now_ms)}
     return {
         name: now_ms - roster.groups[name].seen_ms for name in groups if name in roster.groups and name not in living
     }
@@ -21,13 +19,17 @@ def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[st
 
 def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
     """Return groups whose live members all wait for a batch, with the bytes they have not acknowledged."""
-    living = [who for who, seen in roster.members.items() if now_ms - seen < ALIVE_MS]
+    living = _live_members(roster, now_ms)
     busy = {who[0] for who in living if who not in roster.idle}
     found: dict[str, int] = {}
     for who in living:
         if who[0] not in busy:
             found[who[0]] = found.get(who[0], 0) + roster.idle[who].handed_bytes
     return found
+
+
+def _live_members(roster: Roster, now_ms: int) -> list[tuple[str, str]]:
+    return [who for who, liveness in liveness_of([roster], now_ms).items() if liveness.may_be_at_work]
 
 
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:

@@ -7,6 +7,7 @@ import pytest
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups import missing
 from penstock_common.stream.groups.missing import missing_members, told_missing
+from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
@@ -51,13 +52,13 @@ def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> 
         next(iter(first))
         roster, found = look(writer, any_client)
         assert roster.groups["o"].kind == ORDERED
-        assert found["o", rank_member(1)] is None
+        assert found["o", rank_member(1)] == Liveness()
         assert "rank-1 of group o (not there)" in told_missing(found)
 
 
 @pytest.mark.parametrize("count", [3, 9])
 def test_many_are_told_in_a_line(count: int) -> None:
     """A wait's reason is one line of a log."""
-    told = told_missing({("g", f"m{number}"): 1000 * number for number in range(count)})
+    told = told_missing({("g", f"m{number}"): Liveness(1000 * number) for number in range(count)})
     assert told.count(" of group g (") == min(count, missing.SHOWN)
     assert ("and 5 more" in told) == (count == 9)

@@ -13,18 +13,23 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.groups import presence
+from penstock_common.stream.groups.missing import told_missing
 from penstock_common.stream.groups.presence import (
+    ALIVE_MS,
     SILENT_MS,
+    Liveness,
     ended_members,
+    liveness_of,
     new_incarnation,
     process_of,
     start_time,
 )
-from penstock_common.stream.groups.roster import Roster
+from penstock_common.stream.groups.roster import UNSEEN_MS, Roster
 
 HERE, ELSEWHERE = "0123456789abcdef", "fedcba9876543210"
 WHO = ("g", "m")
 INCARNATION = f"a1@{HERE}.4711.900"
+INCARNATE = "from penstock_common.stream.groups.presence import *; print(new_incarnation())"
 
 
 def judged(incarnation: str, started: int | None, *, here: str = HERE, silent_ms: int = SILENT_MS) -> bool:
@@ -66,6 +71,43 @@ class TestRule:
     def test_nonsense_on_the_roster_names_no_process(self, nonsense: str) -> None:
         """Anyone who may write the keys may write this: no pid of it reaches the kernel."""
         assert process_of(nonsense) is None
+
+
+class TestLiveness:
+    """One value says how alive a member is, and every command reads it."""
+
+    @pytest.mark.parametrize(
+        ("liveness", "is_silent", "may_be_at_work"),
+        [
+            (Liveness(0), False, True),
+            (Liveness(UNSEEN_MS), False, True),
+            (Liveness(UNSEEN_MS + 1), True, True),
+            (Liveness(ALIVE_MS - 1), True, True),
+            (Liveness(ALIVE_MS), True, False),
+            (Liveness(SILENT_MS, has_ended=True), True, False),
+            (Liveness(), True, False),
+        ],
+    )
+    def test_a_member_is_silent_before_it_is_taken_for_dead(
+        self, liveness: Liveness, is_silent: bool, may_be_at_work: bool
+    ) -> None:
+        """Silence is only shown. A group is reset, or a stream deleted, once nobody may be training."""
+        assert (liveness.is_silent, liveness.may_be_at_work) == (is_silent, may_be_at_work)
+
+    def test_the_latest_heartbeat_in_any_partition_counts(self) -> None:
+        """A member renews the partitions one after the other."""
+        rosters = [Roster("0", members={WHO: 1000, ("g", "n"): 2000}), Roster("0", members={WHO: 4000})]
+        assert liveness_of(rosters, 5000) == {WHO: Liveness(1000), ("g", "n"): Liveness(3000)}
+
+    def test_a_member_that_ended_on_this_host_is_silent_at_once(self) -> None:
+        """Whoever waits for it reads so after three seconds, not after ten."""
+        with subprocess.Popen([sys.executable, "-c", INCARNATE], stdout=-1, text=True) as child:
+            assert child.stdout is not None
+            incarnation = child.stdout.read().strip()
+        roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
+        found = liveness_of([roster], 1000 + SILENT_MS)
+        assert found == {WHO: Liveness(SILENT_MS, has_ended=True)}
+        assert told_missing(found) == "m of group g (its process has ended)"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from penstock.checkup import stream_rules as stream
 from penstock.checkup.findings import Finding
 from penstock.checkup.stream_rules import StreamFacts
+from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Paces, Told
@@ -18,7 +19,7 @@ from penstock_common.stream.watching.waiters import Waiter
 
 GB, MB = 1 << 30, 1 << 20
 GROUP = GroupGlance(
-    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberGlance("gpu-0", 1.0, 0, None),)
+    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberGlance("gpu-0", Liveness(1000), 0, None),)
 )  # fmt: skip
 GLANCE = Glance(
     "train", "id", 0.0, budget_bytes=GB, held_bytes=MB, next_epoch=1, final=None, made_entries=0, made_samples=0,
@@ -104,7 +105,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         ),
         (
             stream.silent_members,
-            glance(groups=(replace(GROUP, members=(MemberGlance("gpu-1", 50.0, 3, None),)),)),
+            glance(groups=(replace(GROUP, members=(MemberGlance("gpu-1", Liveness(50_000), 3, None),)),)),
             "warning",
             "gpu-1 of resnet (3 entries)",
             "start a trainer",
@@ -113,7 +114,12 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
             stream.silent_members,
             glance(
                 groups=(
-                    replace(GROUP, kind="ordered", lag_samples=9, members=(MemberGlance("rank-1", 50.0, 0, None),)),
+                    replace(
+                        GROUP,
+                        kind="ordered",
+                        lag_samples=9,
+                        members=(MemberGlance("rank-1", Liveness(50_000), 0, None),),
+                    ),
                 )
             ),
             "warning",

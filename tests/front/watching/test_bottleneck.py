@@ -9,6 +9,7 @@ import pytest
 from penstock.watching.bottleneck import Situation, Trainers, judge
 from penstock.watching.rates import rate, seen, situation
 from penstock_common.pace import Pace
+from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, MemberGlance
 from penstock_common.stream.watching.paces import Paces, Told
@@ -190,11 +191,11 @@ def test_the_workers_that_are_advised_start_on_a_shared_server(now: Situation) -
 def glance(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> Glance:
     """Two workers of one host, one trainer that waits for most of its time."""
     told = Told(100.0, {"training": 0.3, "asking": 0.7}, 0)
-    member = MemberGlance("gpu-0", 0.5, 2, None)
+    member = MemberGlance("gpu-0", Liveness(500), 2, None)
     group = GroupGlance(
         "resnet", "shared", False, True, lag_entries=1, lag_samples=4, lag_bytes=4000, lag_s=0.2, pending_entries=2,
         redelivered_entries=0, dead_letters=0, given_samples=given, given_bytes=given * 1000,
-        members=(member, MemberGlance("~released", None, 0, None)),
+        members=(member, MemberGlance("~released", Liveness(), 0, None)),
     )  # fmt: skip
     worker = Told(20.0, {"busy": 1.0}, 0)
     found = Glance(

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,9 @@ SILENT_MS = 2500
 pid: hosts restored from one snapshot share boot and namespace."""
 MOST_THREADS = 1
 """A process whose main thread has ended is a zombie, too, but lives while it has other threads."""
+
+ALIVE_MS = 30_000
+"""One lease: a process with a heartbeat within it may be at work."""
 
 _PROC = Path("/proc")
 _NAMED = re.compile(r"[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]{0,18})")
@@ -94,15 +97,49 @@ def ended_members(
     return found
 
 
-def is_silent(member: str, unseen_ms: float | None, *, has_ended: bool) -> bool:
-    """Return True if a member is dead, as far as is known. Nobody holds what members returned.
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """A member's process as the roster and this host show it at one moment."""
+
+    unseen_ms: int | None = None
+    """Time since its last heartbeat by the server's clock, or None if it left, was forgotten, or never came."""
+    has_ended: bool = False
+    """Whether `ended_members` names it."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Return True if the member is dead as far as is known. It loses nothing by that."""
+        return self.has_ended or self.unseen_ms is None or self.unseen_ms > UNSEEN_MS
+
+    @property
+    def may_be_at_work(self) -> bool:
+        """Return True if the member gave a heartbeat within a lease, and is not known to have ended."""
+        return not self.has_ended and self.unseen_ms is not None and self.unseen_ms < ALIVE_MS
+
+    @property
+    def unseen_s(self) -> float | None:
+        """Return the time since its last heartbeat in seconds."""
+        return None if self.unseen_ms is None else self.unseen_ms / 1000
+
+
+def is_returned(member: str) -> bool:
+    """Return True if the name stands for what members returned: no process has it."""
+    return member.startswith("~")
+
+
+def liveness_of(rosters: Sequence[Roster], now_ms: int) -> dict[tuple[str, str], Liveness]:
+    """Return (group, member) -> its liveness, of the members that any of a stream's rosters names.
 
     Args:
-        member: its name, or one with ``~`` for what members returned.
-        unseen_ms: time since its last heartbeat, or None for one that is gone and still holds entries.
-        has_ended: whether `ended_members` names it.
+        rosters: Of one partition or more. The first decides whether a process has ended.
+        now_ms: The server's clock.
     """
-    return not member.startswith("~") and (has_ended or unseen_ms is None or unseen_ms > UNSEEN_MS)
+    seen: dict[tuple[str, str], int] = {}
+    for roster in rosters:
+        for who, at in roster.members.items():
+            seen[who] = max(seen.get(who, 0), at)
+    ended = ended_members(rosters[0], now_ms)
+    return {who: Liveness(now_ms - at, who in ended) for who, at in seen.items()}
 
 
 def _here() -> str:

@@ -18,7 +18,7 @@ from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
-from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -29,9 +29,6 @@ from penstock_common.wire.codec import Fields, decode
 _COMMIT_REPAIR = load_script("commit_repair")
 _CORRECT_BYTES = load_script("correct_bytes")
 _REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
-
-ALIVE_MS = 30_000
-"""A member that renewed within a lease may be training on an entry whose payload is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +133,13 @@ def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> boo
 
 
 def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: str) -> tuple[str, str] | None:
-    """Return (group, member) of a living member that was given an entry whose payload is gone, or None."""
+    """Return (group, member) of a member that was given an entry whose payload is gone and may train on it, or None."""
     roster, now = load_roster(client, partition), server_ms(client)
-    ended = ended_members(roster, now)
+    members = liveness_of([roster], now)
     for group in group_counts(client, partition, epoch):
         for entry in client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1):
             who = group, entry["consumer"].decode()
-            if now - roster.members.get(who, 0) < ALIVE_MS and who not in ended:
+            if who in members and members[who].may_be_at_work:
                 return who
     return None
 

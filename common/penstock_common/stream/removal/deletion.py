@@ -13,7 +13,7 @@ from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import group_counts
-from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
 from penstock_common.stream.manifest import find_manifest, retained_epochs
@@ -23,8 +23,6 @@ from penstock_common.stream.streams import Stream, absence, find_stream
 
 _MARK_DELETING = load_script("mark_deleting")
 
-ALIVE_MS = 30_000
-"""One lease: a process with a heartbeat within it may be at work."""
 CHUNK = 512
 SCAN_COUNT = 1000
 
@@ -49,10 +47,9 @@ def users_of(client: Client, stream: Stream) -> list[str]:
     now = server_ms(client)
     for partition in stream.partitions:
         roster = load_roster(client, partition)
-        ended = ended_members(roster, now)
-        for (group, member), seen in sorted(roster.members.items()):
-            if now - seen < ALIVE_MS and (group, member) not in ended:
-                users.append(f"member {member} of group {group} (seen {_ago(now - seen)})")
+        for (group, member), liveness in sorted(liveness_of([roster], now).items()):
+            if liveness.may_be_at_work:
+                users.append(f"member {member} of group {group} (seen {_ago(liveness.unseen_ms or 0)})")
         users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
         users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]
     return [*dict.fromkeys([*users, *_writers(client, stream, now)])]

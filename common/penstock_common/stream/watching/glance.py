@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock_common.stream.groups.presence import Liveness, is_returned
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.watching.paces import Paces
 from penstock_common.stream.watching.waiters import Waiter
@@ -16,16 +17,23 @@ from penstock_common.stream.watching.waiters import Waiter
 
 @dataclass(frozen=True, slots=True)
 class MemberGlance:
-    """One member of a group, or under a name that begins with ``~`` the entries that members returned."""
+    """One member of a group, or under a name that `is_returned` the entries that members returned."""
 
     name: str
-    seen_s: float | None
-    """Seconds since its last heartbeat, or None for a member that left or was forgotten, and still has entries."""
+    liveness: Liveness
     pending_entries: int
     waits_s: float | None
     """How long its loop has waited for a batch, or None while it does not wait."""
-    has_ended: bool = False
-    """Whether its process is known to have ended."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Return True if the member is dead as far as is known."""
+        return self.liveness.is_silent and not is_returned(self.name)
+
+    @property
+    def is_live(self) -> bool:
+        """Return True if it is a member, and not silent."""
+        return not self.liveness.is_silent and not is_returned(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from penstock_common.stream.commands import Client, readable
 from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
-from penstock_common.stream.groups.presence import ended_members, is_silent
+from penstock_common.stream.groups.presence import Liveness, is_returned, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
@@ -231,22 +231,16 @@ def _group_view(
                 _add_partition(client, stream, partition, manifest, view, held)
         if record.kind == ORDERED and record.first <= manifest.epoch and manifest.epoch not in view.settled_epochs:
             _add_ranks(client, stream, manifest, record, view)
-    seen: dict[str, int] = {}
-    for roster in rosters:
-        for (group, member), seen_ms in roster.members.items():
-            if group == name:
-                seen[member] = max(seen.get(member, 0), seen_ms)
-    ended = ended_members(rosters[0], now_ms)
-    for member in sorted({*seen, *held}):
-        age_ms = now_ms - seen[member] if member in seen else None
-        has_ended = (name, member) in ended
+    members = {member: one for (group, member), one in liveness_of(rosters, now_ms).items() if group == name}
+    for member in sorted({*members, *held}):
+        one = members.get(member, Liveness())
         view.members.append(
             {
                 "name": member,
-                "seen_s": None if age_ms is None else round(age_ms / 1000, 1),
+                "seen_s": None if one.unseen_s is None else round(one.unseen_s, 1),
                 "pending_entries": held.get(member, 0),
-                "has_ended": has_ended,
-                "is_silent": is_silent(member, age_ms, has_ended=has_ended),
+                "has_ended": one.has_ended,
+                "is_silent": one.is_silent and not is_returned(member),
             }
         )
     return view

@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.positions import known_positions, starts_of
-from penstock_common.stream.groups.presence import ended_members
+from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
@@ -257,25 +257,20 @@ class Onlooker:
 
     def _group(self, name: str, each: GroupSums, rosters: list[Roster], now_ms: int) -> GroupGlance:
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
-        seen: dict[str, int] = {}
+        known = {member: one for (group, member), one in liveness_of(rosters, now_ms).items() if group == name}
         idle: dict[str, int] = {}
-        ended = ended_members(rosters[0], now_ms)
         for roster in rosters:
-            for (group, member), at in roster.members.items():
-                if group == name:
-                    seen[member] = max(seen.get(member, 0), at)
             for (group, member), waits in roster.idle.items():
                 if group == name:
                     idle[member] = waits.since_ms
         members = tuple(
             MemberGlance(
                 member,
-                (now_ms - seen[member]) / 1000 if member in seen else None,
+                known.get(member, Liveness()),
                 each.held.get(member, 0),
                 max(0.0, (now_ms - idle[member]) / 1000) if member in idle else None,
-                (name, member) in ended,
             )
-            for member in sorted({*seen, *each.held})
+            for member in sorted({*known, *each.held})
         )
         samples, nbytes = self._given.get(name, [0, 0])
         return GroupGlance(
