@@ -1,7 +1,7 @@
 """The rate of a process at work: samples for each second of recent work, without the seconds of waiting.
 
 Pure but for the clock it is given. Producers measure their workers with it, consumers their training loops.
-``stream.watching.paces`` reports it.
+``stream.reported_rates`` reports it.
 """
 
 from __future__ import annotations

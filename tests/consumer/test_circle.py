@@ -14,7 +14,7 @@ import pytest
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.watching.waiters import Waiter
+from penstock_common.stream.groups.roster import Waiter
 from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing

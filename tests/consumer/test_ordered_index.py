@@ -15,7 +15,7 @@ from penstock_common.errors import EpochIncomplete
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
-from penstock_common.stream.index_pages import Indexes, Pages
+from penstock_common.stream.index import Indexes, Pages
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.canonical import IndexedPiece
 from penstock_consumer.read.index_walk import IndexWalk, KnownRecords, shards_in_order

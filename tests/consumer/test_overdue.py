@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.stream.watching.waiters import Waiter, Why
+from penstock_common.stream.groups.roster import Waiter, Why
 from penstock_consumer.read.backlog import GroupBacklog
 from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 

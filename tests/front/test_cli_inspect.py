@@ -17,12 +17,12 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.watching.inspection import inspect_stream
 from penstock_producer.write.writer import EpochWriter
 from tests.contracts.processes import child
 

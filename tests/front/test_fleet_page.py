@@ -19,11 +19,11 @@ from PIL import Image
 from rq import Queue
 
 from penstock_common.errors import PenstockError
+from penstock_common.explain.snapshot import StreamView, inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watched import load_watched
-from penstock_common.stream.watching.inspection import StreamView, inspect_stream
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text()

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.watching.paces import Teller
+from penstock_common.stream.reported_rates import Teller
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.queue import PrefetchQueue

@@ -21,10 +21,9 @@ from rq.registry import FailedJobRegistry, StartedJobRegistry
 from penstock_common.errors import CheckpointOverdue
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.groups.roster import Waiter, load_roster
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.fleet import Fleet

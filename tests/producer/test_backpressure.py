@@ -16,13 +16,12 @@ import pytest
 import redis
 
 from penstock_common.errors import BudgetFull, TooLarge
+from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import expire_silent, load_roster, server_ms
+from penstock_common.stream.groups.roster import STALE_MS, Waiter, expire_silent, load_roster, server_ms
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
-from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_common.stream.watching.waiters import STALE_MS, Waiter
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.cleaner import SLACK_SHARE
 from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, explain_quota, pause_s

@@ -17,12 +17,12 @@ import pytest
 import redis
 
 import penstock
+from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import GroupRecord, Roster
 from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.reported_rates import load_paces
 from penstock_common.stream.streams import load_stream, read_counters
-from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_common.stream.watching.paces import load_paces
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet

@@ -16,8 +16,8 @@ from penstock_common.errors import DamagedKey
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.reported_rates import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_common.stream.watching.paces import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
 from penstock_producer.jobs.autoscaler import Autoscaler
 from tests.contracts.feed import produce
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from penstock_common.pace import Pace, RateReading
-from penstock_common.stream.watching.paces import FleetReport, Paces, Told
+from penstock_common.stream.reported_rates import FleetReport, Paces, Told
 from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0

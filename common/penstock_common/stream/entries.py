@@ -34,6 +34,8 @@ _COMMIT = load_script("commit").encode()
 """The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry."""
 FIRST_PAGE, PAGE = 32, 1000
 """Index records in the first page and in the largest one. A page doubles, because many callers need few records."""
+EntryId = tuple[int, int]
+"""An entry's id as two numbers, which sort like the stream."""
 PENDING_PAGE = 10_000
 """Pending entries in one page. A member with tiny entries and a long queue holds many more."""
 
@@ -495,7 +497,7 @@ def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str)
     return bool(client.xrange(partition.entries(epoch), b"(" + given, "+", count=1))
 
 
-def parse_id(text: bytes) -> tuple[int, int]:
+def parse_id(text: bytes) -> EntryId:
     """Return an entry's id as two numbers, which sort like the stream."""
     high, _, low = text.partition(b"-")
     return int(high), int(low or 0)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock_common.errors import PenstockError
+from penstock_common.explain.backlog import missing_members, told_missing
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits
-from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.roster import SHARED, Roster, load_roster, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest

@@ -16,7 +16,7 @@ from penstock_common.stream.entries import Record, index_ends, index_records, li
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, server_ms
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, Waiter, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -28,7 +28,6 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
-from penstock_common.stream.watching.waiters import Waiter
 from penstock_consumer.read.backlog import GroupBacklog
 
 IDLE_MS = 5_000

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.explain.snapshot import Outlook, look_around
 from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
@@ -17,8 +18,7 @@ from penstock_common.stream.groups.presence import ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member, server_ms
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
-from penstock_common.stream.removal.outlook import Outlook, look_around
-from penstock_common.stream.watching.paces import Teller, Told, load_paces, trainer_field
+from penstock_common.stream.reported_rates import Teller, Told, load_paces, trainer_field
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim

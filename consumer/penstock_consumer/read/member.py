@@ -17,6 +17,7 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
+from penstock_common.explain.snapshot import look_around
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
 from penstock_common.server.scripts import load_script
@@ -45,7 +46,6 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_
 from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import format_ranges, parse_ranges
-from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.streams import (
     Stream,
     absence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.checkup.findings import Finding, ok
-from penstock_common.stream.watching.queues import PlainWorker
+from penstock_common.explain.queues import PlainWorker
 
 
 def only_own_workers(found: Sequence[PlainWorker]) -> list[Finding]:

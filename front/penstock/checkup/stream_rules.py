@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from penstock.checkup.findings import Finding, ok
 from penstock.watching.bottleneck import ALLOWED
 from penstock.watching.rates import seen, silent_hosts
+from penstock_common.explain.snapshot import Glance
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
-from penstock_common.stream.watching.glance import Glance
 
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes way for another."""

@@ -87,10 +87,10 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
     from penstock.checkup.findings import Finding
     from penstock.checkup.queue_rules import only_own_workers
     from penstock_common.errors import PenstockError
+    from penstock_common.explain.queues import plain_workers, queue_names
     from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.commands import Refused
-    from penstock_common.stream.watching.queues import plain_workers, queue_names
 
     try:
         with connect(args.queue_url or Settings.from_environment().named_queue_url or url_of(args)) as client:
@@ -102,11 +102,11 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
 def _stream(client: Client, name: str) -> StreamFacts:
     from penstock.checkup.stream_rules import StreamFacts
     from penstock_common.errors import SegmentsUnseen
+    from penstock_common.explain.monitor import Onlooker
     from penstock_common.segments.plane import folder_of
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.checkup import following, has_waitaof
     from penstock_common.stream.streams import load_stream
-    from penstock_common.stream.watching.onlooker import Onlooker
 
     stream = load_stream(client, name)
     replicas, is_aof = following(client)

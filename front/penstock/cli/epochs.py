@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.watching.inspection import inspect_stream
+    from penstock_common.explain.snapshot import inspect_stream
 
     view = inspect_stream(client, args.stream)
     if args.json:

@@ -14,9 +14,9 @@ from penstock.cli.interrupts import end_by_signals
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.watching.exposition import Streams
+    from penstock_common.explain.monitor import Onlooker
+    from penstock_common.explain.queues import QueuesGlance
     from penstock_common.stream.commands import Client
-    from penstock_common.stream.watching.onlooker import Onlooker
-    from penstock_common.stream.watching.queues import QueuesGlance
 
 NAME = "exporter"
 HELP = "serve metrics of streams for Prometheus"
@@ -100,8 +100,8 @@ class QueueMetrics:
     def look(self, names: Iterable[str]) -> QueuesGlance | None:
         """Count the jobs of the queues that these streams may have; None while the server is away."""
         from penstock_common.errors import ServerUnavailable
+        from penstock_common.explain.queues import look_at_queues, queue_names
         from penstock_common.stream.client import connect
-        from penstock_common.stream.watching.queues import look_at_queues, queue_names
 
         try:
             self._client = self._client or connect(self._url)
@@ -124,8 +124,8 @@ def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], 
         Of each damaged stream, name -> what is wrong.
     """
     from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
+    from penstock_common.explain.monitor import Onlooker
     from penstock_common.stream.streams import list_streams
-    from penstock_common.stream.watching.onlooker import Onlooker
 
     glances, damaged = {}, {}
     try:

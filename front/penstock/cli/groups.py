@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
-    from penstock_common.stream.watching.inspection import inspect_stream
+    from penstock_common.explain.snapshot import inspect_stream
 
     groups = inspect_stream(client, args.stream).groups
     if args.json:

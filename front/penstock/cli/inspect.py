@@ -10,7 +10,7 @@ from penstock.cli import STREAM_NAME, add_json, add_url, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.watching.inspection import EpochView, GroupView, StreamView
+    from penstock_common.explain.snapshot import EpochView, GroupView, StreamView
     from penstock_producer.jobs.autoscaler import StreamLoad
 
 NAME = "inspect"
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the streams, or one of them. It changes nothing."""
+    from penstock_common.explain.snapshot import inspect_stream, inspect_streams
     from penstock_common.stream.client import connect
-    from penstock_common.stream.watching.inspection import inspect_stream, inspect_streams
 
     with connect(url_of(args)) as client:
         if args.stream is None:
@@ -143,7 +143,7 @@ def _print_reasons(view: StreamView, console: Console) -> None:
 
 
 def _load(view: StreamView) -> StreamLoad:
-    from penstock_common.stream.watching.paces import Paces, Told
+    from penstock_common.stream.reported_rates import Paces, Told
     from penstock_producer.jobs.autoscaler import load_of
 
     def told(of: dict[str, Any]) -> Told:

@@ -12,8 +12,8 @@ from penstock.cli import STREAM_NAME, add_json, add_url, seconds, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
+    from penstock_common.explain.snapshot import Glance
     from penstock_common.stream.commands import Client
-    from penstock_common.stream.watching.glance import Glance
 
 NAME = "monitor"
 HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
@@ -64,8 +64,8 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     """Yield a record for each stream, every so many seconds. The first has no rates; a damaged stream has `error`."""
     from penstock.watching.rates import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
+    from penstock_common.explain.monitor import Onlooker
     from penstock_common.stream.streams import list_streams
-    from penstock_common.stream.watching.onlooker import Onlooker
 
     name: str | None = args.stream
     onlookers: dict[str, Onlooker] = {}

@@ -12,7 +12,7 @@ from penstock.cli import add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.watching.tailing import Written
+    from penstock_common.stream.index import Written
 
 NAME = "tail"
 HELP = "follow what is written to a stream: a line for each entry, no payloads"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print entries until Ctrl-C."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.watching.tailing import Tail
+    from penstock_common.stream.index import Tail
 
     with connect(url_of(args)) as client:
         tail = Tail(client, args.stream)

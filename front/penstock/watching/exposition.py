@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.watching.rates import hosts, silent_hosts, waits
+from penstock_common.explain.queues import QueuesGlance
+from penstock_common.explain.snapshot import Glance, GroupGlance
 from penstock_common.extras import needed
-from penstock_common.stream.watching.glance import Glance, GroupGlance
-from penstock_common.stream.watching.queues import QueuesGlance
-from penstock_common.stream.watching.waiters import WHYS
+from penstock_common.stream.groups.roster import WHYS
 from penstock_producer.jobs.autoscaler import load_of, shown
 
 with needed("prometheus_client", "penstock exporter"):

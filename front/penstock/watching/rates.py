@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
+from penstock_common.explain.snapshot import Glance, GroupGlance
 from penstock_common.stream.groups.roster import ORDERED, rank_member
-from penstock_common.stream.watching.glance import Glance, GroupGlance
-from penstock_common.stream.watching.paces import Told
+from penstock_common.stream.reported_rates import Told
 from penstock_producer.jobs.autoscaler import load_of, shown
 
 

@@ -14,8 +14,8 @@ from statistics import fmean
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
+from penstock_common.stream.reported_rates import FleetReport, Paces, Teller, fleet_field, load_paces
 from penstock_common.stream.streams import find_stream
-from penstock_common.stream.watching.paces import FleetReport, Paces, Teller, fleet_field, load_paces
 
 LOOK_S = 2.0
 LEAVE_S = 0.3

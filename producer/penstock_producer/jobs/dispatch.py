@@ -23,10 +23,10 @@ from rq.job import Job, JobStatus, Retry
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
+from penstock_common.explain.queues import OWN_WORKER
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.servers.suitability import require_keeps_jobs
-from penstock_common.stream.watching.queues import OWN_WORKER
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.allowlist import options_for
 from penstock_producer.jobs.queue import (

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
+from penstock_common.explain.snapshot import held_bytes
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import Manifest, begun_shards
 from penstock_common.stream.mending.bad import read_reason
 from penstock_common.stream.streams import Stream
-from penstock_common.stream.watching.inspection import held_bytes
 from penstock_producer.jobs.dispatch import Dispatcher, worker_command
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.sources.allowed import NotAllowed

@@ -24,8 +24,8 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
+from penstock_common.stream.reported_rates import TELL_S, Teller, worker_field
 from penstock_common.stream.streams import Stream, find_stream, is_released
-from penstock_common.stream.watching.paces import TELL_S, Teller, worker_field
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
     HOPELESS,

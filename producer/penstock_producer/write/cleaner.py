@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
+from penstock_common.explain.snapshot import look_around
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import (
@@ -19,13 +20,13 @@ from penstock_common.stream.groups.roster import (
     find_silent,
     forget_consumers,
     load_roster,
+    look_at_rosters,
     parse_roster,
 )
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import free_segments, registered_segments, seal_segments
-from penstock_common.stream.removal.outlook import look_around, look_at_rosters
 from penstock_common.stream.removal.release import release_epoch, unlink_epoch
 from penstock_common.stream.servers.durability import Durability, is_safe
 from penstock_common.stream.streams import Stream, deleted, find_stream

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.roster import Why
 from penstock_common.stream.manifest import (
     ABANDONED,
     PRODUCED,
@@ -23,7 +24,6 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.servers.suitability import ORDINARY_SHARE, ServerMemory, read_memory, readable_bytes
 from penstock_common.stream.streams import Stream
-from penstock_common.stream.watching.waiters import Why
 
 LOW_SHARE = 0.1
 """A writer that had to wait goes on when this part of the budget below its mark is free again: so it writes, and room

@@ -18,7 +18,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, Record, index_ends, trim_entries
 from penstock_common.stream.groups.ledger import bits_of_shards
 from penstock_common.stream.groups.roster import Roster
-from penstock_common.stream.index_pages import Indexes, Want
+from penstock_common.stream.index import Indexes, Want
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
 from penstock_common.stream.streams import Stream

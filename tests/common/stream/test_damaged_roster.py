@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from penstock_common.errors import DamagedKey
+from penstock_common.explain.snapshot import look_around
 from penstock_common.stream.groups.roster import Membership, beat, join_group
-from penstock_common.stream.removal.outlook import look_around
 from penstock_common.stream.streams import Stream
 from tests.contracts.feed import open_stream, produce
 

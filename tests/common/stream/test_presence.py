@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from penstock_common.explain.backlog import told_missing
 from penstock_common.stream.groups import presence
-from penstock_common.stream.groups.missing import told_missing
 from penstock_common.stream.groups.presence import (
     ALIVE_MS,
     SILENT_MS,

@@ -16,8 +16,8 @@ import pytest
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
+from penstock_common.stream.reported_rates import Teller, trainer_field
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.watching.paces import Teller, trainer_field
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
 from tests.contracts.feed import produce
 from tests.contracts.ordered import plan, rank_of

@@ -11,11 +11,11 @@ import pytest
 from penstock.checkup import stream_rules as stream
 from penstock.checkup.findings import Finding
 from penstock.checkup.stream_rules import StreamFacts
+from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, MemberGlance
 from penstock_common.stream.groups.presence import Liveness
+from penstock_common.stream.groups.roster import Waiter
+from penstock_common.stream.reported_rates import Paces, Told
 from penstock_common.stream.servers.suitability import ServerMemory
-from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, MemberGlance
-from penstock_common.stream.watching.paces import Paces, Told
-from penstock_common.stream.watching.waiters import Waiter
 
 GB, MB = 1 << 30, 1 << 20
 GROUP = GroupGlance(

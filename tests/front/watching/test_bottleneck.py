@@ -8,12 +8,12 @@ import pytest
 
 from penstock.watching.bottleneck import Situation, Trainers, judge
 from penstock.watching.rates import rate, seen, situation
+from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, MemberGlance
 from penstock_common.pace import Pace
 from penstock_common.stream.groups.presence import Liveness
+from penstock_common.stream.groups.roster import Waiter
+from penstock_common.stream.reported_rates import Paces, Told
 from penstock_common.stream.servers.suitability import ServerMemory
-from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, MemberGlance
-from penstock_common.stream.watching.paces import Paces, Told
-from penstock_common.stream.watching.waiters import Waiter
 
 MB = 1 << 20
 BUSY = Trainers("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)

@@ -17,8 +17,8 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock.cli.monitor_screen import MonitorScreen
+from penstock_common.stream.groups.roster import note_wait
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.watching.waiters import note_wait
 from penstock_producer.write.writer import EpochWriter
 
 _ROOT = Path(penstock.__file__).parents[2]

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.stream.client import connect
-from penstock_common.stream.watching.tailing import Tail
+from penstock_common.stream.index import Tail
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))

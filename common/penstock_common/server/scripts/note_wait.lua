@@ -4,7 +4,7 @@
 -- KEYS: roster
 -- ARGV: epoch shard waited_ms need held why is_next
 -- Answer: since when it waits, in milliseconds; 0 if the epoch is gone
--- Callers: penstock_common/stream/watching/waiters.py
+-- Callers: penstock_common/stream/groups/roster.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -4,7 +4,7 @@
 -- KEYS: paces meta
 -- ARGV: stream_id field value sweep_ms
 -- Answer: 1; 0 if the stream is gone
--- Callers: penstock_common/stream/watching/paces.py
+-- Callers: penstock_common/stream/reported_rates.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

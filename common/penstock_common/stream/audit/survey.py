@@ -16,11 +16,20 @@ from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.segments.reading import SegmentReader
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
-from penstock_common.stream.entries import PAGE, Record, group_counts, index_records, is_believable, is_gone, parse_id
+from penstock_common.stream.entries import (
+    PAGE,
+    EntryId,
+    Record,
+    group_counts,
+    index_records,
+    is_believable,
+    is_gone,
+    parse_id,
+)
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
-from penstock_common.stream.index_pages import Indexes, Want
+from penstock_common.stream.index import Indexes, Want
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
@@ -32,7 +41,6 @@ from penstock_common.wire.spec import SHAPES_SUFFIX, Spec
 
 _LIST_ENTRIES = load_script("list_entries")
 
-EntryId = tuple[int, int]
 Listed = tuple[bytes, bytes, int]
 """Entry id, header, payload bytes."""
 

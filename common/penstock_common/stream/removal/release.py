@@ -11,11 +11,11 @@ from redis.exceptions import WatchError
 
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Call, Client, run_script, run_scripts
+from penstock_common.stream.groups.roster import look_at_rosters
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.losses import forget_losses
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
-from penstock_common.stream.removal.outlook import look_at_rosters
 from penstock_common.stream.streams import Stream
 
 _RETIRE_EPOCH = load_script("retire_epoch")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock_common.explain.backlog import SHOWN, Missing, missing_members, told_missing
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups import missing
-from penstock_common.stream.groups.missing import missing_members, told_missing
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
 from penstock_consumer.read.loader import Loader
@@ -26,7 +25,7 @@ def written(url: str, count: int = 40) -> Writer:
     return writer
 
 
-def look(writer: Writer, client: Client) -> tuple[Roster, missing.Missing]:
+def look(writer: Writer, client: Client) -> tuple[Roster, Missing]:
     """A minute from now, nobody having been heard of."""
     partition = writer.stream.partitions[0]
     roster = load_roster(client, partition)
@@ -60,5 +59,5 @@ def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> 
 def test_many_are_told_in_a_line(count: int) -> None:
     """A wait's reason is one line of a log."""
     told = told_missing({("g", f"m{number}"): Liveness(1000 * number) for number in range(count)})
-    assert told.count(" of group g (") == min(count, missing.SHOWN)
+    assert told.count(" of group g (") == min(count, SHOWN)
     assert ("and 5 more" in told) == (count == 9)

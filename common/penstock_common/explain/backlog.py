@@ -1,7 +1,4 @@
-"""The end of one shard's index in memory: the records that some group has not been given yet. Pure.
-
-So looking again costs the server what is new, and not what a group is behind. `onlooker` reads the records.
-"""
+"""Backlogs: the index records that groups have yet to read, and the members that groups wait for."""
 
 from __future__ import annotations
 
@@ -9,9 +6,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock_common.stream.entries import Record, parse_id
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import EntryId, Record, parse_id, pending_members
+from penstock_common.stream.groups.presence import Liveness, liveness_of
+from penstock_common.stream.groups.roster import ORDERED, Roster, rank_member
+from penstock_common.stream.keys import PartitionKeys
 
-EntryId = tuple[int, int]
 NOTHING: EntryId = (0, 0)
 
 
@@ -77,3 +77,40 @@ class ShardLog:
         return Behind(
             len(self.ids) - start, sum(self.samples[start:]), sum(self.nbytes[start:]), oldest_ms=self.ids[start][0]
         )
+
+
+Missing = dict[tuple[str, str], Liveness]
+"""The members, by (group, member)."""
+SHOWN = 4
+
+
+def missing_members(
+    client: Client, partition: PartitionKeys, roster: Roster, groups: Iterable[str], now_ms: int
+) -> Missing:
+    """Return the missing members of these groups in a partition."""
+    found: Missing = {}
+    members = liveness_of([roster], now_ms)
+    for name in sorted(groups):
+        record = roster.groups[name]
+        if record.kind == ORDERED:
+            ranks = [(name, rank_member(rank)) for rank in range(record.world if record.holds else 0)]
+            # an ordered group is done with what its slowest rank has acknowledged: a missing rank holds up all
+            found |= {who: one for who in ranks if (one := members.get(who, Liveness())).is_silent}
+            continue
+        silent = {member: one for (group, member), one in sorted(members.items()) if group == name and one.is_silent}
+        keys = [(partition, epoch) for epoch in roster.epochs if silent and (name, epoch) not in roster.closed]
+        holding = pending_members(client, keys, name)
+        found |= {(name, member): one for member, one in silent.items() if holding.get(member)}
+    return found
+
+
+def told_missing(missing: Missing) -> str:
+    """Return the missing members for people; the first few by name."""
+    each = [f"{member} of group {group} ({_told(one)})" for (group, member), one in missing.items()]
+    return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
+
+
+def _told(one: Liveness) -> str:
+    if one.unseen_s is None:
+        return "not there"
+    return "its process has ended" if one.has_ended else f"{one.unseen_s:.0f} s ago"

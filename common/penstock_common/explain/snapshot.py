@@ -1,29 +1,41 @@
-"""A stream as `penstock inspect` shows it: sizes, epochs, groups and their progress, from ids and counters alone.
-
-It reads no payload, and does without XINFO STREAM. The audit checks whether everything is complete.
-"""
+"""Snapshots: what is known of a stream, or of one of its partitions, at one moment."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from penstock_common.errors import DamagedKey
-from penstock_common.stream.audit.survey import EntryId
-from penstock_common.stream.commands import Client, readable
-from penstock_common.stream.entries import PAGE, group_counts, index_ends, index_records, is_gone, parse_id
+from penstock_common.stream.commands import Client, Refused, readable
+from penstock_common.stream.entries import PAGE, EntryId, group_counts, index_ends, index_records, is_gone, parse_id
 from penstock_common.stream.groups.ledger import behind
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.presence import Liveness, is_returned, liveness_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster, server_ms
+from penstock_common.stream.groups.roster import (
+    ORDERED,
+    GroupRecord,
+    Roster,
+    Waiter,
+    load_roster,
+    ms_of,
+    parse_roster,
+    server_ms,
+)
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.manifest import (
+    PRODUCED,
+    Manifest,
+    begun_shards,
+    find_manifest,
+    parse_states,
+    retained_epochs,
+)
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of
+from penstock_common.stream.reported_rates import Paces, Told, load_paces
+from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
-from penstock_common.stream.watching.paces import Told, load_paces
 
 FIRST_PAGE = 8
 """The index records that are read first, because most groups are hardly behind."""
@@ -287,7 +299,7 @@ def _add_ranks(client: Client, stream: Stream, manifest: Manifest, record: Group
 def _pending_summary(client: Client, key: str, group: str) -> dict[str, Any]:
     try:
         return dict(client.xpending(key, group))
-    except ResponseError as error:
+    except Refused as error:
         if not is_gone(error):
             raise
         return {"pending": 0, "consumers": []}
@@ -315,3 +327,142 @@ def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, la
             return entries, samples
         count = PAGE
         end = f"({page[-1][0].decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGlance:
+    """One member of a group, or under a name that `is_returned` the entries that members returned."""
+
+    name: str
+    liveness: Liveness
+    pending_entries: int
+    waits_s: float | None
+    """How long its loop has waited for a batch, or None while it does not wait."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Return True if the member is dead as far as is known."""
+        return self.liveness.is_silent and not is_returned(self.name)
+
+    @property
+    def is_live(self) -> bool:
+        """Return True if it is a member, and not silent."""
+        return not self.liveness.is_silent and not is_returned(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGlance:
+    """One group, summed over partitions and the epochs that it has not finished."""
+
+    name: str
+    kind: str
+    declared: bool
+    holds: bool
+    """Whether the stream keeps for it what it has not read."""
+    lag_entries: int
+    """Entries that were written and given to no member yet, or above the position of an ordered group's slowest rank.
+    """
+    lag_samples: int
+    lag_bytes: int
+    lag_s: float
+    """The age of the oldest such entry, or 0 without one."""
+    pending_entries: int
+    """Entries that were given to a member and not acknowledged."""
+    redelivered_entries: int
+    """Entries that were given out more than once, of the 100 oldest pending ones of each key."""
+    dead_letters: int
+    given_samples: int
+    given_bytes: int
+    members: tuple[MemberGlance, ...]
+    world: int = 0
+    """The ranks of an ordered group."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochGlance:
+    """One retained epoch."""
+
+    epoch: int
+    state: str
+    kind: str
+    planned: int | None
+    """The planned samples, or None while it is open."""
+    committed: int
+    """The committed samples, with the bad ones."""
+    bad: int
+    bytes: int
+    read: Mapping[str, int]
+    """Group -> samples of it that the group was given or is done with, for groups that read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One stream."""
+
+    name: str
+    id: str
+    at_s: float
+    """The time on this process's monotonic clock."""
+    budget_bytes: int
+    held_bytes: int
+    next_epoch: int
+    final: int | None
+    """The planned number of epochs, or None if it is not known."""
+    made_entries: int
+    made_samples: int
+    made_bytes: int
+    epochs: tuple[EpochGlance, ...]
+    groups: tuple[GroupGlance, ...]
+    waiting: Mapping[tuple[int, int], Waiter]
+    """(epoch, shard) -> its writer, of those that wait for quota."""
+    waited_s: float
+    """How long the longest of them has waited."""
+    paces: Paces
+    memory: ServerMemory
+    payload: str = "inline"
+    """Where payloads lie: ``inline``, or ``segments:`` and a folder."""
+    replays: int = 0
+    """The replays that hold an epoch."""
+
+
+@dataclass(slots=True)
+class GroupSums:
+    """The sums of a group while it is read."""
+
+    entries: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    oldest_ms: int | None = None
+    pending: int = 0
+    redelivered: int = 0
+    dead: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+    """Member -> pending entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A partition at one moment."""
+
+    roster: Roster
+    first: Roster
+    """The roster of the first partition. Groups join there first, so it has all groups and what they are done with."""
+    now_ms: int
+    """The server's time."""
+    states: dict[int, str]
+    """Epoch -> state of its manifest."""
+
+
+def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Outlook:
+    """Read the facts. Raises DamagedKey."""
+    begin = stream.partitions[0]
+    with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.hgetall(stream.keys.epochs)
+        pipe.hgetall(partition.roster)
+        if partition != begin:
+            pipe.hgetall(begin.roster)
+        now, states, *rosters = pipe.execute()
+    own = parse_roster(client, partition, rosters[0])
+    first = own if partition == begin else parse_roster(client, begin, rosters[1])
+    return Outlook(own, first, ms_of(now), parse_states(stream, states))

@@ -10,11 +10,10 @@ import pytest
 import redis
 
 import penstock
+from penstock_common.explain.monitor import Onlooker
+from penstock_common.explain.snapshot import Glance, inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_common.stream.watching.glance import Glance
-from penstock_common.stream.watching.inspection import inspect_stream
-from penstock_common.stream.watching.onlooker import Onlooker
 from penstock_producer.write.writer import EpochWriter
 
 

@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from redis.exceptions import ResponseError
-
-from penstock_common.stream.commands import Client
+from penstock_common.explain.backlog import NOTHING, Behind, ShardLog
+from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, GroupSums, MemberGlance
+from penstock_common.stream.commands import Client, Refused
+from penstock_common.stream.entries import EntryId
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
+from penstock_common.stream.index import due_shards, read_back, read_on
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.reported_rates import load_paces
 from penstock_common.stream.servers.suitability import read_memory
 from penstock_common.stream.streams import Stream, load_stream, read_counters
-from penstock_common.stream.watching.glance import EpochGlance, Glance, GroupGlance, GroupSums, MemberGlance
-from penstock_common.stream.watching.index_ends import due_shards, read_back, read_on
-from penstock_common.stream.watching.paces import load_paces
-from penstock_common.stream.watching.shard_log import NOTHING, Behind, EntryId, ShardLog
 
 PENDING_SEEN: Final = 100
 """The pending entries of a key and group that are asked how often they were given out."""
@@ -172,7 +171,7 @@ class Onlooker:
         epoch.dead = {name: sum(_number(part[2 + at]) for part in parts) for at, name in enumerate(readers)}
         found: list[dict[str, EntryId]] = []
         for part in parts:
-            groups = [] if isinstance(part[0], ResponseError) else part[0]  # released meanwhile
+            groups = [] if isinstance(part[0], Refused) else part[0]  # released meanwhile
             found.append({one["name"].decode(): _id(one["last-delivered-id"]) for one in groups})
         return found
 
@@ -250,7 +249,7 @@ class Onlooker:
                 pipe.xpending_range(partition.entries(number), name, "-", "+", PENDING_SEEN)
             replies = pipe.execute(raise_on_error=False)
         for (_, name), summary, oldest in zip(asked, replies[::2], replies[1::2], strict=True):
-            if not isinstance(summary, ResponseError) and not isinstance(oldest, ResponseError):
+            if not isinstance(summary, Refused) and not isinstance(oldest, Refused):
                 _add_pending(sums[name], summary, oldest)
 
     # --- one group ---

@@ -1,1 +1,0 @@
-"""The state of a stream for people and tools: sizes, progress, and what workers and trainers report."""
