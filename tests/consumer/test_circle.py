@@ -14,7 +14,7 @@ import pytest
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import Waiter
+from penstock_common.stream.groups.roster import WaitingWriter
 from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
@@ -162,7 +162,7 @@ def deadlock(
     handed: dict[str, int], held: dict[str, int] | None = None, *, freed: int = 20, me: str = "a"
 ) -> BlockedPartition:
     """A full budget of 100, and a writer that needs 10 more."""
-    writer = Waiter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
+    writer = WaitingWriter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
     found = Deadlock(freed, {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()})
     return BlockedPartition([writer], handed.get(me, 0), 100, has_others=True, deadlock=found, me=(me, me))
 

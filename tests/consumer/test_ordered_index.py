@@ -15,7 +15,7 @@ from penstock_common.errors import EpochIncomplete
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
-from penstock_common.stream.index import Indexes, Pages
+from penstock_common.stream.index import EpochIndexes, IndexPages
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.canonical import IndexedPiece
 from penstock_consumer.read.index_walk import IndexWalk, KnownRecords, shards_in_order
@@ -47,10 +47,10 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records = self.trips = 0
-        self._read = Indexes.read
-        monkeypatch.setattr(Indexes, "read", lambda *given: self._counted(*given))
+        self._read = EpochIndexes.read
+        monkeypatch.setattr(EpochIndexes, "read", lambda *given: self._counted(*given))
 
-    def _counted(self, *given: Any) -> Pages:
+    def _counted(self, *given: Any) -> IndexPages:
         found = self._read(*given)
         self.records += sum(map(len, found.records))
         self.trips += 1
@@ -92,13 +92,13 @@ class Waiting:
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = open_stream(client, "t")
         manifest = load_manifest(client, stream, 0)
-        self._client, self._await_more = client, Indexes.await_more
+        self._client, self._await_more = client, EpochIndexes.await_more
         self.at: list[tuple[int, int]] = []
         """Shard, and the offset beyond which there is to be something."""
         self.walk = IndexWalk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
-        monkeypatch.setattr(Indexes, "await_more", lambda *given: self._noted(*given))
+        monkeypatch.setattr(EpochIndexes, "await_more", lambda *given: self._noted(*given))
 
-    def _noted(self, indexes: Indexes, channel: Any, shard: int, after: int, *rest: Any) -> Pages:
+    def _noted(self, indexes: EpochIndexes, channel: Any, shard: int, after: int, *rest: Any) -> IndexPages:
         self.at.append((shard, after))
         return self._await_more(indexes, channel, shard, after, *rest)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.stream.groups.roster import Waiter, Why
+from penstock_common.stream.groups.roster import WaitingWriter, Why
 from penstock_consumer.read.backlog import GroupBacklog
 from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 
@@ -14,7 +14,7 @@ def jam(
     why: Why = "budget",
 ) -> BlockedPartition:  # fmt: skip
     """One waiting writer, a budget of 100, and what this member holds of it."""
-    writer = Waiter(0, waited, need, held, why, is_next)
+    writer = WaitingWriter(0, waited, need, held, why, is_next)
     return BlockedPartition([writer], held, 100, others)
 
 
@@ -40,7 +40,7 @@ def together(
     mine: int, all_bytes: int, freed: int, *, members: int = 2, need: int = 10, is_next: bool = True
 ) -> BlockedPartition:
     """A full budget of 100, and what the group's members hold of it."""
-    writer = Waiter(0, SETTLED_MS, need, 100, "budget", is_next)
+    writer = WaitingWriter(0, SETTLED_MS, need, 100, "budget", is_next)
     return BlockedPartition([writer], mine, 100, True, GroupBacklog(all_bytes, freed, members))
 
 

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.reported_rates import Teller
+from penstock_common.stream.reported_rates import RateReporter
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.queue import PrefetchQueue
@@ -106,7 +106,7 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
     for owner, name in (
         (PrefetchQueue, "wait_for_room"),
-        (Teller, "tell"),
+        (RateReporter, "tell"),
     ):  # each thread comes by one of them all the time
         monkeypatch.setattr(owner, name, collecting(getattr(owner, name)))
     gc.collect()

@@ -21,7 +21,7 @@ from rq.registry import FailedJobRegistry, StartedJobRegistry
 from penstock_common.errors import CheckpointOverdue
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import Waiter, load_roster
+from penstock_common.stream.groups.roster import WaitingWriter, load_roster
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.loader import Loader
@@ -95,9 +95,9 @@ def read_all(url: str, epochs: int = 1, name: str = "train", **settings: Any) ->
     return sorted(found)
 
 
-def waiters(client: Client, name: str = "train") -> dict[tuple[int, int], Waiter]:
+def waiters(client: Client, name: str = "train") -> dict[tuple[int, int], WaitingWriter]:
     """Who waits for room, in all partitions."""
-    found: dict[tuple[int, int], Waiter] = {}
+    found: dict[tuple[int, int], WaitingWriter] = {}
     for partition in load_stream(client, name).partitions:
         found |= load_roster(client, partition).waiting
     return found

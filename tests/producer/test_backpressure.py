@@ -18,7 +18,7 @@ import redis
 from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import STALE_MS, Waiter, expire_silent, load_roster, server_ms
+from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster, server_ms
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
@@ -377,7 +377,7 @@ def _waiting_fields(client: Client) -> set[bytes]:
     return {field for field in client.hkeys(roster) if field.startswith(b"w:")}
 
 
-def _awaited_waiter(client: Client) -> tuple[tuple[int, int], Waiter]:
+def _awaited_waiter(client: Client) -> tuple[tuple[int, int], WaitingWriter]:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         stream = find_stream(client, "t")

@@ -21,7 +21,7 @@ from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import GroupRecord, Roster
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.reported_rates import load_paces
+from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
@@ -218,7 +218,7 @@ def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
         with connect(any_url) as client:
             for _ in loader:
                 time.sleep(0.2)
-                paces = load_paces(client, loader.stream)
+                paces = load_reported_rates(client, loader.stream)
                 history += [fleet.now for fleet in paces.fleets.values()]
                 if steady_s is None and history and history[-1] > 1:
                     steady_s = time.monotonic()
@@ -231,5 +231,5 @@ def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
     assert len(view.workers) == history[-1]
     assert [round(trainer["rate"]) for trainer in view.trainers] == [pytest.approx(80, abs=8)]
     with connect(any_url) as client:  # all signed off
-        awaited(lambda: not load_paces(client, load_stream(client, "train")).workers)
-        assert not load_paces(client, load_stream(client, "train")).fleets
+        awaited(lambda: not load_reported_rates(client, load_stream(client, "train")).workers)
+        assert not load_reported_rates(client, load_stream(client, "train")).fleets

@@ -16,7 +16,14 @@ from penstock_common.errors import DamagedKey
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_common.stream.reported_rates import GONE_MS, SILENT_MS, Teller, load_paces, trainer_field, worker_field
+from penstock_common.stream.reported_rates import (
+    GONE_MS,
+    SILENT_MS,
+    RateReporter,
+    load_reported_rates,
+    trainer_field,
+    worker_field,
+)
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.jobs.autoscaler import Autoscaler
 from tests.contracts.feed import produce
@@ -49,9 +56,13 @@ def test_inspect_shows_the_wish_and_what_it_is_made_of(
     """Who sizes a fleet must see why: rates and waiting, for people and for programs."""
     with connect(any_url) as client:
         for name in ("one", "two"):
-            Teller(client, stream, worker_field(name)).say({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
-        Teller(client, stream, trainer_field("resnet", "host-1")).say({"rate": 81.0, "shares": {}, "samples": 64})
-        Teller(client, stream, trainer_field("resnet", "host-2")).say({"rate": 30.0, "shares": {}, "samples": 64})
+            RateReporter(client, stream, worker_field(name)).send({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
+        RateReporter(client, stream, trainer_field("resnet", "host-1")).send(
+            {"rate": 81.0, "shares": {}, "samples": 64}
+        )
+        RateReporter(client, stream, trainer_field("resnet", "host-2")).send(
+            {"rate": 30.0, "shares": {}, "samples": 64}
+        )
     assert main(["inspect", "train", "--url", any_url]) == 0
     assert "2 workers, wished 6: trainers would take 111 samples/s, one worker makes 20/s" in capsys.readouterr().out
     assert main(["inspect", "train", "--json", "--url", any_url]) == 0
@@ -68,8 +79,8 @@ def test_a_loop_that_does_nothing_wishes_for_more_workers_than_can_be_told(
 ) -> None:
     """A dry run without a training step takes millions of samples a second: nobody should start so many workers."""
     with connect(any_url) as client:
-        Teller(client, stream, worker_field("one")).say({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
-        Teller(client, stream, trainer_field("dry", "host-1")).say({"rate": 4e6, "shares": {}, "samples": 64})
+        RateReporter(client, stream, worker_field("one")).send({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
+        RateReporter(client, stream, trainer_field("dry", "host-1")).send({"rate": 4e6, "shares": {}, "samples": 64})
     assert main(["inspect", "train", "--url", any_url]) == 0
     assert "1 worker, wished more than can be told: trainers would take" in capsys.readouterr().out
 
@@ -96,36 +107,36 @@ def test_options_that_contradict_each_other_are_one_line(
 def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:
     """A host that lost its power must not be counted for ever, nor leave anything behind."""
     with connect(any_url) as client, redis.Redis.from_url(any_url) as raw:
-        Teller(client, stream, worker_field("dead")).tell(paced(50.0))
-        told = load_paces(client, stream).workers["dead"]
+        RateReporter(client, stream, worker_field("dead")).report(paced(50.0))
+        told = load_reported_rates(client, stream).workers["dead"]
         assert (told.rate, told.samples) == (50.0, 50)
         assert told.shares["room"] == pytest.approx(0.5, abs=0.05)
         said = json.loads(raw.hget(stream.keys.paces, "w:dead") or b"")
         raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
-        assert load_paces(client, stream).workers == {}
-        assert load_paces(client, stream).silent["dead"] > SILENT_MS / 1000  # told of, and counted no more
+        assert load_reported_rates(client, stream).workers == {}
+        assert load_reported_rates(client, stream).silent["dead"] > SILENT_MS / 1000  # told of, and counted no more
         raw.hset(stream.keys.paces, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
-        assert set(load_paces(client, stream).silent) == {"dead"}  # no worker has such a name
+        assert set(load_reported_rates(client, stream).silent) == {"dead"}  # no worker has such a name
         raw.hdel(stream.keys.paces, "w:\x1b[2J")
         raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - GONE_MS - 1}))
-        assert load_paces(client, stream).silent == {}
-        alive = Teller(client, stream, worker_field("alive"))
-        alive.tell(paced(50.0))  # sweeps
+        assert load_reported_rates(client, stream).silent == {}
+        alive = RateReporter(client, stream, worker_field("alive"))
+        alive.report(paced(50.0))  # sweeps
         assert raw.hkeys(stream.keys.paces) == [b"w:alive"]
         alive.leave()
         assert not raw.exists(stream.keys.paces)
         raw.hset(stream.keys.paces, "w:odd", "no JSON")
         with pytest.raises(DamagedKey, match="paces"):
-            load_paces(client, stream)
+            load_reported_rates(client, stream)
 
 
 def test_nothing_is_said_of_a_stream_that_was_deleted(any_url: str, stream: Stream) -> None:
     """Workers and trainers go on talking for a moment; a key that came back would stay for ever."""
     with connect(any_url) as client:
-        teller = Teller(client, stream, worker_field("one"))
-        teller.say({"rate": 1.0})
+        reporter = RateReporter(client, stream, worker_field("one"))
+        reporter.send({"rate": 1.0})
         delete_stream(client, "train")
-        teller.say({"rate": 1.0})
+        reporter.send({"rate": 1.0})
         assert list(client.scan_iter("penstock:*")) == []
 
 
@@ -138,19 +149,19 @@ def test_fleets_that_follow_one_wish_find_each_other(any_url: str, stream: Strea
     }
     sizes = dict.fromkeys(scales, 1)
     with connect(any_url) as client:
-        trainer = Teller(client, stream, trainer_field("resnet", "host-1"), clock=lambda: now[0])
-        worker = Teller(client, stream, worker_field("one"), clock=lambda: now[0])
+        trainer = RateReporter(client, stream, trainer_field("resnet", "host-1"), clock=lambda: now[0])
+        worker = RateReporter(client, stream, worker_field("one"), clock=lambda: now[0])
         for _ in range(40):
             now[0] += 2.1
-            trainer.say({"rate": 179.0})
-            worker.say({"rate": 20.0, "shares": {"busy": 1.0}})
+            trainer.send({"rate": 179.0})
+            worker.send({"rate": 20.0, "shares": {"busy": 1.0}})
             sizes = {name: scale.look(sizes[name]) for name, scale in scales.items()}
         assert sizes == {"a": 6, "b": 3}
         assert sizes == {name: scale.look(sizes[name]) for name, scale in scales.items()}  # not due yet
-        assert {name: fleet.now for name, fleet in load_paces(client, stream).fleets.items()} == sizes
+        assert {name: fleet.now for name, fleet in load_reported_rates(client, stream).fleets.items()} == sizes
         for scale in scales.values():
             scale.close()
-        assert load_paces(client, stream).fleets == {}
+        assert load_reported_rates(client, stream).fleets == {}
 
 
 @pytest.mark.parametrize("order", [None, "canonical"], ids=["shared", "ordered"])
@@ -165,13 +176,13 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
     ):
         batches = iter(loader)
         deadline = time.monotonic() + PATIENCE_S
-        while not (told := [t.rate for t in load_paces(client, loader.stream).trainers.values() if t.rate]):
+        while not (told := [t.rate for t in load_reported_rates(client, loader.stream).trainers.values() if t.rate]):
             assert time.monotonic() < deadline
             next(batches)
             time.sleep(0.25)  # a step
         assert told == [pytest.approx(40, rel=0.25)]
     with connect(any_url) as client:
-        assert not load_paces(client, load_stream(client, "train")).trainers
+        assert not load_reported_rates(client, load_stream(client, "train")).trainers
 
 
 def test_shares_of_the_last_ten_seconds_forget_what_was_before(any_url: str, stream: Stream) -> None:
@@ -184,11 +195,11 @@ def test_shares_of_the_last_ten_seconds_forget_what_was_before(any_url: str, str
         pace.enter(kind)
         for _ in range(seconds // 2):
             now[0] += 2.0
-            teller.tell(pace)
-        return load_paces(client, stream).workers["one"].lately
+            reporter.report(pace)
+        return load_reported_rates(client, stream).workers["one"].recent
 
     with connect(any_url) as client:
-        teller = Teller(client, stream, worker_field("one"), clock=lambda: now[0])
+        reporter = RateReporter(client, stream, worker_field("one"), clock=lambda: now[0])
         assert spend(4, "busy") == {"busy": 1.0}
         assert spend(4, "room") == {"busy": 0.5, "room": 0.5}
         assert spend(4, "room") == {"busy": 0.2, "room": 0.8}

@@ -81,7 +81,7 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
     """Its plan is as old as its look at all partitions, which takes a while where there are many."""
     with settled(any_url) as stream:
         with between(
-            "penstock_producer.write.cleaner.look_at_rosters",
+            "penstock_producer.write.cleaner.fetch_rosters",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
@@ -96,7 +96,7 @@ def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, 
     with settled(any_url) as stream:
         worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
-            "penstock_producer.write.cleaner.look_around",
+            "penstock_producer.write.cleaner.snapshot_partition",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
@@ -122,7 +122,7 @@ def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any
         stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
         worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
-            "penstock_producer.write.cleaner.look_around", load_script("trim"), lambda: act(any_client, stream)
+            "penstock_producer.write.cleaner.snapshot_partition", load_script("trim"), lambda: act(any_client, stream)
         ):
             assert worker.free_bytes(1) == 0
         assert any_client.xlen(entries) == 3
@@ -140,7 +140,7 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
         while server_ms(any_client) == joined_ms:  # a heartbeat in the same millisecond would change nothing
             pass
         with between(
-            "penstock_producer.write.cleaner.look_at_rosters",
+            "penstock_producer.write.cleaner.fetch_rosters",
             load_script("expire_silent"),
             lambda: beat(any_client, who, stream.partitions[0], {}),
         ):

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from penstock_common.pace import Pace, RateReading
-from penstock_common.stream.reported_rates import FleetReport, Paces, Told
+from penstock_common.stream.reported_rates import FleetReport, ReportedRate, ReportedRates
 from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
 STEADY_S, AFTER_S = 60.0, 600.0
@@ -110,9 +110,9 @@ class World:
     def load(self) -> StreamLoad:
         """What all would say now."""
         looks: dict[str, RateReading] = {name: pace.look() for name, pace in self.paces.items()}
-        told = {name: Told(look.rate, look.shares, look.samples) for name, look in looks.items()}
+        told = {name: ReportedRate(look.rate, look.shares, look.samples) for name, look in looks.items()}
         groups = {(name, "one"): one for name, one in told.items() if name in self.steps_s}
-        return load_of(Paces({n: one for n, one in told.items() if n not in self.steps_s}, groups, {}))
+        return load_of(ReportedRates({n: one for n, one in told.items() if n not in self.steps_s}, groups, {}))
 
     def follow(self, staffing: WorkerTarget, until_s: float) -> list[tuple[float, int]]:
         """(when, how many) of each look."""

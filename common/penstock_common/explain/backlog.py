@@ -16,7 +16,7 @@ NOTHING: EntryId = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class ShardBacklog:
     """The part of a shard that a group has not read."""
 
     entries: int = 0
@@ -40,7 +40,7 @@ class ShardLog:
     samples: list[int] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
 
-    def add(self, records: Iterable[Record]) -> Behind:
+    def add(self, records: Iterable[Record]) -> ShardBacklog:
         """Append records in order of offset, and return their sum. Blocks of holes alone only move the end."""
         start = len(self.ids)
         for record in records:
@@ -60,7 +60,7 @@ class ShardLog:
         """Return where the records begin that an ordered group is not done with."""
         return bisect_right(self.ends, offset)
 
-    def behind(self, start: int) -> Behind:
+    def behind(self, start: int) -> ShardBacklog:
         """Return the sum of the records from ``start`` on."""
         return self._from(start)
 
@@ -71,10 +71,10 @@ class ShardLog:
             for column in (self.ids, self.ends, self.samples, self.nbytes):
                 del column[:count]
 
-    def _from(self, start: int) -> Behind:
+    def _from(self, start: int) -> ShardBacklog:
         if start >= len(self.ids):
-            return Behind()
-        return Behind(
+            return ShardBacklog()
+        return ShardBacklog(
             len(self.ids) - start, sum(self.samples[start:]), sum(self.nbytes[start:]), oldest_ms=self.ids[start][0]
         )
 

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from penstock_common.explain.backlog import NOTHING, Behind, ShardLog
-from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, GroupSums, MemberGlance
+from penstock_common.explain.backlog import NOTHING, ShardBacklog, ShardLog
+from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, GroupTotals, MemberSnapshot, StreamSnapshot
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.entries import EntryId
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
-from penstock_common.stream.index import due_shards, read_back, read_on
+from penstock_common.stream.index import due_shards, read_backward, read_forward
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
-from penstock_common.stream.reported_rates import load_paces
+from penstock_common.stream.reported_rates import load_reported_rates
 from penstock_common.stream.servers.suitability import read_memory
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
@@ -36,7 +36,7 @@ class _Epoch:
     is_new: bool
     """Whether it was opened after the first look: then everything in it was made since."""
     logs: dict[int, ShardLog] = field(default_factory=dict)
-    unread: dict[tuple[str, int], Behind] = field(default_factory=dict)
+    unread: dict[tuple[str, int], ShardBacklog] = field(default_factory=dict)
     """(group, shard) -> what the group had not read at the last look."""
     bad: int = 0
     dead: dict[str, int] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class _Epoch:
 class _New(NamedTuple):
     """The samples that were made in a shard since the last look."""
 
-    made: Behind
+    made: ShardBacklog
     is_begun: bool
     """Whether nothing of the shard existed then."""
 
 
-class Onlooker:
+class StreamMonitor:
     """The repeated looks at one stream. One that is deleted and made again is another one: all counts begin anew."""
 
     def __init__(self, client: Client, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +69,7 @@ class Onlooker:
         self._made = [0, 0, 0]
         self._given: dict[str, list[int]] = {}
 
-    def look(self) -> Glance:
+    def snapshot(self) -> StreamSnapshot:
         """Return the stream as it is now. Raises StreamNotFound."""
         client = self._client
         stream = load_stream(client, self._name)
@@ -78,7 +78,7 @@ class Onlooker:
         rosters = [load_roster(client, partition) for partition in stream.partitions]
         now_ms = server_ms(client)
         self._remember(stream, rosters)
-        sums = {name: GroupSums() for name in sorted({name for roster in rosters for name in roster.groups})}
+        sums = {name: GroupTotals() for name in sorted({name for roster in rosters for name in roster.groups})}
         for number, epoch in self._epochs.items():
             self._look_at(stream, number, epoch, rosters, sums)
             for name, count in epoch.dead.items():
@@ -87,7 +87,7 @@ class Onlooker:
         self._looks += 1
         following, final, _ = read_counters(client, stream)
         waiting = {place: waiter for roster in rosters for place, waiter in roster.waiting.items()}
-        return Glance(
+        return StreamSnapshot(
             name=stream.name, id=stream.id, at_s=self._clock(),
             budget_bytes=stream.budget_bytes, held_bytes=sum(roster.bytes for roster in rosters),
             next_epoch=following, final=final,
@@ -96,7 +96,7 @@ class Onlooker:
             groups=tuple(self._group(name, each, rosters, now_ms) for name, each in sums.items()),
             waiting=waiting,
             waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
-            paces=load_paces(client, stream), memory=read_memory(client), payload=stream.payload,
+            rates=load_reported_rates(client, stream), memory=read_memory(client), payload=stream.payload,
             replays=sum(till > now_ms for _, till in rosters[0].replays.values()),
         )  # fmt: skip
 
@@ -121,7 +121,7 @@ class Onlooker:
     # --- one epoch ---
 
     def _look_at(
-        self, stream: Stream, number: int, epoch: _Epoch, rosters: list[Roster], sums: dict[str, GroupSums]
+        self, stream: Stream, number: int, epoch: _Epoch, rosters: list[Roster], sums: dict[str, GroupTotals]
     ) -> None:
         readers = _readers(number, rosters)
         reading = [name for name, is_closed in readers.items() if not is_closed]
@@ -143,7 +143,7 @@ class Onlooker:
                 self._reread(stream, number, shard, log)
             places = {name: _place(log, at, lows, shard, name) or 0 for name in reading}
             for name in readers:
-                now = log.behind(places[name]) if name in places else Behind()
+                now = log.behind(places[name]) if name in places else ShardBacklog()
                 self._count_given(epoch, name, shard, now, begun.get(shard))
                 epoch.read[name] += log.end - now.samples
                 if name in places:
@@ -188,7 +188,7 @@ class Onlooker:
         due = self._due(stream, epoch)
         where = {shard: stream.partition_of(shard) for shard in due}
         if not epoch.is_new and not epoch.is_looked_at and not is_whole:
-            found = read_back(self._client, where, number, {shard: floors[p.number] for shard, p in where.items()})
+            found = read_backward(self._client, where, number, {shard: floors[p.number] for shard, p in where.items()})
             for shard, records in found.items():
                 if records:
                     epoch.logs.setdefault(shard, ShardLog()).add(records)
@@ -196,7 +196,7 @@ class Onlooker:
         counts = epoch.is_new or epoch.is_looked_at
         ends = {shard: epoch.logs[shard].end if shard in epoch.logs else 0 for shard in due}
         made: dict[int, _New] = {}
-        for shard, records in read_on(self._client, where, number, ends).items():
+        for shard, records in read_forward(self._client, where, number, ends).items():
             if records:
                 is_begun = shard not in epoch.logs
                 found_now = epoch.logs.setdefault(shard, ShardLog()).add(records)
@@ -205,14 +205,14 @@ class Onlooker:
                     self._count_made(found_now)
         return made
 
-    def _count_made(self, found: Behind) -> None:
+    def _count_made(self, found: ShardBacklog) -> None:
         self._made[0] += found.entries
         self._made[1] += found.samples
         self._made[2] += found.nbytes
 
     def _reread(self, stream: Stream, number: int, shard: int, log: ShardLog) -> None:
         """Read what was forgotten again: a group that came late has it before it."""
-        records = read_on(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
+        records = read_forward(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
         log.forget(len(log.ids))
         log.add(records)
         log.floor, log.floor_end = NOTHING, 0
@@ -225,20 +225,20 @@ class Onlooker:
         starts = starts_of(manifest, begun_shards(self._client, stream, manifest))
         return {shard: max(minimum - at, 0) for shard, at in starts.items()}
 
-    def _count_given(self, epoch: _Epoch, name: str, shard: int, now: Behind, new: _New | None) -> None:
+    def _count_given(self, epoch: _Epoch, name: str, shard: int, now: ShardBacklog, new: _New | None) -> None:
         """Count what the group was given since the last look: its unread samples then, and new ones, less those now."""
         is_begun = new is not None and new.is_begun
-        before = epoch.unread.get((name, shard), Behind() if is_begun else None)
+        before = epoch.unread.get((name, shard), ShardBacklog() if is_begun else None)
         epoch.unread[name, shard] = now
         if before is not None:
-            came = new.made if new is not None else Behind()
+            came = new.made if new is not None else ShardBacklog()
             total = self._given.setdefault(name, [0, 0])
             total[0] += max(0, before.samples + came.samples - now.samples)
             total[1] += max(0, before.nbytes + came.nbytes - now.nbytes)
 
     def _look_at_pending(
         self, lasts: Mapping[PartitionKeys, Mapping[str, EntryId]], number: int, reading: list[str],
-        sums: dict[str, GroupSums],
+        sums: dict[str, GroupTotals],
     ) -> None:  # fmt: skip
         asked = [(partition, name) for partition, at in lasts.items() for name in reading if name in at]
         if not asked:
@@ -254,7 +254,7 @@ class Onlooker:
 
     # --- one group ---
 
-    def _group(self, name: str, each: GroupSums, rosters: list[Roster], now_ms: int) -> GroupGlance:
+    def _group(self, name: str, each: GroupTotals, rosters: list[Roster], now_ms: int) -> GroupSnapshot:
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         known = {member: one for (group, member), one in liveness_of(rosters, now_ms).items() if group == name}
         idle: dict[str, int] = {}
@@ -263,7 +263,7 @@ class Onlooker:
                 if group == name:
                     idle[member] = waits.since_ms
         members = tuple(
-            MemberGlance(
+            MemberSnapshot(
                 member,
                 known.get(member, Liveness()),
                 each.held.get(member, 0),
@@ -272,7 +272,7 @@ class Onlooker:
             for member in sorted({*known, *each.held})
         )
         samples, nbytes = self._given.get(name, [0, 0])
-        return GroupGlance(
+        return GroupSnapshot(
             name=name, kind=record.kind, declared=record.declared, holds=record.holds,
             lag_entries=each.entries, lag_samples=each.samples, lag_bytes=each.nbytes,
             lag_s=0.0 if each.oldest_ms is None else max(0.0, (now_ms - each.oldest_ms) / 1000),
@@ -308,7 +308,7 @@ def _place(
     return None if at < log.floor else log.after_entry(at)
 
 
-def _add(sums: GroupSums, behind: Behind) -> None:
+def _add(sums: GroupTotals, behind: ShardBacklog) -> None:
     sums.entries += behind.entries
     sums.samples += behind.samples
     sums.nbytes += behind.nbytes
@@ -316,7 +316,7 @@ def _add(sums: GroupSums, behind: Behind) -> None:
     sums.oldest_ms = min(known, default=None)
 
 
-def _add_pending(sums: GroupSums, summary: dict[str, Any], oldest: list[dict[str, Any]]) -> None:
+def _add_pending(sums: GroupTotals, summary: dict[str, Any], oldest: list[dict[str, Any]]) -> None:
     sums.pending += int(summary["pending"])
     sums.redelivered += sum(int(one["times_delivered"]) > 1 for one in oldest)
     for consumer in summary["consumers"]:
@@ -324,7 +324,7 @@ def _add_pending(sums: GroupSums, summary: dict[str, Any], oldest: list[dict[str
         sums.held[name] = sums.held.get(name, 0) + int(consumer["pending"])
 
 
-def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochGlance:
+def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochSnapshot:
     manifest = epoch.manifest
     committed = sum(log.end for log in epoch.logs.values())
     read = epoch.read
@@ -333,7 +333,7 @@ def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochGlance:
         committed = sum(manifest.done.values()) if planned is None else planned
         read = dict.fromkeys(_readers(number, rosters), committed)
     held = sum(roster.epoch_bytes.get(number, 0) for roster in rosters)
-    return EpochGlance(number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read)
+    return EpochSnapshot(number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read)
 
 
 def _id(text: bytes) -> EntryId:

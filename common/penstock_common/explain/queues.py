@@ -24,7 +24,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class PlainWorker:
+class ForeignWorker:
     """A worker of another program, such as `rq worker`, that takes jobs of a queue of Penstock's."""
 
     queue: str
@@ -36,7 +36,7 @@ class PlainWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuesGlance:
+class QueueSnapshot:
     """A queue's server at one moment."""
 
     memory: ServerMemory
@@ -50,7 +50,7 @@ def queue_names(queue: str, streams: Iterable[str]) -> list[str]:
     return [queue, *(f"{queue}.{part}" for part in sorted(parts))]
 
 
-def look_at_queues(client: Client, names: Iterable[str]) -> QueuesGlance:
+def snapshot_queues(client: Client, names: Iterable[str]) -> QueueSnapshot:
     """Count the jobs of these queues.
 
     Raises:
@@ -66,17 +66,17 @@ def look_at_queues(client: Client, names: Iterable[str]) -> QueuesGlance:
     for (name, kind), reply in zip(asked, replies, strict=True):
         if isinstance(reply, int):
             queues.setdefault(name, {})[kind] = reply
-    return QueuesGlance(read_memory(client), queues)
+    return QueueSnapshot(read_memory(client), queues)
 
 
-def plain_workers(client: Client, names: Iterable[str]) -> list[PlainWorker]:
+def find_foreign_workers(client: Client, names: Iterable[str]) -> list[ForeignWorker]:
     """Return the workers of these queues that are none of Penstock's.
 
     Raises:
         ServerUnavailable: The queue's server does not answer.
         ResponseError: It refuses to say, or another program wrote over the list of workers.
     """
-    found: list[PlainWorker] = []
+    found: list[ForeignWorker] = []
     for queue in names:
         keys = [key.decode("utf-8", "replace") for key in client.smembers(f"rq:workers:{queue}")]
         others = sorted(key for key in keys if not OWN_WORKER.fullmatch(key.removeprefix(_WORKER)))
@@ -87,5 +87,5 @@ def plain_workers(client: Client, names: Iterable[str]) -> list[PlainWorker]:
         for key, reply in zip(others, replies, strict=True):
             if isinstance(reply, list) and any(reply):  # otherwise it is gone, or its record is no hash
                 texts = [(value or b"?")[:_SHOWN].decode("utf-8", "replace") for value in reply]
-                found.append(PlainWorker(queue, key.removeprefix(_WORKER)[:_SHOWN], *texts))
+                found.append(ForeignWorker(queue, key.removeprefix(_WORKER)[:_SHOWN], *texts))
     return found

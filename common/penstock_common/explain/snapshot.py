@@ -16,7 +16,7 @@ from penstock_common.stream.groups.roster import (
     ORDERED,
     GroupRecord,
     Roster,
-    Waiter,
+    WaitingWriter,
     load_roster,
     ms_of,
     parse_roster,
@@ -33,7 +33,7 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PlaneView, plane_of
-from penstock_common.stream.reported_rates import Paces, Told, load_paces
+from penstock_common.stream.reported_rates import ReportedRate, ReportedRates, load_reported_rates
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
 
@@ -141,7 +141,7 @@ def inspect_stream(client: Client, name: str) -> StreamView:
     epochs = [_epoch_view(client, stream, manifest, rosters) for manifest in manifests]
     names = sorted({name for roster in rosters for name in roster.groups})
     following, final, released = read_counters(client, stream)
-    paces = load_paces(client, stream)
+    rates = load_reported_rates(client, stream)
     return StreamView(
         name=name,
         id=stream.id,
@@ -164,12 +164,12 @@ def inspect_stream(client: Client, name: str) -> StreamView:
             if till > now
         ],
         waiting=_waiting(rosters, now),
-        workers=[{"name": name, "rate": told.rate, **_times(told)} for name, told in paces.workers.items()],
-        trainers=[{"group": g, "member": m, "rate": told.rate} for (g, m), told in paces.trainers.items()],
+        workers=[{"name": name, "rate": told.rate, **_times(told)} for name, told in rates.workers.items()],
+        trainers=[{"group": g, "member": m, "rate": told.rate} for (g, m), told in rates.trainers.items()],
     )
 
 
-def _times(told: Told) -> dict[str, float]:
+def _times(told: ReportedRate) -> dict[str, float]:
     return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
 
 
@@ -330,7 +330,7 @@ def _behind(client: Client, partition: PartitionKeys, epoch: int, shard: int, la
 
 
 @dataclass(frozen=True, slots=True)
-class MemberGlance:
+class MemberSnapshot:
     """One member of a group, or under a name that `is_returned` the entries that members returned."""
 
     name: str
@@ -351,7 +351,7 @@ class MemberGlance:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGlance:
+class GroupSnapshot:
     """One group, summed over partitions and the epochs that it has not finished."""
 
     name: str
@@ -373,13 +373,13 @@ class GroupGlance:
     dead_letters: int
     given_samples: int
     given_bytes: int
-    members: tuple[MemberGlance, ...]
+    members: tuple[MemberSnapshot, ...]
     world: int = 0
     """The ranks of an ordered group."""
 
 
 @dataclass(frozen=True, slots=True)
-class EpochGlance:
+class EpochSnapshot:
     """One retained epoch."""
 
     epoch: int
@@ -396,7 +396,7 @@ class EpochGlance:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class StreamSnapshot:
     """One stream."""
 
     name: str
@@ -411,13 +411,13 @@ class Glance:
     made_entries: int
     made_samples: int
     made_bytes: int
-    epochs: tuple[EpochGlance, ...]
-    groups: tuple[GroupGlance, ...]
-    waiting: Mapping[tuple[int, int], Waiter]
+    epochs: tuple[EpochSnapshot, ...]
+    groups: tuple[GroupSnapshot, ...]
+    waiting: Mapping[tuple[int, int], WaitingWriter]
     """(epoch, shard) -> its writer, of those that wait for quota."""
     waited_s: float
     """How long the longest of them has waited."""
-    paces: Paces
+    rates: ReportedRates
     memory: ServerMemory
     payload: str = "inline"
     """Where payloads lie: ``inline``, or ``segments:`` and a folder."""
@@ -426,7 +426,7 @@ class Glance:
 
 
 @dataclass(slots=True)
-class GroupSums:
+class GroupTotals:
     """The sums of a group while it is read."""
 
     entries: int = 0
@@ -441,7 +441,7 @@ class GroupSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PartitionSnapshot:
     """A partition at one moment."""
 
     roster: Roster
@@ -453,7 +453,7 @@ class Outlook:
     """Epoch -> state of its manifest."""
 
 
-def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Outlook:
+def snapshot_partition(client: Client, stream: Stream, partition: PartitionKeys) -> PartitionSnapshot:
     """Read the facts. Raises DamagedKey."""
     begin = stream.partitions[0]
     with client.pipeline(transaction=False) as pipe:
@@ -465,4 +465,4 @@ def look_around(client: Client, stream: Stream, partition: PartitionKeys) -> Out
         now, states, *rosters = pipe.execute()
     own = parse_roster(client, partition, rosters[0])
     first = own if partition == begin else parse_roster(client, begin, rosters[1])
-    return Outlook(own, first, ms_of(now), parse_states(stream, states))
+    return PartitionSnapshot(own, first, ms_of(now), parse_states(stream, states))

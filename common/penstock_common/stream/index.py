@@ -24,7 +24,7 @@ from penstock_common.stream.manifest import Manifest, begun_shards, find_manifes
 from penstock_common.stream.streams import Stream, load_stream
 
 
-class Want(NamedTuple):
+class IndexRange(NamedTuple):
     """The records of one shard that a reader wants."""
 
     shard: int
@@ -34,7 +34,7 @@ class Want(NamedTuple):
     """The number of records. All that follow, if something was repaired in the shard."""
 
 
-class Pages(NamedTuple):
+class IndexPages(NamedTuple):
     """The records and ends of one answer."""
 
     records: list[list[Record]]
@@ -43,13 +43,13 @@ class Pages(NamedTuple):
     """The committed offsets of the awaited shard, then of each followed one. 0: nothing new."""
 
 
-class Indexes:
+class EpochIndexes:
     """The indexes of one epoch."""
 
     def __init__(self, client: Client, stream: Stream, epoch: int) -> None:
         self._client, self._stream, self._epoch = client, stream, epoch
 
-    def read(self, wants: Sequence[Want], follows: Sequence[int] = ()) -> Pages:
+    def read(self, wants: Sequence[IndexRange], follows: Sequence[int] = ()) -> IndexPages:
         """Return the present records, and how far the shards are that the reader ``follows``."""
         commands = self._commands(wants, follows)
         with self._client.pipeline(transaction=False) as pipe:
@@ -58,8 +58,14 @@ class Indexes:
             return self._pages(wants, follows, pipe.execute() if commands else [])
 
     def await_more(
-        self, channel: Channel, shard: int, after: int, block_ms: int, wants: Sequence[Want], follows: Sequence[int]
-    ) -> Pages:
+        self,
+        channel: Channel,
+        shard: int,
+        after: int,
+        block_ms: int,
+        wants: Sequence[IndexRange],
+        follows: Sequence[int],
+    ) -> IndexPages:
         """Return the same once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0), on a quiet
         channel.
         """
@@ -71,9 +77,9 @@ class Indexes:
         raise_errors(replies, self._client, [part for command in commands for part in command if type(part) is bytes])
         first = replies.pop(0)
         found = self._pages(wants, follows, replies)
-        return Pages(found.records, [_end(first[0][1], key.decode()) if first else 0, *found.ends])
+        return IndexPages(found.records, [_end(first[0][1], key.decode()) if first else 0, *found.ends])
 
-    def _commands(self, wants: Sequence[Want], follows: Sequence[int]) -> list[Command]:
+    def _commands(self, wants: Sequence[IndexRange], follows: Sequence[int]) -> list[Command]:
         part, epoch = self._stream.partition_of, self._epoch
         repairs = [
             (b"EXISTS", *[part(s).repairs(epoch, s).encode() for s in shards]) for shards in self._together(wants)
@@ -85,7 +91,7 @@ class Indexes:
         ends = [(b"XREVRANGE", part(s).index(epoch, s).encode(), b"+", b"-", b"COUNT", b"1") for s in follows]
         return [*repairs, *pages, *ends]
 
-    def _pages(self, wants: Sequence[Want], follows: Sequence[int], replies: list[Any]) -> Pages:
+    def _pages(self, wants: Sequence[IndexRange], follows: Sequence[int], replies: list[Any]) -> IndexPages:
         together = self._together(wants)
         repaired = {shard for shards, count in zip(together, replies, strict=False) if count for shard in shards}
         found, ends = replies[len(together) :][: len(wants)], replies[len(together) + len(wants) :]
@@ -97,12 +103,14 @@ class Indexes:
             )
             for want, page in zip(wants, found, strict=True)
         ]
-        return Pages(records, [_end(newest, self._key(shard)) for newest, shard in zip(ends, follows, strict=True)])
+        return IndexPages(
+            records, [_end(newest, self._key(shard)) for newest, shard in zip(ends, follows, strict=True)]
+        )
 
     def _key(self, shard: int) -> str:
         return self._stream.partition_of(shard).index(self._epoch, shard)
 
-    def _together(self, wants: Sequence[Want]) -> list[list[int]]:
+    def _together(self, wants: Sequence[IndexRange]) -> list[list[int]]:
         """Return the shards by partition: one request asks for all of them whether something was repaired."""
         found: dict[int, list[int]] = {}
         for shard in sorted({want.shard for want in wants}):
@@ -173,7 +181,7 @@ def _blocks_at_end(
     return [one for one in found if one[1].entry_id]
 
 
-def read_on(
+def read_forward(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, ends: Mapping[int, int]
 ) -> dict[int, list[Record]]:
     """Return shard -> its records that end beyond ``ends``, rising."""
@@ -193,7 +201,7 @@ def read_on(
     return found
 
 
-def read_back(
+def read_backward(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, floors: Mapping[int, EntryId | None]
 ) -> dict[int, list[Record]]:
     """Return shard -> its newest records, rising.
@@ -223,7 +231,7 @@ def _reaches(records: list[Record], floor: EntryId) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenBlock:
     """One block: an entry, or with ``entry`` empty a range of which no sample could be made."""
 
     epoch: int
@@ -243,7 +251,7 @@ class Written:
     """The file of its payload, if that is not in the entry."""
 
 
-class Tail:
+class IndexTail:
     """A tail of one stream, from now on. A stream that is deleted ends it with StreamNotFound."""
 
     def __init__(self, client: Client, name: str) -> None:
@@ -259,9 +267,9 @@ class Tail:
                 mine = [shard for shard, owner in where.items() if owner == partition]
                 ends |= index_ends(client, partition, manifest.epoch, mine)
 
-    def last(self, count: int) -> list[Written]:
+    def last(self, count: int) -> list[WrittenBlock]:
         """Return the entries written last, of the newest epochs that have any, oldest first. Ask it before `look`."""
-        found: list[Written] = []
+        found: list[WrittenBlock] = []
         now = server_ms(self._client)
         for manifest in reversed(self._manifests()):
             begun = begun_shards(self._client, self._stream, manifest)
@@ -272,7 +280,7 @@ class Tail:
                 break
         return found
 
-    def look(self) -> list[Written]:
+    def look(self) -> list[WrittenBlock]:
         """Return what was written since the last look, in order of time as far as entries tell it."""
         self._stream = load_stream(self._client, self._stream.name)
         self._looks += 1
@@ -282,7 +290,7 @@ class Tail:
             due = due_shards(manifest, begun_shards(self._client, self._stream, manifest), ends, self._looks)
             where = {shard: self._stream.partition_of(shard) for shard in due}
             limits = {shard: ends.get(shard, 0) for shard in due}
-            for shard, records in read_on(self._client, where, manifest.epoch, limits).items():
+            for shard, records in read_forward(self._client, where, manifest.epoch, limits).items():
                 ends[shard] = records[-1].end if records else limits[shard]
                 found += [(manifest.epoch, shard, record) for record in records]
         if not found:
@@ -304,9 +312,9 @@ class Tail:
         return not self._looks or number not in self._ends or state in ("open", "sized") or number == max(self._ends)
 
 
-def _written(epoch: int, shard: int, record: Record, now_ms: int) -> Written:
+def _written(epoch: int, shard: int, record: Record, now_ms: int) -> WrittenBlock:
     age = max(0.0, (now_ms - parse_id(record.entry_id)[0]) / 1000) if record.entry_id else None
-    return Written(
+    return WrittenBlock(
         epoch, shard, record.first, record.end, record.count, len(record.holes), record.nbytes,
         record.entry_id.decode(), age, record.segment,
     )  # fmt: skip

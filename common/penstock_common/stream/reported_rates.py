@@ -25,9 +25,9 @@ from penstock_common.stream.streams import Stream
 
 _REPORT_RATE = load_script("report_rate")
 
-TELL_S = 2.0
+REPORT_EVERY_S = 2.0
 """How often each process reports its rate."""
-LATELY_S = 10.0
+RECENT_S = 10.0
 """What limits a stream is judged by the shares of this time, because two seconds of a full budget may be quiet."""
 SILENT_MS = 10_000
 """The time after which a process without a report no longer counts."""
@@ -38,7 +38,7 @@ GONE_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedRate:
     """The last report of one process."""
 
     rate: float | None
@@ -51,7 +51,7 @@ class Told:
     """The shares of the last ten seconds alone."""
 
     @property
-    def lately(self) -> dict[str, float]:
+    def recent(self) -> dict[str, float]:
         """The parts of its time in the last ten seconds, or the recent ones if it does not report those."""
         return self.now or self.shares
 
@@ -70,12 +70,12 @@ class FleetReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Paces:
+class ReportedRates:
     """All recent reports on one stream."""
 
-    workers: dict[str, Told]
+    workers: dict[str, ReportedRate]
     """Worker's name -> its report, for those whose last job was of this stream."""
-    trainers: dict[tuple[str, str], Told]
+    trainers: dict[tuple[str, str], ReportedRate]
     """(group, member) -> its report."""
     fleets: dict[str, FleetReport]
     """Name of the fleet -> its report."""
@@ -98,34 +98,36 @@ def fleet_field(name: str) -> str:
     return f"f:{name}"
 
 
-class Teller:
+class RateReporter:
     """A reporter of one field of one stream, for any thread. It never fails its caller."""
 
     def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self.stream, self._name, self._clock = client, stream, name, clock
         self._told_s = self._swept_s = float("-inf")
         self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
-        """(when, seconds spent on each kind by then): the newest that is as old as `LATELY_S`, and all since."""
+        """(when, seconds spent on each kind by then): the newest that is as old as `RECENT_S`, and all since."""
 
-    def tell(self, pace: Pace) -> None:
+    def report(self, pace: Pace) -> None:
         """Report the rate, if that is due."""
-        if self._clock() - self._told_s >= TELL_S:
+        if self._clock() - self._told_s >= REPORT_EVERY_S:
             look = pace.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
             now = self._shares_lately(look.spent_s)
-            self.say({"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples})
+            self.send(
+                {"rate": look.rate and round(look.rate, 4), "shares": shares, "now": now, "samples": look.samples}
+            )
 
     def _shares_lately(self, spent_s: Mapping[str, float]) -> dict[str, float]:
         """Return the parts of the last ten seconds."""
         now, past = self._clock(), self._spent_s
         past.append((now, spent_s))
-        while past[1][0] <= now - LATELY_S:
+        while past[1][0] <= now - RECENT_S:
             past.popleft()
         lately = {kind: seconds - past[0][1].get(kind, 0.0) for kind, seconds in spent_s.items()}
         total = sum(lately.values())
         return {kind: round(seconds / total, 3) for kind, seconds in lately.items()} if total > 0 else {}
 
-    def say(self, value: Mapping[str, Any]) -> None:
+    def send(self, value: Mapping[str, Any]) -> None:
         """Report this now."""
         now = self._clock()
         self._told_s = now
@@ -143,11 +145,11 @@ class Teller:
 
 
 @readable(lambda client, stream: stream.keys.paces)
-def load_paces(client: Client, stream: Stream) -> Paces:
+def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
     """Return the reports of the last ten seconds, and which workers are silent."""
     found = decoded(client.hgetall(stream.keys.paces))
     now_ms = server_ms(client) if found else 0
-    paces = Paces({}, {}, {})
+    paces = ReportedRates({}, {}, {})
     for name, text in sorted(found.items()):
         said = json.loads(text)
         kind, _, rest = name.partition(":")
@@ -165,10 +167,12 @@ def load_paces(client: Client, stream: Stream) -> Paces:
     return paces
 
 
-def _told(said: dict[str, Any]) -> Told:
+def _told(said: dict[str, Any]) -> ReportedRate:
     rate = said.get("rate")
     shares, now = (_shares(said.get(name)) for name in ("shares", "now"))
-    return Told(None if rate is None else float(rate), shares, int(said.get("samples", 0)), now, int(said["seen"]))
+    return ReportedRate(
+        None if rate is None else float(rate), shares, int(said.get("samples", 0)), now, int(said["seen"])
+    )
 
 
 def _shares(said: Any) -> dict[str, float]:

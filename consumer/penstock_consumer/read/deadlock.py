@@ -16,7 +16,7 @@ from penstock_common.stream.entries import Record, index_ends, index_records, li
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, Waiter, server_ms
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -194,7 +194,7 @@ class OutstandingAmount(NamedTuple):
 class BlockedPartition:
     """A partition with writers that wait for room, as one member of one group finds it."""
 
-    waiters: Sequence[Waiter]
+    waiters: Sequence[WaitingWriter]
     mine_bytes: int
     """Payload bytes of the entries this member holds; an entry goes only as a whole."""
     budget_bytes: int

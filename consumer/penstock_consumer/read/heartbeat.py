@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.explain.snapshot import Outlook, look_around
+from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
@@ -18,7 +18,7 @@ from penstock_common.stream.groups.presence import ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member, server_ms
 from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED
-from penstock_common.stream.reported_rates import Teller, Told, load_paces, trainer_field
+from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
@@ -29,7 +29,7 @@ FIRST_BATCHES = 20
 """Ranks that train together cannot be so far apart; one that is still loading its model has not joined."""
 
 
-def are_unused(peers: Sequence[Told | None], since_ms: int) -> bool | None:
+def are_unused(peers: Sequence[ReportedRate | None], since_ms: int) -> bool | None:
     """Return True if all peers said after ``since_ms`` that they never asked for a batch.
 
     Args:
@@ -61,7 +61,7 @@ class UnusedRankCheck:
             if self._since_ms is None:
                 self._since_ms = server_ms(self._client)
                 return
-            trainers = load_paces(self._client, self._who.stream).trainers
+            trainers = load_reported_rates(self._client, self._who.stream).trainers
             peers = [trainers.get((self._who.group, rank_member(rank))) for rank in range(1, self._order.world)]
             verdict = are_unused(peers, self._since_ms)
             self._is_over = verdict is not None
@@ -127,7 +127,7 @@ class Heartbeat:
         """The epoch being read here."""
         self.error: Exception | None = None
         """Why it ended by itself (another process took the name, or whatever else): the loader raises it."""
-        self._teller = Teller(self._client, who.stream, trainer_field(who.group, who.member))
+        self._reporter = RateReporter(self._client, who.stream, trainer_field(who.group, who.member))
         self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others say it
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
@@ -154,7 +154,7 @@ class Heartbeat:
         if patience_s:
             join(self._thread, patience_s)
             if self.error is None:  # else another process may speak under this name by now
-                self._teller.leave()
+                self._reporter.leave()
 
     @property
     def is_current_thread(self) -> bool:
@@ -174,7 +174,7 @@ class Heartbeat:
                         self._witness.check()
                 self._outage.over()
                 if self.pace is not None:
-                    self._teller.tell(self.pace)
+                    self._reporter.report(self.pace)
                     if self._peers is not None:
                         self._peers.look(self.pace.look().samples)
                 self._after_beat()
@@ -276,7 +276,7 @@ class LeaseRenewer(Heartbeat):
             before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
             are_lost = is_all_acknowledged()  # asked after that: what is acknowledged from now on was held before
             mine = _located(
-                list_held(self._client, self._open_keys(self._look_around()), self._who.group, self._who.member)
+                list_held(self._client, self._open_keys(self._snapshot()), self._who.group, self._who.member)
             )
             lost = [
                 (k, entry)
@@ -333,9 +333,9 @@ class LeaseRenewer(Heartbeat):
         with self._lock:
             began = self._clock()
             overdue_ms = int(self._lease_s * 1000 * OVERDUE_BEATS / BEATS_PER_LEASE)
-            outlook = self._look_around()
-            self._sign_off_ended(outlook)
-            keys = [key for key in self._open_keys(outlook) if key[1] <= self.horizon]
+            snapshot = self._snapshot()
+            self._sign_off_ended(snapshot)
+            keys = [key for key in self._open_keys(snapshot) if key[1] <= self.horizon]
             listed = _located(list_overdue(self._client, keys, self._who.group, overdue_ms))
             pending = [(key, entry) for key, entry in listed if not self._leases.holds(*key)]
             self._forget_after_stall(began)
@@ -343,10 +343,10 @@ class LeaseRenewer(Heartbeat):
             self._claim([c for c in claims if is_returned(c[1].member)], min_idle_ms=0)
             self._claim([c for c in claims if not is_returned(c[1].member)], min_idle_ms=int(self._lease_s * 900))
 
-    def _sign_off_ended(self, outlook: Outlook) -> None:
+    def _sign_off_ended(self, snapshot: PartitionSnapshot) -> None:
         group = self._who.group
-        ended = {m: inc for (g, m), inc in ended_members(outlook.roster, outlook.now_ms).items() if g == group}
-        keys = [(partition, epoch) for partition in self._who.stream.partitions for epoch in outlook.roster.epochs]
+        ended = {m: inc for (g, m), inc in ended_members(snapshot.roster, snapshot.now_ms).items() if g == group}
+        keys = [(partition, epoch) for partition in self._who.stream.partitions for epoch in snapshot.roster.epochs]
         for member, incarnation in ended.items():
             self._sign_off(replace(self._who, member=member, incarnation=incarnation), keys)
 
@@ -361,19 +361,19 @@ class LeaseRenewer(Heartbeat):
             count = sum(len(ids) for epochs in held.values() for ids in epochs.values())
             self._notify(f"member {ended.member!r} has ended on this host: its {count} entries are handed out again")
 
-    def _look_around(self) -> Outlook:
+    def _snapshot(self) -> PartitionSnapshot:
         """Look at the first partition: it hears of all first."""
-        outlook = look_around(self._client, self._who.stream, self._who.stream.partitions[0])
-        self.members = count_live(outlook.roster, self._who.group)
-        return outlook
+        snapshot = snapshot_partition(self._client, self._who.stream, self._who.stream.partitions[0])
+        self.members = count_live(snapshot.roster, self._who.group)
+        return snapshot
 
-    def _open_keys(self, outlook: Outlook) -> list[Keys]:
+    def _open_keys(self, snapshot: PartitionSnapshot) -> list[Keys]:
         """Return where entries of the group's open epochs may be pending.
 
         An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
         be settled, and would be handed out again and again.
         """
-        roster = outlook.roster
+        roster = snapshot.roster
         record = roster.groups.get(self._who.group)
         epochs = [
             epoch
@@ -381,7 +381,7 @@ class LeaseRenewer(Heartbeat):
             if record is not None
             and epoch >= record.first
             and (self._who.group, epoch) not in roster.closed
-            and outlook.states.get(epoch) != ABANDONED
+            and snapshot.states.get(epoch) != ABANDONED
         ]
         return [(partition, epoch) for partition in self._who.stream.partitions for epoch in epochs]
 

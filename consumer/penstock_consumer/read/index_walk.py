@@ -11,7 +11,7 @@ from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
 from penstock_common.stream.groups.positions import starts_of
-from penstock_common.stream.index import Indexes, Want
+from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
 from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
@@ -76,7 +76,7 @@ class IndexWalk:
         What lies below the position counts as committed.
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
-        self._name, self._indexes = stream.name, Indexes(client, stream, manifest.epoch)
+        self._name, self._indexes = stream.name, EpochIndexes(client, stream, manifest.epoch)
         self._known = KnownRecords()
         self._has_looked = False
         """Whether the last read told how far the walk's shard is, too."""
@@ -209,7 +209,7 @@ class IndexWalk:
         """Pieces that end there are not needed any more."""
         self._known.forget(below)
 
-    def _unknown(self, ranges: Iterable[Positions]) -> list[Want]:
+    def _unknown(self, ranges: Iterable[Positions]) -> list[IndexRange]:
         """Return what to ask for, or nothing where the first of the ranges is known."""
         todo = iter(ranges)
         first = next(todo, None)
@@ -242,7 +242,7 @@ class IndexWalk:
         self._read(list(self._wants(position, position + 1)))
         return self._known.at(position)
 
-    def _read(self, wants: Sequence[Want]) -> None:
+    def _read(self, wants: Sequence[IndexRange]) -> None:
         """Reads records, and how far the walk's shard is."""
         if not wants:
             return
@@ -253,7 +253,7 @@ class IndexWalk:
         self._has_looked = is_news and shard == self._shard
         self._take(wants, found.records)
 
-    def _take(self, wants: Sequence[Want], pages: Sequence[list[Record]]) -> None:
+    def _take(self, wants: Sequence[IndexRange], pages: Sequence[list[Record]]) -> None:
         """Keeps what was read."""
         for (shard, offset, _), page in zip(wants, pages, strict=True):
             size, start = self._size(shard), self._starts[shard]
@@ -268,7 +268,7 @@ class IndexWalk:
             for record in page:
                 self._known.add(IndexedPiece(start + record.first, shard, record))
 
-    def _wants(self, lo: int, hi: int) -> Iterator[Want]:
+    def _wants(self, lo: int, hi: int) -> Iterator[IndexRange]:
         """Return what to ask of each shard that has some of these positions."""
         while lo < hi and self._starts:
             shard, offset = self._place_of(lo)
@@ -276,7 +276,7 @@ class IndexWalk:
             end = hi - self._starts[shard] if size is None else min(hi - self._starts[shard], size)
             if offset >= end:
                 return
-            yield Want(shard, offset, self._count(end - offset))
+            yield IndexRange(shard, offset, self._count(end - offset))
             lo = self._starts[shard] + end
 
     def _pass(self, shard: int, lo: int, hi: int) -> None:

@@ -17,7 +17,7 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
-from penstock_common.explain.snapshot import look_around
+from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
 from penstock_common.server.scripts import load_script
@@ -232,12 +232,14 @@ class Member:
 
         Raises GroupFinished once every planned epoch was read.
         """
-        outlook = look_around(self.client, self.stream, self.stream.partitions[-1])  # the last to hear of a new epoch
-        known, last = outlook.first, outlook.roster
+        snapshot = snapshot_partition(
+            self.client, self.stream, self.stream.partitions[-1]
+        )  # the last to hear of a new epoch
+        known, last = snapshot.first, snapshot.roster
         self.members = count_live(known, self.who.group)
         closed = {epoch for group, epoch in known.closed if group == self.who.group}
         self._half_open = None
-        for epoch, state in outlook.states.items():
+        for epoch, state in snapshot.states.items():
             if epoch < self.first or epoch <= after or epoch in closed:
                 continue
             if epoch in last.epochs:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.checkup.findings import Finding, ok
-from penstock_common.explain.queues import PlainWorker
+from penstock_common.explain.queues import ForeignWorker
 
 
-def only_own_workers(found: Sequence[PlainWorker]) -> list[Finding]:
+def only_own_workers(found: Sequence[ForeignWorker]) -> list[Finding]:
     """Return a finding for each plain `rq worker`: it can do no job, and each that it takes is delayed."""
     if not found:
         return [ok("workers", "no other program takes jobs")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.checkup.findings import Finding, ok
 from penstock.watching.bottleneck import ALLOWED
 from penstock.watching.rates import seen, silent_hosts
-from penstock_common.explain.snapshot import Glance
+from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
@@ -23,7 +23,7 @@ SLOW = ("slow group", "producers", "no workers", "jobs", "reading", "memory")
 class StreamFacts:
     """The facts about one stream, and about its server as far as its promises need them."""
 
-    glance: Glance
+    snapshot: StreamSnapshot
     durability: str
     payload: str
     """The setting ``inline``, or ``segments:`` and a folder."""
@@ -71,11 +71,11 @@ def segments(facts: StreamFacts) -> Finding:
             f"this host can neither write nor read the stream's segments in {folder}: {facts.segments_trouble}",
             f"ls -ld {folder}; export PENSTOCK_SEGMENTS=/where/it/is/mounted",
         )  # fmt: skip
-    lacking = facts.glance.budget_bytes - facts.glance.held_bytes - facts.segments_free
+    lacking = facts.snapshot.budget_bytes - facts.snapshot.held_bytes - facts.segments_free
     if lacking > 0:
         return Finding(
             "segments", "error", f"{folder} has {readable_bytes(facts.segments_free)} left, and the budget allows "
-            f"{readable_bytes(facts.glance.budget_bytes - facts.glance.held_bytes)} more: writers will fail",
+            f"{readable_bytes(facts.snapshot.budget_bytes - facts.snapshot.held_bytes)} more: writers will fail",
             f"df -h {folder}; mount -o remount,size=... {folder}",
         )  # fmt: skip
     return ok("segments", f"{folder}, {readable_bytes(facts.segments_free)} free")
@@ -83,26 +83,26 @@ def segments(facts: StreamFacts) -> Finding:
 
 def absent_groups(facts: StreamFacts) -> Finding:
     """Check for groups without members: they hold the budget for a trainer that may never come."""
-    glance = facts.glance
+    snapshot = facts.snapshot
     absent = [
-        group for group in glance.groups
+        group for group in snapshot.groups
         if group.holds and group.lag_samples and not any(one.is_live for one in group.members)
     ]  # fmt: skip
     if not absent:
         return ok("absent groups", "none holds data")
     most = max(absent, key=lambda group: group.lag_bytes)
     return Finding(
-        "absent groups", "error" if glance.waiting else "warning",
+        "absent groups", "error" if snapshot.waiting else "warning",
         f"{', '.join(group.name for group in absent)}: nobody reads, and {readable_bytes(most.lag_bytes)} are kept for "
-        f"{most.name}" + ("; writers wait for that room" if glance.waiting else ""),
-        f"penstock groups drop {glance.name} {most.name}",
+        f"{most.name}" + ("; writers wait for that room" if snapshot.waiting else ""),
+        f"penstock groups drop {snapshot.name} {most.name}",
     )  # fmt: skip
 
 
 def silent_members(facts: StreamFacts) -> Finding:
     """Check for silent members: their entries go to others of their group, if there are any."""
-    silent = [(group.name, one) for group in facts.glance.groups for one in group.members if one.is_silent]
-    behind = {group.name for group in facts.glance.groups if group.kind == ORDERED and group.lag_samples}
+    silent = [(group.name, one) for group in facts.snapshot.groups for one in group.members if one.is_silent]
+    behind = {group.name for group in facts.snapshot.groups if group.kind == ORDERED and group.lag_samples}
     ranks = [f"{one.name} of {name}" for name, one in silent if name in behind]
     if ranks:
         return Finding(
@@ -121,42 +121,43 @@ def silent_members(facts: StreamFacts) -> Finding:
 
 def waiting_writers(facts: StreamFacts) -> Finding:
     """Check for waiting writers. For a while they are as intended."""
-    glance = facts.glance
-    if not glance.waiting or glance.waited_s < LONG_WAIT_S:
-        return ok("waiting writers", f"{len(glance.waiting)}")
-    count, verdict = len(glance.waiting), seen(None, glance)["bottleneck"]
+    snapshot = facts.snapshot
+    if not snapshot.waiting or snapshot.waited_s < LONG_WAIT_S:
+        return ok("waiting writers", f"{len(snapshot.waiting)}")
+    count, verdict = len(snapshot.waiting), seen(None, snapshot)["bottleneck"]
     return Finding(
         "waiting writers", "warning",
-        f"{count} wait{'s' if count == 1 else ''} for room, the longest for {glance.waited_s:.0f} s: {verdict['text']}",
-        verdict["remedy"] or f"penstock monitor {glance.name}",
+        f"{count} wait{'s' if count == 1 else ''} for room, "
+        f"the longest for {snapshot.waited_s:.0f} s: {verdict['text']}",
+        verdict["remedy"] or f"penstock monitor {snapshot.name}",
     )  # fmt: skip
 
 
 def pace(facts: StreamFacts) -> Finding:
     """Check the rate: a training that waits for its data is slow, whatever else is well."""
-    verdict = seen(None, facts.glance)["bottleneck"]
+    verdict = seen(None, facts.snapshot)["bottleneck"]
     if verdict["cause"] not in SLOW:
         return ok("pace", verdict["text"])
-    return Finding("pace", "note", verdict["text"], verdict["remedy"] or f"penstock monitor {facts.glance.name}")
+    return Finding("pace", "note", verdict["text"], verdict["remedy"] or f"penstock monitor {facts.snapshot.name}")
 
 
 def idle_workers(facts: StreamFacts) -> Finding:
     """Check for idle workers: they exist, and have no jobs, while epochs are not made."""
-    workers = facts.glance.paces.workers
+    workers = facts.snapshot.rates.workers
     idle = [name for name, told in workers.items() if told.shares.get("idle", 0.0) > 0.9]
-    unmade = [epoch.epoch for epoch in facts.glance.epochs if epoch.state in ("open", "sized")]
+    unmade = [epoch.epoch for epoch in facts.snapshot.epochs if epoch.state in ("open", "sized")]
     if idle and unmade and len(idle) == len(workers):
         return Finding(
             "workers", "warning",
             f"all {len(idle)} workers have no jobs, and epochs {', '.join(map(str, unmade))} are not made: "
-            "their production ended?", f"penstock produce ... --stream {facts.glance.name}",
+            "their production ended?", f"penstock produce ... --stream {facts.snapshot.name}",
         )  # fmt: skip
     return ok("workers", f"{len(workers)} at work")
 
 
 def silent_workers(facts: StreamFacts) -> Finding:
     """Check for silent hosts: one that lost its power reports nothing, and other workers have its jobs."""
-    silent = silent_hosts(facts.glance)
+    silent = silent_hosts(facts.snapshot)
     if not silent:
         return ok("silent workers", "none")
     named = ", ".join(f"{one['workers']} of {one['host']} ({one['seen_s']:.0f} s)" for one in silent)
@@ -168,14 +169,14 @@ def silent_workers(facts: StreamFacts) -> Finding:
 
 def bad_samples(facts: StreamFacts) -> Finding:
     """Check for bad samples, which training goes without."""
-    bad = sum(epoch.bad for epoch in facts.glance.epochs)
-    dead = sum(group.dead_letters for group in facts.glance.groups)
+    bad = sum(epoch.bad for epoch in facts.snapshot.epochs)
+    dead = sum(group.dead_letters for group in facts.snapshot.groups)
     if dead:
         return Finding("bad samples", "warning", f"{dead} entries could not be read, {bad} samples not made",
-                       f"penstock bad list {facts.glance.name}")  # fmt: skip
+                       f"penstock bad list {facts.snapshot.name}")  # fmt: skip
     if bad:
         return Finding("bad samples", "note", f"{bad} samples could not be made",
-                       f"penstock bad list {facts.glance.name}")  # fmt: skip
+                       f"penstock bad list {facts.snapshot.name}")  # fmt: skip
     return ok("bad samples", "none")
 
 

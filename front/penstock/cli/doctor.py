@@ -56,9 +56,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with connect(url_of(args)) as client:
         server, streams, damaged = _facts(client, args)
         found = [("server", one) for one in check_server(server)]
-        found += [(f"stream {facts.glance.name}", one) for facts in streams for one in check_stream(facts)]
+        found += [(f"stream {facts.snapshot.name}", one) for facts in streams for one in check_stream(facts)]
         found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
-        found += [("queue", one) for one in _queue(args, [facts.glance.name for facts in streams])]
+        found += [("queue", one) for one in _queue(args, [facts.snapshot.name for facts in streams])]
         found = [(of, replace(one, mend=typed(one.mend, args, client))) for of, one in found]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
@@ -77,7 +77,7 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
     if not missing_rights(client):  # else there is nothing to be read
         names = [args.stream] if args.stream else list_streams(client)
     streams, damaged = look_at_each(names, lambda name: _stream(client, name))
-    inline = [facts.glance for facts in streams if facts.payload == "inline"]
+    inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
     budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
     return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams, damaged
 
@@ -87,14 +87,14 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
     from penstock.checkup.findings import Finding
     from penstock.checkup.queue_rules import only_own_workers
     from penstock_common.errors import PenstockError
-    from penstock_common.explain.queues import plain_workers, queue_names
+    from penstock_common.explain.queues import find_foreign_workers, queue_names
     from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.commands import Refused
 
     try:
         with connect(args.queue_url or Settings.from_environment().named_queue_url or url_of(args)) as client:
-            return only_own_workers(plain_workers(client, queue_names(args.queue, streams)))
+            return only_own_workers(find_foreign_workers(client, queue_names(args.queue, streams)))
     except (PenstockError, Refused) as error:
         return [Finding("workers", "note", f"who works on queue {args.queue!r} is not known: {error}")]
 
@@ -102,7 +102,7 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
 def _stream(client: Client, name: str) -> StreamFacts:
     from penstock.checkup.stream_rules import StreamFacts
     from penstock_common.errors import SegmentsUnseen
-    from penstock_common.explain.monitor import Onlooker
+    from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.segments.plane import folder_of
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.checkup import following, has_waitaof
@@ -119,7 +119,8 @@ def _stream(client: Client, name: str) -> StreamFacts:
         except SegmentsUnseen as error:
             seen, trouble = False, str(error)
     return StreamFacts(
-        glance=Onlooker(client, name).look(), durability=stream.durability, payload=stream.payload, is_aof=is_aof,
+        snapshot=StreamMonitor(client, name).snapshot(),
+        durability=stream.durability, payload=stream.payload, is_aof=is_aof,
         has_waitaof=has_waitaof(client), replicas=replicas, segments_seen=seen, segments_free=free,
         segments_trouble=trouble,
     )  # fmt: skip

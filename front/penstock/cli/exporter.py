@@ -14,8 +14,8 @@ from penstock.cli.interrupts import end_by_signals
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.watching.exposition import Streams
-    from penstock_common.explain.monitor import Onlooker
-    from penstock_common.explain.queues import QueuesGlance
+    from penstock_common.explain.monitor import StreamMonitor
+    from penstock_common.explain.queues import QueueSnapshot
     from penstock_common.stream.commands import Client
 
 NAME = "exporter"
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     streams, registry = Streams(), CollectorRegistry()
     with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
-        onlookers: dict[str, Onlooker] = {}
-        damaged = _tell(look(client, args.stream, onlookers, streams), {}, console)
-        streams.queues = jobs.look(streams.glances)
+        monitors: dict[str, StreamMonitor] = {}
+        damaged = _tell(look(client, args.stream, monitors, streams), {}, console)
+        streams.take_queues(jobs.look(streams.snapshots))
         registry.register(streams)
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(LOOK_S)
-                damaged = _tell(look(client, args.stream, onlookers, streams), damaged, console)
-                streams.queues = jobs.look(streams.glances)
+                damaged = _tell(look(client, args.stream, monitors, streams), damaged, console)
+                streams.take_queues(jobs.look(streams.snapshots))
         except KeyboardInterrupt:
             return 0
         finally:
@@ -97,15 +97,15 @@ class QueueMetrics:
         self._queue: str = args.queue
         self._client: Client | None = None
 
-    def look(self, names: Iterable[str]) -> QueuesGlance | None:
+    def look(self, names: Iterable[str]) -> QueueSnapshot | None:
         """Count the jobs of the queues that these streams may have; None while the server is away."""
         from penstock_common.errors import ServerUnavailable
-        from penstock_common.explain.queues import look_at_queues, queue_names
+        from penstock_common.explain.queues import queue_names, snapshot_queues
         from penstock_common.stream.client import connect
 
         try:
             self._client = self._client or connect(self._url)
-            return look_at_queues(self._client, queue_names(self._queue, names))
+            return snapshot_queues(self._client, queue_names(self._queue, names))
         except ServerUnavailable:
             return None
 
@@ -117,29 +117,29 @@ class QueueMetrics:
             self._client.close()
 
 
-def look(client: Client, wanted: Sequence[str], onlookers: dict[str, Onlooker], streams: Streams) -> dict[str, str]:
+def look(client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonitor], streams: Streams) -> dict[str, str]:
     """Take one round. Streams that are not there, or damaged, are left out; a server that is away leaves all out.
 
     Returns:
         Of each damaged stream, name -> what is wrong.
     """
     from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
-    from penstock_common.explain.monitor import Onlooker
+    from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.stream.streams import list_streams
 
-    glances, damaged = {}, {}
+    snapshots, damaged = {}, {}
     try:
         for name in wanted or list_streams(client):
             try:
-                glances[name] = onlookers.setdefault(name, Onlooker(client, name)).look()
+                snapshots[name] = monitors.setdefault(name, StreamMonitor(client, name)).snapshot()
             except StreamNotFound:
-                onlookers.pop(name, None)
+                monitors.pop(name, None)
             except DamagedKey as error:
-                del onlookers[name]  # in the midst of a look
+                del monitors[name]  # in the midst of a look
                 damaged[name] = str(error)
-        streams.glances, streams.is_up = glances, True
+        streams.take(snapshots)
     except ServerUnavailable:
-        streams.glances, streams.is_up = {}, False
+        streams.take(None)
     return damaged
 
 

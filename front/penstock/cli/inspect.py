@@ -143,14 +143,14 @@ def _print_reasons(view: StreamView, console: Console) -> None:
 
 
 def _load(view: StreamView) -> StreamLoad:
-    from penstock_common.stream.reported_rates import Paces, Told
+    from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
     from penstock_producer.jobs.autoscaler import load_of
 
-    def told(of: dict[str, Any]) -> Told:
-        return Told(of["rate"], {kind: of[kind] for kind in ("busy", "room", "idle") if kind in of})
+    def told(of: dict[str, Any]) -> ReportedRate:
+        return ReportedRate(of["rate"], {kind: of[kind] for kind in ("busy", "room", "idle") if kind in of})
 
     trainers = {(one["group"], one["member"]): told(one) for one in view.trainers}
-    return load_of(Paces({one["name"]: told(one) for one in view.workers}, trainers, {}))
+    return load_of(ReportedRates({one["name"]: told(one) for one in view.workers}, trainers, {}))
 
 
 def _staffing(view: StreamView) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.cli import STREAM_NAME, add_json, add_url, seconds, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.explain.snapshot import Glance
+    from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
 NAME = "monitor"
@@ -64,19 +64,19 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     """Yield a record for each stream, every so many seconds. The first has no rates; a damaged stream has `error`."""
     from penstock.watching.rates import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
-    from penstock_common.explain.monitor import Onlooker
+    from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.stream.streams import list_streams
 
     name: str | None = args.stream
-    onlookers: dict[str, Onlooker] = {}
-    before: dict[str, Glance] = {}
+    monitors: dict[str, StreamMonitor] = {}
+    before: dict[str, StreamSnapshot] = {}
     due = time.monotonic()
     while True:
         records: list[dict[str, Any]] = []
         for each in [name] if name is not None else list_streams(client):
-            onlooker = onlookers.setdefault(each, Onlooker(client, each))
+            monitor = monitors.setdefault(each, StreamMonitor(client, each))
             try:
-                glance = onlooker.look()
+                snapshot = monitor.snapshot()
             except StreamNotFound:
                 if name is not None:
                     raise
@@ -85,12 +85,12 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
                 if name is not None:
                     raise
                 records.append({"stream": each, "error": str(error)})
-                del onlookers[each]  # in the midst of a look
+                del monitors[each]  # in the midst of a look
                 continue
-            records.append(seen(before.get(each), glance))
+            records.append(seen(before.get(each), snapshot))
             found = records[-1]["bottleneck"]
             found["remedy"] = typed(found["remedy"], args, client)
-            before[each] = glance
+            before[each] = snapshot
         yield records
         due = max(due + args.every, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))

@@ -12,7 +12,7 @@ from penstock.cli import add_stream, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock_common.stream.index import Written
+    from penstock_common.stream.index import WrittenBlock
 
 NAME = "tail"
 HELP = "follow what is written to a stream: a line for each entry, no payloads"
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print entries until Ctrl-C."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.index import Tail
+    from penstock_common.stream.index import IndexTail
 
     with connect(url_of(args)) as client:
-        tail = Tail(client, args.stream)
+        tail = IndexTail(client, args.stream)
         _print(tail.last(max(0, args.last)), args, console)
         try:
             while not args.once:
@@ -53,12 +53,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _print(written: list[Written], args: argparse.Namespace, console: Console) -> None:
+def _print(written: list[WrittenBlock], args: argparse.Namespace, console: Console) -> None:
     for one in written:
         console.line(json.dumps({"stream": args.stream, **asdict(one)}) if args.json else _line(one))
 
 
-def _line(one: Written) -> str:
+def _line(one: WrittenBlock) -> str:
     from penstock_common.stream.servers.suitability import readable_bytes
 
     where = f"epoch {one.epoch} shard {one.shard} [{one.first}, {one.end})"

@@ -1,4 +1,4 @@
-"""The metrics that Prometheus reads of streams: a table in base units, filled from glances. The command serves it.
+"""The metrics that Prometheus reads of streams: a table in base units, filled from snapshots. The command serves it.
 
 Labels are few: stream, group, the state of epochs, the host of workers. Members, and epochs by number, would grow for
 ever.
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.watching.rates import hosts, silent_hosts, waits
-from penstock_common.explain.queues import QueuesGlance
-from penstock_common.explain.snapshot import Glance, GroupGlance
+from penstock_common.explain.queues import QueueSnapshot
+from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.extras import needed
 from penstock_common.stream.groups.roster import WHYS
 from penstock_producer.jobs.autoscaler import load_of, shown
@@ -33,55 +33,55 @@ class MetricSpec:
 
     name: str
     help: str
-    values: Callable[[Glance], Found]
+    values: Callable[[StreamSnapshot], Found]
     labels: Labels = ()
     is_counter: bool = False
 
 
-def _one(value: Callable[[Glance], float | None]) -> Callable[[Glance], Found]:
-    return lambda glance: [((), value(glance))]
+def _one(value: Callable[[StreamSnapshot], float | None]) -> Callable[[StreamSnapshot], Found]:
+    return lambda snapshot: [((), value(snapshot))]
 
 
-def _groups(value: Callable[[Glance, GroupGlance], float | None]) -> Callable[[Glance], Found]:
-    return lambda glance: [((group.name,), value(glance, group)) for group in glance.groups]
+def _groups(value: Callable[[StreamSnapshot, GroupSnapshot], float | None]) -> Callable[[StreamSnapshot], Found]:
+    return lambda snapshot: [((group.name,), value(snapshot, group)) for group in snapshot.groups]
 
 
-def _states(glance: Glance) -> Found:
-    return [((state,), sum(epoch.state == state for epoch in glance.epochs)) for state in STATES]
+def _states(snapshot: StreamSnapshot) -> Found:
+    return [((state,), sum(epoch.state == state for epoch in snapshot.epochs)) for state in STATES]
 
 
-def _hosts(kind: str) -> Callable[[Glance], Found]:
-    return lambda glance: [((one["host"],), one[kind]) for one in hosts(glance)]
+def _hosts(kind: str) -> Callable[[StreamSnapshot], Found]:
+    return lambda snapshot: [((one["host"],), one[kind]) for one in hosts(snapshot)]
 
 
-def _silent_hosts(glance: Glance) -> Found:
-    return [((one["host"],), one["workers"]) for one in silent_hosts(glance)]
+def _silent_hosts(snapshot: StreamSnapshot) -> Found:
+    return [((one["host"],), one["workers"]) for one in silent_hosts(snapshot)]
 
 
-def _reasons(glance: Glance) -> Found:
-    whys = [waiter.why for waiter in glance.waiting.values()]
+def _reasons(snapshot: StreamSnapshot) -> Found:
+    whys = [waiter.why for waiter in snapshot.waiting.values()]
     return [((why,), whys.count(why)) for why in WHYS]
 
 
-def _wished(glance: Glance) -> float | None:
-    return shown(load_of(glance.paces))
+def _wished(snapshot: StreamSnapshot) -> float | None:
+    return shown(load_of(snapshot.rates))
 
 
-def _wait_ratio(glance: Glance, group: GroupGlance) -> float | None:
-    told = [part for (name, _), one in glance.paces.trainers.items()
+def _wait_ratio(snapshot: StreamSnapshot, group: GroupSnapshot) -> float | None:
+    told = [part for (name, _), one in snapshot.rates.trainers.items()
             if name == group.name and (part := waits(one)) is not None]  # fmt: skip
     return sum(told) / len(told) if told else None
 
 
-def _silent(glance: Glance, group: GroupGlance) -> float:
+def _silent(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
     return sum(member.is_silent for member in group.members)
 
 
-def _orphaned(glance: Glance, group: GroupGlance) -> float:
+def _orphaned(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
     return sum(member.pending_entries for member in group.members if member.is_silent)
 
 
-def _living(glance: Glance, group: GroupGlance) -> float:
+def _living(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
     return sum(member.is_live for member in group.members)
 
 
@@ -188,7 +188,7 @@ QUEUE_TABLE = {
 """Kind of job -> metric and help."""
 
 
-def queue_metrics(queues: QueuesGlance | None) -> Iterator[Metric]:
+def queue_metrics(queues: QueueSnapshot | None) -> Iterator[Metric]:
     """Yield the facts about the queue's server, or None if it is away."""
     yield GaugeMetricFamily("penstock_queue_up", "1 if the queue's server answered last.", value=queues is not None)
     if queues is None:
@@ -205,22 +205,30 @@ def queue_metrics(queues: QueuesGlance | None) -> Iterator[Metric]:
 
 
 class Streams(Collector):
-    """The metrics of the last glances."""
+    """The metrics of the last snapshots."""
 
     def __init__(self) -> None:
-        self.glances: Mapping[str, Glance] = {}
-        """The glances, replaced as a whole after each round of looks, and empty while the server is away."""
+        self.snapshots: Mapping[str, StreamSnapshot] = {}
+        """The snapshots, replaced as a whole after each round of looks, and empty while the server is away."""
         self.is_up = False
-        self.queues: QueuesGlance | None = None
+        self.queues: QueueSnapshot | None = None
         """The queue's server, replaced at each look, or None while it is away."""
+
+    def take(self, snapshots: Mapping[str, StreamSnapshot] | None) -> None:
+        """Take a round of snapshots by stream, or None while the server is away."""
+        self.snapshots, self.is_up = snapshots or {}, snapshots is not None
+
+    def take_queues(self, queues: QueueSnapshot | None) -> None:
+        """Take a snapshot of the queues, or None while their server is away."""
+        self.queues = queues
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
-        glances = list(self.glances.values())
+        snapshots = list(self.snapshots.values())
         yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
         yield from queue_metrics(self.queues)
-        if glances:
-            memory = glances[0].memory
+        if snapshots:
+            memory = snapshots[0].memory
             yield GaugeMetricFamily("penstock_server_used_bytes", "The server's memory.", value=memory.used_bytes)
             yield GaugeMetricFamily(
                 "penstock_server_limit_bytes", "Its maxmemory, 0 for none.", value=memory.limit_bytes
@@ -229,8 +237,8 @@ class Streams(Collector):
             family = (CounterMetricFamily if line.is_counter else GaugeMetricFamily)(
                 line.name, line.help, labels=["stream", *line.labels]
             )
-            for glance in glances:
-                for labels, value in line.values(glance):
+            for snapshot in snapshots:
+                for labels, value in line.values(snapshot):
                     if value is not None:
-                        family.add_metric([glance.name, *labels], float(value))
+                        family.add_metric([snapshot.name, *labels], float(value))
             yield family

@@ -1,4 +1,4 @@
-"""Rates from two glances, and the record that the monitor shows, also as JSON. Pure."""
+"""Rates from two snapshots, and the record that the monitor shows, also as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
-from penstock_common.explain.snapshot import Glance, GroupGlance
+from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED, rank_member
-from penstock_common.stream.reported_rates import Told
+from penstock_common.stream.reported_rates import ReportedRate
 from penstock_producer.jobs.autoscaler import load_of, shown
 
 
@@ -17,14 +17,14 @@ def rate(before: float, now: float, seconds: float) -> float | None:
     return (now - before) / seconds if seconds > 0 and now >= before else None
 
 
-def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
-    """Return one stream: rates between two glances (None without a former one), and the verdict."""
+def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
+    """Return one stream: rates between two snapshots (None without a former one), and the verdict."""
     if before is not None and before.id != now.id:
         before = None
     seconds = now.at_s - before.at_s if before is not None else 0.0
     earlier = {group.name: group for group in before.groups} if before is not None else {}
     groups = [_group(now, group, earlier.get(group.name), seconds) for group in now.groups]
-    load = load_of(now.paces)
+    load = load_of(now.rates)
     record: dict[str, Any] = {
         "stream": now.name,
         "id": now.id,
@@ -58,8 +58,8 @@ def seen(before: Glance | None, now: Glance) -> dict[str, Any]:
     return record
 
 
-def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds: float) -> dict[str, Any]:
-    told = {member: pace for (name, member), pace in now.paces.trainers.items() if name == group.name}
+def _group(now: StreamSnapshot, group: GroupSnapshot, before: GroupSnapshot | None, seconds: float) -> dict[str, Any]:
+    told = {member: pace for (name, member), pace in now.rates.trainers.items() if name == group.name}
     return {
         "name": group.name, "kind": group.kind, "declared": group.declared, "holds": group.holds,
         "out": {
@@ -84,15 +84,15 @@ def _group(now: Glance, group: GroupGlance, before: GroupGlance | None, seconds:
     }  # fmt: skip
 
 
-def waits(told: Told | None) -> float | None:
+def waits(told: ReportedRate | None) -> float | None:
     """Return the part of the last ten seconds in which a training loop waited for batches, or None without a report."""
-    return round(1.0 - told.lately.get("training", 0.0), 3) if told is not None and told.lately else None
+    return round(1.0 - told.recent.get("training", 0.0), 3) if told is not None and told.recent else None
 
 
-def hosts(now: Glance) -> list[dict[str, Any]]:
+def hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
     """Return the worker processes by host: a worker's name is ``host.token``."""
-    hosts: dict[str, list[Told]] = {}
-    for name, told in now.paces.workers.items():
+    hosts: dict[str, list[ReportedRate]] = {}
+    for name, told in now.rates.workers.items():
         hosts.setdefault(_host_of(name), []).append(told)
     found = []
     for host, workers in sorted(hosts.items()):
@@ -105,14 +105,14 @@ def hosts(now: Glance) -> list[dict[str, Any]]:
     return found
 
 
-def silent_hosts(now: Glance) -> list[dict[str, Any]]:
+def silent_hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
     """Return the hosts without a recent report of any worker, though none signed off.
 
     One worker that died beside others is no news: its fleet replaces it. Nobody else reports a host that is gone.
     """
     living = {host["host"] for host in hosts(now)}
     silent: dict[str, list[float]] = {}
-    for name, seen_s in now.paces.silent.items():
+    for name, seen_s in now.rates.silent.items():
         silent.setdefault(_host_of(name), []).append(seen_s)
     return [
         {"host": host, "workers": len(ages), "seen_s": round(min(ages), 1)}
@@ -125,14 +125,14 @@ def _host_of(worker: str) -> str:
     return worker.rpartition(".")[0] or worker
 
 
-def verdict(now: Glance, worker_rate: float | None, wished: int | None) -> Verdict:
-    """Return what limits the stream, by the glance."""
+def verdict(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Verdict:
+    """Return what limits the stream, by the snapshot."""
     return judge(situation(now, worker_rate, wished))
 
 
-def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Situation:
+def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Situation:
     """Return the few facts that the rule uses."""
-    load = load_of(now.paces)
+    load = load_of(now.rates)
     return Situation(
         stream=now.name,
         held_bytes=now.held_bytes,
@@ -157,19 +157,19 @@ def situation(now: Glance, worker_rate: float | None, wished: int | None) -> Sit
     )
 
 
-def _share(now: Glance, kind: str) -> float:
+def _share(now: StreamSnapshot, kind: str) -> float:
     """Return the mean part of the workers' last ten seconds that went into this kind of waiting."""
-    told = [one.lately for one in now.paces.workers.values() if one.lately]
+    told = [one.recent for one in now.rates.workers.values() if one.recent]
     return sum(each.get(kind, 0.0) for each in told) / len(told) if told else 0.0
 
 
-def _is_all_made(now: Glance) -> bool:
+def _is_all_made(now: StreamSnapshot) -> bool:
     ended = all(epoch.state in ("produced", "abandoned") for epoch in now.epochs)
     return ended and now.final is not None and now.next_epoch >= now.final
 
 
-def _trainers(now: Glance, group: GroupGlance) -> Trainers:
-    mine = [told for (name, _), told in now.paces.trainers.items() if name == group.name]
+def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> Trainers:
+    mine = [told for (name, _), told in now.rates.trainers.items() if name == group.name]
     waiting = [part for told in mine if (part := waits(told)) is not None]
     is_ordered = group.kind == ORDERED
     there = {member.name for member in group.members}
@@ -186,7 +186,7 @@ def _trainers(now: Glance, group: GroupGlance) -> Trainers:
         lag_samples=group.lag_samples,
         lag_bytes=group.lag_bytes,
         pending=group.pending_entries,
-        demand=load_of(now.paces).demand.get(group.name),
+        demand=load_of(now.rates).demand.get(group.name),
         is_ordered=is_ordered,
         missing=tuple(rank for rank in range(group.world) if rank_member(rank) not in there and group.lag_samples),
         silent=tuple((one.name, one.liveness.unseen_s, one.pending_entries) for one in silent),

@@ -14,7 +14,13 @@ from statistics import fmean
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.reported_rates import FleetReport, Paces, Teller, fleet_field, load_paces
+from penstock_common.stream.reported_rates import (
+    FleetReport,
+    RateReporter,
+    ReportedRates,
+    fleet_field,
+    load_reported_rates,
+)
 from penstock_common.stream.streams import find_stream
 
 LOOK_S = 2.0
@@ -41,7 +47,7 @@ class Autoscaler:
         self._client: Client = connect(url)
         self._name, self._most, self._streams, self._clock = name, most, streams, clock
         self._staffing = WorkerTarget(most=1 << 16)  # for all fleets together; each has its own limit
-        self._tellers: dict[str, Teller] = {}
+        self._reporters: dict[str, RateReporter] = {}
         """Stream id -> what reports there how many processes this fleet has."""
         self._known: dict[str, float] = {}
         """Name of a stream -> when a job of it was seen last."""
@@ -62,8 +68,8 @@ class Autoscaler:
     def close(self) -> None:
         """End the fleet's reports without waiting for a server."""
         self._client.hurry(0.0, LEAVE_S)
-        for teller in self._tellers.values():
-            teller.leave()
+        for reporter in self._reporters.values():
+            reporter.leave()
         self._client.close()
 
     def _decide(self, now: int) -> int:
@@ -82,7 +88,7 @@ class Autoscaler:
         self._known = {name: seen for name, seen in self._known.items() if now - seen < REMEMBER_S}
         return sorted(self._known)
 
-    def _hear(self, name: str, now: int) -> Paces:
+    def _hear(self, name: str, now: int) -> ReportedRates:
         try:
             stream = find_stream(self._client, name)
         except ServerUnavailable:
@@ -90,10 +96,10 @@ class Autoscaler:
         except PenstockError:
             stream = None  # no name, or a damaged key: the process that works on the stream reports it
         if stream is None:
-            return Paces({}, {}, {})
-        teller = self._tellers.setdefault(stream.id, Teller(self._client, stream, fleet_field(self._name)))
-        teller.say({"most": self._most, "now": now})
-        return load_paces(self._client, stream)
+            return ReportedRates({}, {}, {})
+        reporter = self._reporters.setdefault(stream.id, RateReporter(self._client, stream, fleet_field(self._name)))
+        reporter.send({"most": self._most, "now": now})
+        return load_reported_rates(self._client, stream)
 
 
 HELD_UP_SHARE = 0.02
@@ -155,7 +161,7 @@ class StreamLoad:
         return ", ".join(parts) or f"{self.streams} streams are served"
 
 
-def load_of(paces: Paces) -> StreamLoad:
+def load_of(paces: ReportedRates) -> StreamLoad:
     """Add up what all workers and trainers reported."""
     demand: dict[str, float] = {}
     for (group, _), told in paces.trainers.items():

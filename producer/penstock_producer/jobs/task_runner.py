@@ -24,7 +24,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
-from penstock_common.stream.reported_rates import TELL_S, Teller, worker_field
+from penstock_common.stream.reported_rates import REPORT_EVERY_S, RateReporter, worker_field
 from penstock_common.stream.streams import Stream, find_stream, is_released
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
@@ -379,7 +379,7 @@ class MeteredTaskRunner(TaskRunner):
         self._counted = 0
         """The samples of this run that the rate has counted."""
         self._ending = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._reporting: threading.Thread | None = None
 
     def produce(self, task: ShardTask, report: JobReport) -> None:
         """See `TaskRunner.produce`."""
@@ -418,33 +418,33 @@ class MeteredTaskRunner(TaskRunner):
     def leave(self) -> None:
         """Note that the worker ends, so that its rate is no longer reported."""
         self._ending.set()
-        if self._teller is not None:
-            self._teller.join(timeout=TELL_S)
+        if self._reporting is not None:
+            self._reporting.join(timeout=REPORT_EVERY_S)
 
     def _begin_telling(self) -> None:
         assert self._writer is not None
         self._stream = self._writer.stream
-        if self._teller is None:
-            self._teller = threading.Thread(target=self._tell_on, name="penstock-pace", daemon=True)
-            self._teller.start()
+        if self._reporting is None:
+            self._reporting = threading.Thread(target=self._report_on, name="penstock-pace", daemon=True)
+            self._reporting.start()
 
-    def _tell_on(self) -> None:
+    def _report_on(self) -> None:
         """Report on a connection of its own, because the writer's may wait for a server or be closed."""
-        teller: Teller | None = None
+        reporter: RateReporter | None = None
         client: Client | None = None
-        while not self._ending.wait(TELL_S):
+        while not self._ending.wait(REPORT_EVERY_S):
             stream = self._stream
             assert stream is not None
             try:
                 client = client or connect(self._url)
             except PenstockError:
                 continue  # a worker with a job will report it
-            if teller is None or teller.stream.id != stream.id:
-                if teller is not None:
-                    teller.leave()
-                teller = Teller(client, stream, worker_field(self._name))
-            teller.tell(self.pace)
-        if teller is not None:
-            teller.leave()
+            if reporter is None or reporter.stream.id != stream.id:
+                if reporter is not None:
+                    reporter.leave()
+                reporter = RateReporter(client, stream, worker_field(self._name))
+            reporter.report(self.pace)
+        if reporter is not None:
+            reporter.leave()
         if client is not None:
             client.close()

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
-from penstock_common.explain.snapshot import look_around
+from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import (
     Roster,
     expire_silent,
+    fetch_rosters,
     find_silent,
     forget_consumers,
     load_roster,
-    look_at_rosters,
     parse_roster,
 )
 from penstock_common.stream.keys import PartitionKeys
@@ -203,7 +203,7 @@ def clean_up(
     if found is None or found.id != stream.id:
         raise deleted(client, stream)
     expired = _expire_vanished(client, stream, SILENT_MS if silent_ms is None else silent_ms, notify)
-    now_ms, told = look_at_rosters(client, stream)
+    now_ms, told = fetch_rosters(client, stream)
     rosters = [parse_roster(client, *one) for one in zip(stream.partitions, told, strict=True)]
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
         unlink_epoch(client, stream, epoch, manifest_id)
@@ -237,7 +237,7 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
     It looks twice. After a jump of the server's clock every member looks silent until it renews a second later.
     """
     expired: set[str] = set()
-    now_ms, told = look_at_rosters(client, stream)
+    now_ms, told = fetch_rosters(client, stream)
     pairs = list(zip(stream.partitions, told, strict=True))
     looked = [find_silent(partition, reply, now_ms - silent_ms) for partition, reply in pairs]
     if any(looked):
@@ -312,7 +312,7 @@ class Cleaner:
     def free_bytes(self, need_bytes: int) -> int:
         """Try to free that many payload bytes and a little more; return the bytes freed."""
         self._stream_cleanup.clean_up()
-        seen = look_around(self._client, self._stream, self._partition)
+        seen = snapshot_partition(self._client, self._stream, self._partition)
         roster, first, states = seen.roster, seen.first, seen.states
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():

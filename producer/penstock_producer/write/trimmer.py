@@ -18,7 +18,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, Record, index_ends, trim_entries
 from penstock_common.stream.groups.ledger import bits_of_shards
 from penstock_common.stream.groups.roster import Roster
-from penstock_common.stream.index import Indexes, Want
+from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
 from penstock_common.stream.streams import Stream
@@ -149,11 +149,11 @@ class Trimmer:
         """Remove acknowledged entries of some shards, the lowest first, a page at a time."""
         epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
         todo = self._acknowledged(roster, groups, memory, ends)
-        indexes = Indexes(self._client, self._stream, epoch)
+        indexes = EpochIndexes(self._client, self._stream, epoch)
         for shard in todo:
             memory.gone.setdefault(shard, set())
         while todo and freed < need:
-            found = indexes.read([Want(shard, one.read, size) for shard, one in todo.items()]).records
+            found = indexes.read([IndexRange(shard, one.read, size) for shard, one in todo.items()]).records
             pages = dict(zip(todo, found, strict=True))
             while freed < need and (plan := _plan(pages, todo, memory.gone, need - freed)):
                 removed = [record for _, record in plan]

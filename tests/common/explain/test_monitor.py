@@ -10,8 +10,8 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.explain.monitor import Onlooker
-from penstock_common.explain.snapshot import Glance, inspect_stream
+from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.snapshot import StreamSnapshot, inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_producer.write.writer import EpochWriter
@@ -33,12 +33,12 @@ def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
             part.quarantine("truncated")
 
 
-def agrees(glance: Glance, view: Any) -> None:
-    """What an onlooker has added up is what `penstock inspect` counts from nothing."""
-    assert glance.held_bytes == view.bytes
-    seen = [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in glance.epochs]
+def agrees(snapshot: StreamSnapshot, view: Any) -> None:
+    """What an monitor has added up is what `penstock inspect` counts from nothing."""
+    assert snapshot.held_bytes == view.bytes
+    seen = [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in snapshot.epochs]
     assert seen == [(e.epoch, e.state, e.planned, e.committed, e.bad, e.bytes) for e in view.epochs]
-    mine = [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in glance.groups]
+    mine = [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in snapshot.groups]
     assert mine == [(g.name, g.lag_entries, g.lag_samples, g.pending_entries, g.dead_letters) for g in view.groups]
 
 
@@ -53,41 +53,41 @@ def take(url: str, group: str, batches: int, **how: Any) -> None:
 def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer: penstock.Writer) -> None:
     """Whoever compares the monitor with inspect finds the same, whatever came between two looks."""
     with connect(url) as client:
-        early = Onlooker(client, "train")
+        early = StreamMonitor(client, "train")
 
-        def both_agree() -> Glance:
+        def both_agree() -> StreamSnapshot:
             view = inspect_stream(client, "train")
-            agrees(Onlooker(client, "train").look(), view)
-            glance = early.look()
-            agrees(glance, view)
-            return glance
+            agrees(StreamMonitor(client, "train").snapshot(), view)
+            snapshot = early.snapshot()
+            agrees(snapshot, view)
+            return snapshot
 
         both_agree()
         with writer.epoch(sizes=[10, 10, 10]) as epoch:
             write(epoch, 0, 10)
             write(epoch, 1, 8, bad=2)
-            glance = both_agree()
-            assert (glance.made_samples, glance.made_bytes, glance.groups) == (18, 18_000, ())
+            snapshot = both_agree()
+            assert (snapshot.made_samples, snapshot.made_bytes, snapshot.groups) == (18, 18_000, ())
             take(url, "resnet", 2)
-            glance = both_agree()
-            unread = glance.groups[0].lag_samples
-            assert glance.epochs[0].read == {"resnet": 20 - unread}
+            snapshot = both_agree()
+            unread = snapshot.groups[0].lag_samples
+            assert snapshot.epochs[0].read == {"resnet": 20 - unread}
             write(epoch, 2, 10)
             take(url, "late", 1)  # has before it what was forgotten
             both_agree()
             take(url, "ranks", 1, order="canonical", rank=0, world_size=1)
             both_agree()
         take(url, "resnet", 100)
-        glance = both_agree()
-        resnet = next(group for group in glance.groups if group.name == "resnet")
-        assert (glance.made_samples, resnet.given_samples, resnet.lag_s) == (28, unread + 10, 0.0)
+        snapshot = both_agree()
+        resnet = next(group for group in snapshot.groups if group.name == "resnet")
+        assert (snapshot.made_samples, resnet.given_samples, resnet.lag_s) == (28, unread + 10, 0.0)
         with writer.epoch(sizes=[5]) as second:
             write(second, 0, 5)
         take(url, "resnet", 100)
-        glance = both_agree()
-        resnet = next(group for group in glance.groups if group.name == "resnet")
-        assert (glance.made_samples, resnet.given_samples) == (33, unread + 15)
-        late = next(group for group in glance.groups if group.name == "late")
+        snapshot = both_agree()
+        resnet = next(group for group in snapshot.groups if group.name == "resnet")
+        assert (snapshot.made_samples, resnet.given_samples) == (33, unread + 15)
+        late = next(group for group in snapshot.groups if group.name == "late")
         assert late.lag_samples > 5
         assert 0 < late.lag_s < 60
 
@@ -102,11 +102,11 @@ def test_a_look_moves_no_payload_and_costs_next_to_nothing(
         take(url, "resnet", 20)
         take(url, "vit", 1)
         with connect(url) as looking:
-            onlooker = Onlooker(looking, "train")
-            onlooker.look()
+            monitor = StreamMonitor(looking, "train")
+            monitor.snapshot()
             client.config_resetstat()
             for _ in range(10):
-                onlooker.look()
+                monitor.snapshot()
         stats: dict[str, Any] = client.info("commandstats")
         sent = int(client.info("stats")["total_net_output_bytes"])
         assert not {name for name in stats if "xread" in name or "xinfo|stream" in name}
@@ -123,20 +123,20 @@ def test_an_epoch_that_was_abandoned_shows_what_was_made_and_not_what_was_planne
     with writer.epoch(sizes=[100]) as epoch:
         epoch.abandon()
         with connect(url) as looking:
-            (seen,) = Onlooker(looking, "train").look().epochs
+            (seen,) = StreamMonitor(looking, "train").snapshot().epochs
     assert (seen.state, seen.planned, seen.committed) == ("abandoned", 100, 0)
 
 
 def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
     """What was read of the former life says nothing of the new one."""
     with connect(any_url) as client:
-        onlooker = Onlooker(client, "train")
+        monitor = StreamMonitor(client, "train")
         for _ in range(2):
             with (
                 penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer,
                 writer.epoch(sizes=[3]) as epoch,
             ):
                 write(epoch, 0, 3)
-            agrees(onlooker.look(), inspect_stream(client, "train"))
-            assert onlooker.look().made_samples == 0
+            agrees(monitor.snapshot(), inspect_stream(client, "train"))
+            assert monitor.snapshot().made_samples == 0
             delete_stream(client, "train")

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from penstock_common.errors import DamagedKey
-from penstock_common.explain.snapshot import look_around
+from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.stream.groups.roster import Membership, beat, join_group
 from penstock_common.stream.streams import Stream
 from tests.contracts.feed import open_stream, produce
@@ -42,4 +42,4 @@ def test_nonsense_that_a_writer_meets_making_room_is_named_by_its_key(
     key, field = (partition.roster, "e:first") if which == "roster" else (stream.keys.epochs, "first")
     client.hset(key, field, "1")
     with pytest.raises(DamagedKey, match=f"^{key} holds what Penstock did not write"):
-        look_around(client, stream, partition)
+        snapshot_partition(client, stream, partition)

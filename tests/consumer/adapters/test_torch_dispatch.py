@@ -16,7 +16,7 @@ import pytest
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
-from penstock_common.stream.reported_rates import Teller, trainer_field
+from penstock_common.stream.reported_rates import RateReporter, trainer_field
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
 from tests.contracts.feed import produce
@@ -136,7 +136,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
                 if has_asked:
                     pace.enter("asking")
                 if has_asked is not None:
-                    Teller(client, stream, trainer_field("g", rank_member(rank))).tell(pace)
+                    RateReporter(client, stream, trainer_field("g", rank_member(rank))).report(pace)
         watch.look(samples)
     return said
 

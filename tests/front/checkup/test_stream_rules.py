@@ -11,29 +11,29 @@ import pytest
 from penstock.checkup import stream_rules as stream
 from penstock.checkup.findings import Finding
 from penstock.checkup.stream_rules import StreamFacts
-from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, MemberGlance
+from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, MemberSnapshot, StreamSnapshot
 from penstock_common.stream.groups.presence import Liveness
-from penstock_common.stream.groups.roster import Waiter
-from penstock_common.stream.reported_rates import Paces, Told
+from penstock_common.stream.groups.roster import WaitingWriter
+from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
 from penstock_common.stream.servers.suitability import ServerMemory
 
 GB, MB = 1 << 30, 1 << 20
-GROUP = GroupGlance(
-    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberGlance("gpu-0", Liveness(1000), 0, None),)
+GROUP = GroupSnapshot(
+    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberSnapshot("gpu-0", Liveness(1000), 0, None),)
 )  # fmt: skip
-GLANCE = Glance(
+SNAPSHOT = StreamSnapshot(
     "train", "id", 0.0, budget_bytes=GB, held_bytes=MB, next_epoch=1, final=None, made_entries=0, made_samples=0,
-    made_bytes=0, epochs=(EpochGlance(0, "sized", "epoch", 10, 5, 0, MB, {}),), groups=(GROUP,),
+    made_bytes=0, epochs=(EpochSnapshot(0, "sized", "epoch", 10, 5, 0, MB, {}),), groups=(GROUP,),
     waiting={}, waited_s=0.0,
-    paces=Paces({"host.1": Told(10.0, {"busy": 1.0})}, {}, {}), memory=ServerMemory(0, 0, "noeviction"),
+    rates=ReportedRates({"host.1": ReportedRate(10.0, {"busy": 1.0})}, {}, {}), memory=ServerMemory(0, 0, "noeviction"),
 )  # fmt: skip
-FINE = StreamFacts(GLANCE, "memory", "inline", is_aof=False, has_waitaof=True, replicas=0)
-WAITS = {(0, 0): Waiter(0, 0, 1, 1, "budget", is_next=True)}
+FINE = StreamFacts(SNAPSHOT, "memory", "inline", is_aof=False, has_waitaof=True, replicas=0)
+WAITS = {(0, 0): WaitingWriter(0, 0, 1, 1, "budget", is_next=True)}
 
 
-def glance(**changes: Any) -> StreamFacts:
+def snapshot(**changes: Any) -> StreamFacts:
     """A stream that looks otherwise."""
-    return replace(FINE, glance=replace(GLANCE, **changes))
+    return replace(FINE, snapshot=replace(SNAPSHOT, **changes))
 
 
 def test_a_stream_as_it_should_be_has_none_either() -> None:
@@ -46,7 +46,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
     [
         (
             stream.silent_workers,
-            glance(paces=replace(GLANCE.paces, silent={"gpu-7.1": 34.0, "gpu-7.2": 35.0, "host.2": 40.0})),
+            snapshot(rates=replace(SNAPSHOT.rates, silent={"gpu-7.1": 34.0, "gpu-7.2": 35.0, "host.2": 40.0})),
             "warning",
             "not signed off: 2 of gpu-7 (34 s)",
             "penstock worker --auto",
@@ -84,41 +84,41 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         (stream.segments, replace(FINE, payload="segments:/d", segments_seen=True, segments_free=GB), "ok", "/d", ""),
         (
             stream.absent_groups,
-            glance(groups=(replace(GROUP, members=(), lag_samples=5, lag_bytes=MB),)),
+            snapshot(groups=(replace(GROUP, members=(), lag_samples=5, lag_bytes=MB),)),
             "warning",
             "1.0 MiB are kept for resnet",
             "penstock groups drop train resnet",
         ),
         (
             stream.absent_groups,
-            glance(groups=(replace(GROUP, members=(), lag_samples=5),), waiting=WAITS),
+            snapshot(groups=(replace(GROUP, members=(), lag_samples=5),), waiting=WAITS),
             "error",
             "writers wait for that room",
             "groups drop",
         ),
         (
             stream.absent_groups,
-            glance(groups=(replace(GROUP, members=(), lag_samples=5, holds=False),)),
+            snapshot(groups=(replace(GROUP, members=(), lag_samples=5, holds=False),)),
             "ok",
             "none",
             "",
         ),
         (
             stream.silent_members,
-            glance(groups=(replace(GROUP, members=(MemberGlance("gpu-1", Liveness(50_000), 3, None),)),)),
+            snapshot(groups=(replace(GROUP, members=(MemberSnapshot("gpu-1", Liveness(50_000), 3, None),)),)),
             "warning",
             "gpu-1 of resnet (3 entries)",
             "start a trainer",
         ),
         (
             stream.silent_members,
-            glance(
+            snapshot(
                 groups=(
                     replace(
                         GROUP,
                         kind="ordered",
                         lag_samples=9,
-                        members=(MemberGlance("rank-1", Liveness(50_000), 0, None),),
+                        members=(MemberSnapshot("rank-1", Liveness(50_000), 0, None),),
                     ),
                 )
             ),
@@ -128,10 +128,10 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         ),
         (
             stream.pace,
-            glance(
-                paces=Paces(
-                    {"host.1": Told(20.0, {"busy": 1.0})},
-                    {("resnet", "gpu-0"): Told(100.0, {"training": 0.3, "asking": 0.7})},
+            snapshot(
+                rates=ReportedRates(
+                    {"host.1": ReportedRate(20.0, {"busy": 1.0})},
+                    {("resnet", "gpu-0"): ReportedRate(100.0, {"training": 0.3, "asking": 0.7})},
                     {},
                 )
             ),
@@ -141,29 +141,29 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         ),
         (
             stream.waiting_writers,
-            glance(waiting=WAITS, waited_s=45.0),
+            snapshot(waiting=WAITS, waited_s=45.0),
             "warning",
             "the longest for 45 s",
             "penstock monitor train",
         ),
-        (stream.waiting_writers, glance(waiting=WAITS, waited_s=5.0), "ok", "1", ""),
+        (stream.waiting_writers, snapshot(waiting=WAITS, waited_s=5.0), "ok", "1", ""),
         (
             stream.idle_workers,
-            glance(paces=Paces({"h.1": Told(1.0, {"idle": 0.99})}, {}, {})),
+            snapshot(rates=ReportedRates({"h.1": ReportedRate(1.0, {"idle": 0.99})}, {}, {})),
             "warning",
             "epochs 0 are not made",
             "penstock produce",
         ),
         (
             stream.bad_samples,
-            glance(epochs=(EpochGlance(0, "produced", "epoch", 10, 5, 2, MB, {}),)),
+            snapshot(epochs=(EpochSnapshot(0, "produced", "epoch", 10, 5, 2, MB, {}),)),
             "note",
             "2 samples could not be made",
             "penstock bad list train",
         ),
         (
             stream.bad_samples,
-            glance(groups=(replace(GROUP, dead_letters=1),)),
+            snapshot(groups=(replace(GROUP, dead_letters=1),)),
             "warning",
             "1 entries could not be read",
             "penstock bad list train",

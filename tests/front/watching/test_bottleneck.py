@@ -8,11 +8,11 @@ import pytest
 
 from penstock.watching.bottleneck import Situation, Trainers, judge
 from penstock.watching.rates import rate, seen, situation
-from penstock_common.explain.snapshot import EpochGlance, Glance, GroupGlance, MemberGlance
+from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, MemberSnapshot, StreamSnapshot
 from penstock_common.pace import Pace
 from penstock_common.stream.groups.presence import Liveness
-from penstock_common.stream.groups.roster import Waiter
-from penstock_common.stream.reported_rates import Paces, Told
+from penstock_common.stream.groups.roster import WaitingWriter
+from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
 from penstock_common.stream.servers.suitability import ServerMemory
 
 MB = 1 << 20
@@ -188,21 +188,21 @@ def test_the_workers_that_are_advised_start_on_a_shared_server(now: Situation) -
     assert remedy.endswith(" --allow MODULE --root DIR")
 
 
-def glance(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> Glance:
+def snapshot(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> StreamSnapshot:
     """Two workers of one host, one trainer that waits for most of its time."""
-    told = Told(100.0, {"training": 0.3, "asking": 0.7}, 0)
-    member = MemberGlance("gpu-0", Liveness(500), 2, None)
-    group = GroupGlance(
+    told = ReportedRate(100.0, {"training": 0.3, "asking": 0.7}, 0)
+    member = MemberSnapshot("gpu-0", Liveness(500), 2, None)
+    group = GroupSnapshot(
         "resnet", "shared", False, True, lag_entries=1, lag_samples=4, lag_bytes=4000, lag_s=0.2, pending_entries=2,
         redelivered_entries=0, dead_letters=0, given_samples=given, given_bytes=given * 1000,
-        members=(member, MemberGlance("~released", Liveness(), 0, None)),
+        members=(member, MemberSnapshot("~released", Liveness(), 0, None)),
     )  # fmt: skip
-    worker = Told(20.0, {"busy": 1.0}, 0)
-    found = Glance(
+    worker = ReportedRate(20.0, {"busy": 1.0}, 0)
+    found = StreamSnapshot(
         "train", "abc", at_s, budget_bytes=1000 * MB, held_bytes=MB, next_epoch=1, final=None, made_entries=made,
         made_samples=made, made_bytes=made * 1000,
-        epochs=(EpochGlance(0, "sized", "epoch", 1000, 400, 0, MB, {"resnet": 396}),), groups=(group,), waiting={},
-        waited_s=0.0, paces=Paces({"host-a.1f": worker, "host-a.2f": worker}, {("resnet", "gpu-0"): told}, {}),
+        epochs=(EpochSnapshot(0, "sized", "epoch", 1000, 400, 0, MB, {"resnet": 396}),), groups=(group,), waiting={},
+        waited_s=0.0, rates=ReportedRates({"host-a.1f": worker, "host-a.2f": worker}, {("resnet", "gpu-0"): told}, {}),
         memory=ServerMemory(2 * MB, 0, "noeviction"),
     )  # fmt: skip
     return replace(found, **changes)  # type: ignore[arg-type]
@@ -210,7 +210,7 @@ def glance(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object)
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
     """What counts since the beginning of a run hides that it stands still now."""
-    found = seen(glance(10.0, 100, 40), glance(12.0, 160, 60))
+    found = seen(snapshot(10.0, 100, 40), snapshot(12.0, 160, 60))
     assert found["in"] == {"samples_per_s": 30.0, "bytes_per_s": 30_000.0, "entries_per_s": 30.0}
     assert found["groups"][0]["out"] == {"samples_per_s": 10.0, "bytes_per_s": 10_000.0}
     assert found["workers"] == [
@@ -222,18 +222,18 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
 def test_a_stream_made_anew_has_no_rates_yet() -> None:
     """A difference between two lives of a name would be nonsense, negative even."""
-    assert seen(glance(10.0, 100), glance(12.0, 5, id="def"))["in"]["samples_per_s"] is None
-    assert seen(None, glance())["in"]["samples_per_s"] is None
+    assert seen(snapshot(10.0, 100), snapshot(12.0, 5, id="def"))["in"]["samples_per_s"] is None
+    assert seen(None, snapshot())["in"]["samples_per_s"] is None
     assert rate(5, 3, 1.0) is None
 
 
 def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
     """One is mended by faster trainers, the other by more memory."""
-    waiter = Waiter(0, 0, need_bytes=5, held_bytes=5, why="budget", is_next=False)
-    now = situation(glance(waiting={(0, 3): waiter}), 20.0, 3)
+    waiter = WaitingWriter(0, 0, need_bytes=5, held_bytes=5, why="budget", is_next=False)
+    now = situation(snapshot(waiting={(0, 3): waiter}), 20.0, 3)
     assert (now.waiting, now.waits_for_memory) == (1, False)
-    assert situation(glance(waiting={(0, 3): replace(waiter, why="memory")}), 20.0, 3).waits_for_memory
-    assert situation(glance(waiting={(0, 3): replace(waiter, why="folder")}), 20.0, 3).waits_for_folder
+    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="memory")}), 20.0, 3).waits_for_memory
+    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="folder")}), 20.0, 3).waits_for_folder
 
 
 def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.stream.client import connect
-from penstock_common.stream.index import Tail
+from penstock_common.stream.index import IndexTail
 
 _ROOT = Path(penstock.__file__).parents[2]
 _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
@@ -48,7 +48,7 @@ def test_a_tail_tells_each_entry_once_and_where_it_lies(
     """Who asks "does anything arrive, and what" gets identities, and the server sends no payload."""
     write(writer, [3, 2])
     with connect(any_url) as client:
-        tail = Tail(client, "train")
+        tail = IndexTail(client, "train")
         assert tail.look() == []
         write(writer, [2, 4], bad=1)
         seen = tail.look()
@@ -58,7 +58,7 @@ def test_a_tail_tells_each_entry_once_and_where_it_lies(
             (1, 1, 0, 1, 1, 0, 1000), (1, 1, 1, 2, 1, 0, 1000), (1, 1, 2, 3, 1, 0, 1000), (1, 1, 3, 4, 0, 1, 0),
         ]  # fmt: skip
         assert tail.look() == []
-        assert {one.entry for one in Tail(client, "train").last(4)} == {one.entry for one in seen if one.entry}
+        assert {one.entry for one in IndexTail(client, "train").last(4)} == {one.entry for one in seen if one.entry}
     assert main(["tail", "train", "--once", "-n", "6", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["epoch"] for line in lines] == [0, 0, 1, 1, 1, 1]

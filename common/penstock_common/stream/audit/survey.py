@@ -29,7 +29,7 @@ from penstock_common.stream.entries import (
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
-from penstock_common.stream.index import Indexes, Want
+from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
@@ -195,7 +195,7 @@ def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> d
     for begin in range(0, len(shards), INDEXES_AT_ONCE):
         some = shards[begin : begin + INDEXES_AT_ONCE]
         try:
-            pages = Indexes(client, stream, epoch).read([Want(shard, 0, PAGE) for shard in some]).records
+            pages = EpochIndexes(client, stream, epoch).read([IndexRange(shard, 0, PAGE) for shard in some]).records
         except DamagedKey:  # one of them is damaged: one after the other they have names
             return {shard: _records(client, stream.partition_of(shard), epoch, shard) for shard in shards}
         for shard, page in zip(some, pages, strict=True):

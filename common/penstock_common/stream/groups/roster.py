@@ -108,7 +108,7 @@ class Roster:
     epoch_bytes: dict[int, int] = field(default_factory=dict)
     bytes: int = 0
     """The payload bytes that the partition holds."""
-    waiting: dict[tuple[int, int], Waiter] = field(default_factory=dict)
+    waiting: dict[tuple[int, int], WaitingWriter] = field(default_factory=dict)
     """(epoch, shard) -> its writer, if it waits for quota."""
 
     def unacknowledged_by(self, epoch: int) -> dict[str, GroupRecord]:
@@ -125,7 +125,7 @@ def load_roster(client: Client, partition: PartitionKeys) -> Roster:
     return parse_roster(client, partition, client.hgetall(partition.roster))
 
 
-def look_at_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
+def fetch_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes, bytes]]]:
     """Return the server's time in ms, and the roster of each partition, in one round trip."""
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
@@ -161,7 +161,7 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
         epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
         bytes=int(fields.get("bytes", 0)),
-        waiting=read_waiters(kinds["w"], server_ms(client)) if "w" in kinds else {},
+        waiting=parse_waiting(kinds["w"], server_ms(client)) if "w" in kinds else {},
     )
 
 
@@ -440,7 +440,7 @@ WHYS: Final[tuple[Why, ...]] = get_args(Why)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class WaitingWriter:
     """One writer that waits for quota."""
 
     since_ms: int
@@ -470,14 +470,14 @@ def end_wait(client: Client, partition: PartitionKeys, epoch: int, shard: int) -
     client.hdel(partition.roster, f"w:{epoch}:{shard}")
 
 
-def read_waiters(notes: Mapping[str, str], now_ms: int) -> dict[tuple[int, int], Waiter]:
+def parse_waiting(notes: Mapping[str, str], now_ms: int) -> dict[tuple[int, int], WaitingWriter]:
     """Return (epoch, shard) -> writer, of the roster's notes that are not stale."""
-    waiters: dict[tuple[int, int], Waiter] = {}
+    waiters: dict[tuple[int, int], WaitingWriter] = {}
     for name, text in notes.items():
         epoch, _, shard = name.partition(":")
         value = json.loads(text)
         if now_ms - int(value["seen"]) <= STALE_MS:
-            waiters[int(epoch), int(shard)] = Waiter(
+            waiters[int(epoch), int(shard)] = WaitingWriter(
                 since_ms=int(value["since"]),
                 seen_ms=int(value["seen"]),
                 need_bytes=int(value["need"]),

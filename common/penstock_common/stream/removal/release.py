@@ -11,7 +11,7 @@ from redis.exceptions import WatchError
 
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Call, Client, run_script, run_scripts
-from penstock_common.stream.groups.roster import look_at_rosters
+from penstock_common.stream.groups.roster import fetch_rosters
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.losses import forget_losses
 from penstock_common.stream.manifest import begun_shards, find_manifest
@@ -47,7 +47,7 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
     run_scripts(client, _RETIRE_EPOCH, calls)
     shards = begun_shards(client, stream, ours) if ours is not None else range(0)
-    _, told = look_at_rosters(client, stream)
+    _, told = fetch_rosters(client, stream)
     with client.pipeline(transaction=False) as pipe:
         for partition, reply in zip(stream.partitions, told, strict=True):
             groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
