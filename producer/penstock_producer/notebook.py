@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import PenstockError, WaitTimeout
-from penstock_common.hints import callable_of, explained, whole
+from penstock_common.hints import callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.plan import ProductionPlan
@@ -187,7 +187,11 @@ def produce(
         ...     production.wait()
     """
     refuse_path(dataset)
-    workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
+    workers, epochs, seed = whole("workers", workers, 0), whole("epochs", epochs), whole("seed", seed, 0)
+    block_samples = whole("block_samples", block_samples)
+    shard_samples = None if shard_samples is None else whole("shard_samples", shard_samples)
+    budget_bytes = None if budget_bytes is None else whole("budget_bytes", budget_bytes)
+    seconds("sample_limit_s", sample_limit_s)
     callable_of("notify", notify, "print")
     if workers < 1:
         raise PenstockError("workers=0: objects without an import name need local workers; give workers=1 or more")

@@ -193,13 +193,13 @@ class TestWaits:
         told: list[str] = []
         with rank_of(any_url, 0, 3, notify=told.append) as zero:
             list(zero)
-            absent = [line for line in told if "are not there" in line]
-            assert [line.partition(":")[2][:38] for line in absent] == [" 2/3 of its samples stay unread. Start"]
+            absent = [line for line in told if "did not come" in line]
+            assert [line.partition(":")[2][:38] for line in absent] == [" 2/3 of its samples wait for them. If "]
             assert "ranks 1, 2 of the 3 ranks of group" in absent[0]
         told.clear()
         with rank_of(any_url, 1, 3, notify=told.append) as one:  # rank 0 left, and has acknowledged its share
             list(one)
-        assert ["rank 2 of the 3 ranks" in line for line in told if "not there" in line] == [True]
+        assert ["rank 2 of the 3 ranks" in line for line in told if "did not come" in line] == [True]
 
     def test_an_order_that_nobody_knows_is_refused_at_once(self, any_url: str) -> None:
         """Two writers of an unplanned epoch race: any order read from them would be an accident."""

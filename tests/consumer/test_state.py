@@ -83,7 +83,7 @@ class TestRefusals:
         state = state_of(any_url)
         any_client.flushall()
         produce(any_url, "t", 100)
-        with loader_of(any_url) as loader, pytest.raises(StateMismatch, match=r"stream_id .*deleted and made again"):
+        with loader_of(any_url) as loader, pytest.raises(StateMismatch, match=r"stream_id .*made again since"):
             loader.load_state_dict(state)
 
     def test_another_stream_refuses_it(self, any_url: str) -> None:

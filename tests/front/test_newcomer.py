@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
 import signal
 import socket
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +49,23 @@ ANSWERS = {
     "produce images photos --flip true": (2, "unknown argument 'true' (--flip takes no value)"),
     "produce images photos/0.png photos/1.png": (2, "unknown argument 'photos/1.png' (DIR is one: folder, or file end"),
     "produce images photos -- python train.py": (2, "(`penstock run` starts a training command; this one"),
+    "produce webdataset photos/0.tar": (2, "'webdataset' is no kind of source; there are"),
+    "produce imagefolder photos": (2, "type `penstock produce images photos`"),
+    "produce images photos --budget 1": (2, "'1' is 1 bytes, too little to hold a block: give 64mb or more, as in 2gb"),
+    "produce dataset mydata:Sized": (
+        1,
+        "make the object in mydata, sized_made = Sized(...), and give mydata:sized_made",
+    ),
+    "produce images photos --transform mydata:resized": (
+        1,
+        "a sample is a dict of arrays, sample['x']: for an image wr",
+    ),
+    "produce arrays cut.npy": (1, "cut.npy is not a readable .npy: it is cut off, shorter than its header says"),
+    "produce arrays objects.npy": (1, "it holds Python objects, which are pickles: save it with a dtype"),
+    "produce tar some.tar --field y=label": (
+        1,
+        "no sample has a .label; the tars hold .txt, .cls, and a field is named ",
+    ),
     "worker 4": (2, "unknown argument '4' (only options are taken)"),
     "worker --workers 4": (2, "unknown argument '--workers' (did you mean --processes?)"),
     "produce dataset mydata.py": (2, "'mydata.py' is not an import name; write module:attribute, like mydata:NAME"),
@@ -84,7 +104,7 @@ ANSWERS = {
     "produce images photos --labels missing.csv": (1, "labels file missing.csv: No such file or directory"),
     "produce images photos --transform augment:flip": (1, "no module 'augment' on the import path or in "),
     "produce dataset mydata:dta": (1, "mydata has no 'dta'; did you mean data?"),
-    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, argued, broken, data, number"),
+    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, Sized, argued, broken, data, number, resized"),
     "produce dataset photos/": (2, "type `penstock produce images photos/`"),
     "produce arrays a.npy": (1, "a.npy is not a readable .npy: it does not begin as numpy.save writes it"),
     # the server
@@ -116,6 +136,15 @@ def broken():
 
 def argued(path):
     yield path
+
+
+def resized(sample):
+    return sample.resize((8, 8))
+
+
+class Sized:
+    def __init__(self, size):
+        self.size = size
 
 
 class Rows:
@@ -167,6 +196,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text/a.txt", "a.zip", "a.npy"):
         (here / name).write_text("words")
     (here / "mydata.py").write_text(MYDATA)
+    np.save(here / "cut.npy", np.zeros((100, 100)))
+    os.truncate(here / "cut.npy", 4000)
+    np.save(here / "objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)
+    with tarfile.open(here / "some.tar", "w") as tar:
+        for name, data in (("0.txt", b"words"), ("0.cls", b"1")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
     return here
 
 
@@ -199,6 +236,10 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
         (
             "train.py --lr 1",
             "a Python file is started by Python: write -- python train.py --lr 1",
+        ),
+        (
+            "python trian.py",
+            "no file trian.py; did you mean train.py?",
         ),
         (
             "pyhton train.py",

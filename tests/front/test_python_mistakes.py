@@ -90,7 +90,16 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: penstock.produce([1], num_workers=2), TypeError, "did you mean 'workers'?"),  # type: ignore[call-arg]
     (lambda: replay(fast=True), TypeError, "Replay() has no argument 'fast': there is one way to the server, the fast"),
     (lambda: writer(fast=None), TypeError, "Writer() has no argument 'fast': there is one way to the server, the fast"),
-    (lambda: writer(maxlen=5), TypeError, "Writer() has no argument 'maxlen'; it takes stream, url, spec, partitions"),
+    (
+        lambda: writer(maxlen=5),
+        TypeError,
+        "Writer() has no argument 'maxlen': write budget_bytes=2 << 30: writers wait",
+    ),
+    (lambda: writer(shards=5), TypeError, "Writer() has no argument 'shards'; it takes stream, url, spec, partitions"),
+    (lambda: loader(lease_s=0), ValueError, "lease_s is 0, expected seconds, 0.1 or more (30 if left out)"),
+    (lambda: penstock.mix([1], weights=[1]), TypeError, "each loader has its weight beside it: mix({'a': (loader_a"),  # type: ignore[call-arg, arg-type]
+    (lambda: penstock.produce([1], budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole nu"),  # type: ignore[arg-type]
+    (lambda: penstock.produce([1], seed="0"), TypeError, "seed is '0', a str; expected a whole number: write seed=0"),  # type: ignore[arg-type]
     (lambda: loader(host="localhost"), TypeError, "no argument 'host': write url='redis://host:6379'"),
     (lambda: loader(device="cuda"), TypeError, "no argument 'device': penstock.torch.prefetch_to_device(dataset"),
     # arguments that lack, or are given by place
@@ -112,7 +121,11 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: loader(order="random"), ValueError, "order is 'random', expected 'canonical' or None"),
     (lambda: loader(rank=1, world_size=2), ValueError, "rank and world_size belong to order='canonical'"),
     (lambda: loader(group=None), BadName, "group name None: use 1 to 100 letters"),
-    (lambda: loader(["a", "b"]), BadName, "stream name ['a', 'b']: use 1 to 100 letters"),
+    (
+        lambda: loader(["a", "b"]),
+        BadName,
+        "a Loader reads one stream; for several make one Loader each, and penstock.mi",
+    ),
     (lambda: loader("my photos"), BadName, "stream name 'my photos': use 1 to 100 letters"),
     (lambda: writer(budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole number"),
     (lambda: replay(epoch="0"), TypeError, "epoch is '0', a str; expected a whole number: write epoch=0"),
@@ -273,6 +286,12 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         lambda s: s.replay().state_dict(),
         AttributeError,
         "each iteration is the whole epoch again; a Loader has a state",
+    ),
+    (lambda s: s.replay().acknowledge(s.batch), AttributeError, "it reads without a group, so nothing is acknowledged"),
+    (
+        lambda s: next(iter(s.again(group="h", notify=lambda _: None).filter(lambda b: b["y"] > 1 and b["y"] < 5))),
+        ValueError,
+        "write & for and, | for or, ~ for not, as in lambda batch: (batch['y'] > 1) & (batch['y'] < 5)",
     ),
     (lambda s: s.replay().shuffle(), AttributeError, "write Replay(..., shuffle=0), which takes a seed"),
     (lambda s: s.loader.epochs, AttributeError, "`for _ in range(epochs): for batch in loader: ...`"),

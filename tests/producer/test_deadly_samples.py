@@ -60,7 +60,7 @@ def test_samples_that_crash_hang_or_walk_out_are_named_and_the_rest_is_made(
         5: "killed its worker by SIGSEGV, 3 times",
         17: "ended its worker with exit code 3, 3 times",
         18: "ended its worker with exit code 0, 3 times",
-        33: "took its worker longer than 1 s, 2 times",
+        33: "took its worker longer than 1 s (--sample-limit), 2 times",
         34: "called sys.exit('enough')",
         50: "killed its worker by SIGSEGV, 3 times",
     }

@@ -97,7 +97,8 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
         return Unauthorized(
             f"Redis at {place} refused the login ({_text(error)}): "
-            "put user and password into the URL, as in redis://user:password@host:6379"
+            "put user and password into the URL, as in redis://user:password@host:6379; for a server that "
+            '`penstock server` started here, export PENSTOCK_URL="$(penstock server --print-url)"'
         )
     # 3. no usable connection
     if isinstance(error, foreign.TimeoutError | TimeoutError):

@@ -34,6 +34,11 @@ def is_name(text: object) -> bool:
 
 def checked_name(kind: str, name: str) -> str:
     """Return the name itself if it may be part of a key. Raises BadName."""
+    if kind == "stream" and isinstance(name, (list, tuple, set)):
+        raise BadName(
+            f"stream name {name!r:.140}: a Loader reads one stream; for several make one Loader each, and "
+            "penstock.mix({'a': (loader_a, 0.7), 'b': (loader_b, 0.3)})"
+        )
     if not is_name(name):
         raise BadName(f"{kind} name {name!r:.140}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'")
     return name

@@ -109,6 +109,8 @@ PREFETCH_BYTES = 64 << 20
 """Received and not yet trained on (design.md section 2)."""
 LEASE_S = 30.0
 """How long entries of a silent member stay its own."""
+SHORTEST_LEASE_S = 0.1
+"""A shorter one would lapse between two renewals."""
 STARTUP_S = 60.0
 """A mistyped stream is reported after this long; a trainer may well start before its producer."""
 POLL_S = 0.5
@@ -172,6 +174,10 @@ class Loader(StageMethods, Passing):
         """
         batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
         seconds("lease_s", lease_s)
+        if lease_s < SHORTEST_LEASE_S:
+            raise ValueError(
+                f"lease_s is {lease_s}, expected seconds, {SHORTEST_LEASE_S} or more ({LEASE_S:.0f} if left out)"
+            )
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         callable_of("notify", notify, "print")
@@ -181,6 +187,8 @@ class Loader(StageMethods, Passing):
         settings = Settings.from_environment()
         self.name = checked_name("stream", stream)
         is_awaited = stream in settings.awaited
+        if is_awaited and url and url != settings.named_url:
+            notify(f"url= names another server than the `penstock run` above, which makes {stream!r}: leave out url=")
         self._startup_s = None if is_awaited else STARTUP_S
         self.group = checked_name("group", group)
         self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())

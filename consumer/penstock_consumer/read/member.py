@@ -125,11 +125,10 @@ def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
     assert who.order is not None
     world, first = who.order.world, absent[0]
     ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
-    verb = "is" if len(absent) == 1 else "are"
     return (
-        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} {verb} not there: "
-        f"{len(absent)}/{world} of its samples stay unread. Start a process with rank={first} and the same world_size; "
-        "for one process alone, give world_size=1 and a new group"
+        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} did not come: "
+        f"{len(absent)}/{world} of its samples wait for them. If no process has rank={first} and this world_size, "
+        "start one; for one process alone, give world_size=1 and a new group"
     )
 
 

@@ -103,7 +103,8 @@ def _check_position(state: Mapping[str, Any], batch_size: int) -> None:
 _HINTS = {
     "version": "pass what state_dict() returned, as it was",
     "stream": "load it into a Loader of that stream",
-    "stream_id": "the stream was deleted and made again since: begin without this state",
+    "stream_id": "the stream was made again since, by a `penstock run` or after a deletion: begin without this state; "
+    "to resume, keep one `penstock server` and run `penstock produce` beside it",
     "spec": "the stream's tensors differ from those the state was taken with",
     "group": "a group's place is its own: use the same group, or begin without this state",
     "kind": "give the Loader the order= it had",

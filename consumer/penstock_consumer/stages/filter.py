@@ -28,7 +28,15 @@ class Filter:
         if batch.is_dropped:
             self._ready.append(batch)
             return
-        wanted = np.asarray(self._keep(batch))
+        try:
+            wanted = np.asarray(self._keep(batch))
+        except ValueError as error:
+            if "truth value" not in str(error):
+                raise
+            raise ValueError(
+                "filter's function takes one bool of an array, but it is given a batch: write & for and, | for or, "
+                "~ for not, as in lambda batch: (batch['y'] > 1) & (batch['y'] < 5)"
+            ) from error
         if wanted.dtype != np.bool_ or wanted.shape != (batch.size,):
             raise ValueError(
                 f"filter's function gave {wanted.dtype} of shape {wanted.shape} for a batch of {batch.size} samples, "

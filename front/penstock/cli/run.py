@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.util
 import os
 import shlex
@@ -195,6 +196,7 @@ class _Trainer:
     def _start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         from penstock_common.settings import child_environment
 
+        _require_script(command)
         try:
             return subprocess.Popen(command, env=child_environment(environment))
         except OSError as error:
@@ -232,6 +234,16 @@ class _Trainer:
             self.fail()
         elif error is not None:
             self.end()
+
+
+def _require_script(command: Sequence[str]) -> None:
+    """Raise PenstockError for a Python script that is not there, before Python says so among other lines."""
+    is_python = Path(command[0]).name.startswith("python")
+    script = command[1] if is_python and len(command) > 1 and command[1].endswith(".py") else ""
+    if script and not Path(script).exists():
+        near = difflib.get_close_matches(Path(script).name, [path.name for path in Path(script).parent.glob("*.py")], 1)
+        hint = f"; did you mean {Path(script).with_name(near[0])}?" if near else f" in {Path.cwd()}"
+        raise PenstockError(f"no file {script}{hint}")
 
 
 class _RunSession:

@@ -142,7 +142,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add_spec(add)
     add(
         "--budget",
-        type=byte_size,
+        type=_budget,
         metavar="SIZE",
         help="bytes the stream may hold (default: 1gb, less on a small server)",
     )
@@ -321,6 +321,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _budget(text: str) -> int:
+    size = byte_size(text)
+    if size < LEAST_BUDGET_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is {size:,} bytes, too little to hold a block: give 64mb or more, as in 2gb"
+        )
+    return size
+
+
 def _size(text: str) -> int | tuple[int, int]:
     numbers = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]
     if not 1 <= len(numbers) <= 2 or 0 in numbers:
@@ -359,8 +368,20 @@ def _spec(text: str) -> dict[str, Any]:
     return spec
 
 
+LEAST_BUDGET_BYTES = 1 << 12
+"""A smaller one is a number whose unit was forgotten."""
 Add = Callable[..., argparse.ArgumentParser]
 _KINDS_OF_FILES = {".zip": "images", ".tar": "tar", ".npy": "arrays", ".npz": "arrays"}
+
+
+_OTHER_KINDS = {
+    **dict.fromkeys(("webdataset", "wds", "tars"), "tar"),
+    **dict.fromkeys(("imagefolder", "image-folder", "folder", "jpg", "jpeg", "png"), "images"),
+    **dict.fromkeys(("numpy", "npy", "npz"), "arrays"),
+    **dict.fromkeys(("pytorch", "dataloader"), "torch"),
+    **dict.fromkeys(("tf.data", "tfdata", "tensorflow"), "generator"),
+}
+"""What other libraries call a kind of source -> its name."""
 
 
 class SourceKinds(Choices):
@@ -374,7 +395,8 @@ class SourceKinds(Choices):
 def _no_kind(prog: str, words: Sequence[str], kinds: Collection[str]) -> str:
     """Say what the first word is instead of a kind, and how the command is typed."""
     word, rest = words[0], list(words)
-    near = difflib.get_close_matches(word, kinds, 1)
+    other = _OTHER_KINDS.get(word.casefold())
+    near = [other] if other else difflib.get_close_matches(word, kinds, 1)
     if (kind := kind_of_path(word)) is not None:
         what = f"{word!r} is a path, and the kind of source is missing before it"
     elif word.count(":") == 1 and word.replace(":", "").replace(".", "").isidentifier():

@@ -326,6 +326,9 @@ class ItemFiller:
 
 def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None) -> SpecMismatch:
     """Return the mismatch with the sample's name and what to do: the spec to declare, if sample and spec are given."""
+    if error.expected.startswith("dtype "):
+        remedy = "samples are of one dtype: convert it in the source or in a transform"
+        return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
     declare = "declare a spec in which null is a free size (--spec)"
     if spec is not None and sample is not None:
         with suppress(BadSpec):

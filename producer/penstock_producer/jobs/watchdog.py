@@ -172,7 +172,7 @@ class WorkerWatchdog:
         now = self._clock()
         sight = self.current.look()
         if sight.is_overdue(now):
-            self._kill(process, f"took its worker longer than {sight.limit_s:g} s")
+            self._kill(process, f"took its worker longer than {sight.limit_s:g} s (--sample-limit)")
         elif self._grown is not None:
             if sight == self._grown[0] and sight.place is not None and now - self._grown[1] > GROWN_S:
                 self._kill(process, f"grew its worker beyond {_size(self._memory_bytes or 0)}")

@@ -172,6 +172,13 @@ def _compressed(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
 
 
 def _why(error: BaseException) -> str:
-    if "pickled" in str(error):  # numpy takes unknown bytes for a pickle, and advises to unpickle them
+    text = str(error)
+    if "bject arrays" in text or "Python objects" in text:
+        return (
+            "it holds Python objects, which are pickles: save it with a dtype, as in np.save(path, array.astype('S'))"
+        )
+    if "pickled" in text:  # numpy takes unknown bytes for a pickle, and advises to unpickle them
         return "it does not begin as numpy.save writes it"
+    if "mmap length" in text or "EOF" in text or "reading array" in text:
+        return "it is cut off, shorter than its header says: copy or save it again"
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -83,7 +83,7 @@ def _value(name: Any, value: Any, key: str) -> Any:
     if wire_name(array.dtype) is None:
         raise SampleError(
             f"{key}: tensor {name!r} is a {type(value).__name__} ({array.dtype}); expected numbers, an array or bytes: "
-            "give a transform that makes them"
+            "have the dataset or the transform give them, or leave it out there"
         )
     return value if isinstance(value, list) else array
 

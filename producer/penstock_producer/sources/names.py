@@ -96,7 +96,15 @@ def resolve_object(name: str) -> Any:
     try:
         return found()
     except (Exception, SystemExit) as error:  # argparse exits, since the arguments are those of penstock
-        raise SourceError(f"calling {name} failed: {blame(error)}") from error
+        advice = ""
+        if isinstance(error, TypeError) and " missing " in str(error) and error.__traceback__.tb_next is None:  # type: ignore[union-attr]
+            module, _, attribute = name.partition(":")
+            made = attribute.rpartition(".")[2].lower() + "_made"
+            advice = (
+                f"; it is called without arguments, so make the object in {module}, {made} = {attribute}(...), "
+                f"and give {module}:{made}"
+            )
+        raise SourceError(f"calling {name} failed: {blame(error)}{advice}") from error
 
 
 def blame(error: BaseException) -> str:

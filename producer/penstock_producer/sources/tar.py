@@ -65,7 +65,12 @@ class TarSource:
         if given:
             absent = [field for field in given.values() if field not in found]
             if absent:
-                raise SourceError(f"no sample has a .{absent[0]}; the tars hold .{', .'.join(found)}")
+                name = next(name for name, field in given.items() if field == absent[0])
+                like = "json" if "/" in absent[0] and "json" in found else next(iter(found))
+                raise SourceError(
+                    f"no sample has a .{absent[0]}; the tars hold .{', .'.join(found)}, and a field is named by that: "
+                    f"as in --field {name}={like}"
+                )
             return dict(given)
         chosen: dict[str, str] = {}
         for field in found:

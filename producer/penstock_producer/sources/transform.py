@@ -70,7 +70,19 @@ class Transform:
         except SampleError as error:
             raise SampleError(f"{key}: {error}") from error
         except Exception as error:
-            raise SampleError(f"{key}: transform {self.name} failed: {blame(error)}") from error
+            raise SampleError(f"{key}: transform {self.name} failed: {blame(error)}{_advice(item, error)}") from error
+
+
+def _advice(item: Any, error: Exception) -> str:
+    """Return what to write where a transform takes its sample for something else; '' for any other failure."""
+    if not isinstance(error, (AttributeError, TypeError, KeyError)) or not isinstance(item, Mapping):
+        return ""
+    is_for_the_sample = "'dict' object" in str(error) or " dict" in str(error) or isinstance(error, KeyError)
+    is_for_an_array = "'numpy.ndarray' object" in str(error)
+    if not is_for_the_sample and not is_for_an_array:
+        return ""
+    names = ", ".join(f"sample[{name!r}]" for name in list(item)[:4])
+    return f"; a sample is a dict of arrays, {names}: for an image write PIL.Image.fromarray(sample['x'])"
 
 
 def _takes_rng(function: Callable[..., Any], name: str) -> bool:

@@ -58,7 +58,10 @@ FEED_SHARE = 1 / 8
 """An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
 SEAL_CHECK = 64
 """Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
-ROWS = "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch()"
+ROWS = (
+    "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch(), "
+    "or produce them with --batched"
+)
 """What is said of a first sample that looks like a batch."""
 
 
@@ -261,8 +264,8 @@ class Writer:
     def _tell_lost(self, count: int) -> None:
         self._notify(
             f"{count} sample{'s' if count > 1 else ''} of {self.stream.name!r} may be lost, because nothing closed "
-            "the writer: write in `with penstock.Writer(...) as writer`, an epoch in `with writer.epoch() as epoch`, "
-            "or call close()"
+            "the epoch or its writer: write in `with penstock.Writer(...) as writer`, an epoch in "
+            "`with writer.epoch() as epoch`, or call close()"
         )
 
     def _require_open(self) -> None:

@@ -139,7 +139,7 @@ def test_tensors_of_frameworks_become_arrays() -> None:
         ((1, {}), r"tensor 'y' is a dict \(object\)"),
         ({"y/a": 1, "y": {"a": 2}}, "tensor 'y/a': found two of that name"),
         ((1, 2, 3, 4), r"a tuple of 4; expected \(x,\), \(x, y\)"),
-        (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: give a transform"),
+        (None, r"tensor 'x' is a NoneType \(object\); expected numbers, an array or bytes: have the dataset or"),
         ({"x": object()}, "tensor 'x' is a object"),
         ({"x": ["a", "b"]}, "tensor 'x' is a list"),
         ({"x": [[1], [1, 2]]}, "tensor 'x' is a list of 2 parts that differ in shape; expected one array: pad them"),
