@@ -21,6 +21,10 @@ ON_DEVICE = (
     'penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda")'
 )
 TO_DEVICE = 'move its tensors, batch["x"].to(device), or loop over penstock.torch.prefetch_to_device(dataset, "cuda")'
+FIT = (
+    "model.fit takes penstock.tensorflow.dataset(loader, select=('x', 'y')), and with torch as Keras's backend "
+    "penstock.torch.dataset(loader, select=('x', 'y'))"
+)
 HABITS: Sequence[tuple[str, str, str]] = (
     ("num_workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
     ("workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
@@ -35,6 +39,8 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("transform", "group", "write loader.view().map(function), or have the producer do it (`--transform`)"),
     ("device", "group", 'penstock.torch.prefetch_to_device(dataset, "cuda") copies batches; leave it out'),
     ("fit", "view", "it gives batches: write model.fit(penstock.tensorflow.dataset(loader, select=('x', 'y')))"),
+    ("shape", "view", f"it gives batches: {FIT}"),
+    ("dtype", "view", f"it gives batches: {FIT}"),
     ("host", "url", "write url='redis://host:6379'"),
     ("port", "url", "write url='redis://host:6379'"),
     ("password", "url", "write url='redis://:password@host:6379'"),
@@ -262,6 +268,8 @@ def whole(name: str, value: Any, least: int | None = 1) -> int:
     """
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         advice = f": write {name}={value}" if isinstance(value, str) and value.isdecimal() else ""
+        if name.endswith("_bytes") and isinstance(value, str) and not advice:
+            advice = f" of bytes: write {name}=1 << 30 for 1 GiB"
         raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected a whole number{advice}")
     number = operator.index(value)
     if least is not None and number < least:
@@ -360,6 +368,10 @@ class Passing(Answering):
             f"{an(self)} reads ahead in a thread of its own and has no async form: write `for batch in loader`; in a "
             "coroutine, batches = iter(loader) once, then await asyncio.to_thread(next, batches, None)"
         )
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Asked for by numpy, and by ``fit`` of Keras."""
+        raise TypeError(f"{an(self)} is no array, it gives batches: `for batch in loader`; {FIT}")
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(

@@ -64,6 +64,10 @@ def _dispatch(argv: list[str], console: Console) -> int:
         )
         return 2
     if name:
+        if name.endswith(".py"):
+            line = shlex.join(["penstock", "run", "images", "photos/", "--", "python", *argv])
+            console.notice(f"penstock: {name!r} is a script, and a command is missing before it: type `{line}`")
+            return 2
         asked = f"--{name}"
         if asked in ("--help", "--version"):
             guess = [asked]

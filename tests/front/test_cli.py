@@ -249,7 +249,7 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(
         (["zzz"], "penstock: unknown command 'zzz'; see penstock --help\n"),
         (
             ["server", "--port", "70000"],
-            "argument --port: '70000' is not a number from 0 to 65535; see penstock server --help\n",
+            "argument --port: '70000' is not a whole number from 0 to 65535; see penstock server --help\n",
         ),
         (["server", "--maxmemory", "lots"], "argument --maxmemory: 'lots' is not a size like 2gb, 500mb or 1048576; "),
         ([], "usage: penstock COMMAND"),

@@ -47,4 +47,4 @@ def test_trim_releases_settled_epochs_at_once_and_names_who_needs_the_others(
         assert json.loads(trimmed("--keep", "0", "--json"))["released_epochs"] == [2, 3]
         assert "released no whole epoch of 'train' (retention budget)" in trimmed()
     assert main(["trim", "train", "--keep", "-1"]) == 2
-    assert "argument --keep: '-1' is not a number from 0" in capsys.readouterr().err
+    assert "argument --keep: '-1' is not a whole number from 0" in capsys.readouterr().err

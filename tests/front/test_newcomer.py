@@ -49,6 +49,15 @@ ANSWERS = {
     "produce images photos --flip true": (2, "unknown argument 'true' (--flip takes no value)"),
     "produce images photos/0.png photos/1.png": (2, "unknown argument 'photos/1.png' (DIR is one: folder, or file end"),
     "produce images photos -- python train.py": (2, "(`penstock run` starts a training command; this one"),
+    "train.py --lr 1": (2, "type `penstock run images photos/ -- python train.py --lr 1`"),
+    "produce images photos --epochs 1.5": (2, "'1.5' is not a whole number from 1"),
+    "produce images photo": (
+        1,
+        "no image folder at photo: found nothing there; give a folder or a .zip of images; did you",
+    ),
+    "produce images some.tar": (1, "some.tar is no image folder: a tar is read by `penstock produce tar some.tar`"),
+    "produce images photos --labels labls.csv": (1, "No such file or directory; did you mean labels.csv?"),
+    "export train a.npy": (1, "a.npy cannot be exported to: it is a file, expected a folder: name a new one"),
     "produce webdataset photos/0.tar": (2, "'webdataset' is no kind of source; there are"),
     "produce imagefolder photos": (2, "type `penstock produce images photos`"),
     "produce images photos --budget 1": (2, "'1' is 1 bytes, too little to hold a block: give 64mb or more, as in 2gb"),
@@ -196,6 +205,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("text/a.txt", "a.zip", "a.npy"):
         (here / name).write_text("words")
     (here / "mydata.py").write_text(MYDATA)
+    (here / "labels.csv").write_text("file,y\n0.png,1\n")
     np.save(here / "cut.npy", np.zeros((100, 100)))
     os.truncate(here / "cut.npy", 4000)
     np.save(here / "objects.npy", np.array([{}, []], dtype=object), allow_pickle=True)

@@ -7,6 +7,7 @@ import operator
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import Batch
+from penstock_producer.sources.open import reads_as
 from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.source import in_fork
 
@@ -60,6 +62,18 @@ def writer(**changed: Any) -> Any:
 def replay(**changed: Any) -> Any:
     """The same of a kept epoch."""
     return penstock.Replay("train", **{"epoch": 0, "batch_size": 8, "url": "redis://[::1]:1", **changed})
+
+
+class Unsized:
+    """A map-style dataset whose author forgot its length."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def loader_unread() -> Any:
+    """A loader that asks no server."""
+    return penstock.Loader.__new__(penstock.Loader)
 
 
 async def awaited(loader: Any) -> None:
@@ -96,6 +110,12 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "Writer() has no argument 'maxlen': write budget_bytes=2 << 30: writers wait",
     ),
     (lambda: writer(shards=5), TypeError, "Writer() has no argument 'shards'; it takes stream, url, spec, partitions"),
+    (
+        lambda: np.asarray(loader_unread()),
+        TypeError,
+        "a Loader is no array, it gives batches: `for batch in loader`; mod",
+    ),
+    (lambda: reads_as(Unsized()), SourceError, "has items by index but no length: give it __len__, the number of it"),
     (lambda: loader(lease_s=0), ValueError, "lease_s is 0, expected seconds, 0.1 or more (30 if left out)"),
     (lambda: penstock.mix([1], weights=[1]), TypeError, "each loader has its weight beside it: mix({'a': (loader_a"),  # type: ignore[call-arg, arg-type]
     (lambda: penstock.produce([1], budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole nu"),  # type: ignore[arg-type]
@@ -119,7 +139,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: loader(notify=None), TypeError, "notify is None, a NoneType; expected a function such as notify=print"),
     (lambda: loader(start="begin"), ValueError, "expected 'resume', 'earliest' or an epoch's number"),
     (lambda: loader(order="random"), ValueError, "order is 'random', expected 'canonical' or None"),
-    (lambda: loader(rank=1, world_size=2), ValueError, "rank and world_size belong to order='canonical'"),
+    (lambda: loader(rank=1, world_size=2), ValueError, "belong to order='canonical': add it, or leave both out"),
     (lambda: loader(group=None), BadName, "group name None: use 1 to 100 letters"),
     (
         lambda: loader(["a", "b"]),
@@ -127,7 +147,11 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "a Loader reads one stream; for several make one Loader each, and penstock.mi",
     ),
     (lambda: loader("my photos"), BadName, "stream name 'my photos': use 1 to 100 letters"),
-    (lambda: writer(budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole number"),
+    (
+        lambda: writer(budget_bytes="1gb"),
+        TypeError,
+        "budget_bytes is '1gb', a str; expected a whole number of bytes: write budget_bytes=1 << 30",
+    ),
     (lambda: replay(epoch="0"), TypeError, "epoch is '0', a str; expected a whole number: write epoch=0"),
     (lambda: replay(shuffle=True), ValueError, "shuffle is True, expected a seed, 0 or more"),
     # wrong specs and samples
@@ -492,6 +516,34 @@ def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None
         for batch in by_hand:
             by_hand.acknowledge(batch)
     assert "not acknowledged" not in told[-1]
+
+
+def test_two_loops_on_one_loader_are_refused(any_url: str) -> None:
+    """Each asks for its next batch and thereby acknowledges the other's, which may still be trained on."""
+    produce(any_url, "train", 400)
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as one:
+        first, second = iter(one), iter(one)
+        next(first)
+        next(second)
+        with pytest.raises(PenstockError, match=r"make a penstock\.Loader in each thread"):
+            next(first)
+        seen = 1 + len(list(second))
+    assert seen == 49  # the first loop had one
+    with penstock.Loader("train", group="t", batch_size=1, url=any_url, notify=lambda _: None) as one:
+        ended: list[str] = []
+
+        def loop() -> None:
+            try:
+                ended.append(str(sum(1 for _ in one)))
+            except PenstockError as error:
+                ended.append(str(error))
+
+        threads = [threading.Thread(target=loop) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sum("read by another loop or thread" in end for end in ended) >= len(ended) - 1 == 1
 
 
 @pytest.mark.parametrize(

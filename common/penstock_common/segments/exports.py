@@ -251,7 +251,8 @@ def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = E
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise BadExport(f"{path} cannot be exported to: {error.strerror}") from None
+        what = "it is a file, expected a folder: name a new one" if path.is_file() else error.strerror
+        raise BadExport(f"{path} cannot be exported to: {what}") from None
     try:
         _lock_alone(lock, path)
         writer = ExportWriter(path, _taken_over(path, contents), file_bytes)

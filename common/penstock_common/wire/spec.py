@@ -330,7 +330,12 @@ class Spec:
         for name in self.names:
             if name not in sample:
                 there = ", ".join(map(str, sample)) or "nothing"
-                raise SpecMismatch(name, "nothing", f"a tensor, the spec being {self}", f"the sample has {there}")
+                raise SpecMismatch(
+                    name,
+                    "nothing",
+                    f"a tensor, the spec being {self}",
+                    f"the sample has {there}, and each sample needs every tensor",
+                )
         for name in sample:
             if name not in self.names:
                 raise SpecMismatch(name, "a tensor", f"none of that name, the spec being {self}")

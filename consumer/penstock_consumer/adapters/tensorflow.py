@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import explained, refuse_unpacking
+from penstock_common.waiting import to_stderr
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
@@ -26,7 +27,7 @@ from penstock_consumer.read.options import State
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 
-_SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "batch", "ragged_batch", "shard")
+_SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "ragged_batch", "shard")
 """Elements go through whole, so their tokens go with them."""
 _SAME_NUMBER = ("shuffle", "prefetch", "cache", "with_options")
 _REMAKING = (
@@ -237,6 +238,15 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
         return self._then(self._inner.take_while(without_token, name=name), is_drained=False)
 
+    def batch(self, batch_size: Any, *args: Any, **settings: Any) -> FedDataset:
+        """``tf.data.Dataset.batch``: batches of batches, since the elements are batches already."""
+        if self._untouched is not None:
+            to_stderr(
+                f"penstock.tensorflow.dataset(loader) gives batches of {self.feed.loader.batch_size} already, and "
+                f".batch({batch_size}) makes batches of batches: leave it out, and give the Loader its batch_size"
+            )
+        return _batching(self, batch_size, *args, **settings)
+
     def reduce(self, *args: Any, **settings: Any) -> Any:
         """``tf.data.Dataset.reduce``: one pass."""
         return self._watched().reduce(*args, **settings)
@@ -248,7 +258,16 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.element_spec, dict):
             refuse_unpacking(sys._getframe(1), self.element_spec, "penstock.tensorflow.dataset(loader, select=({}))")
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("keras."):
+                self._tell_fit(", ".join(map(repr, self.element_spec)))
         return iter(self._watched())
+
+    def _tell_fit(self, names: str) -> None:
+        """Say that ``fit`` takes a dict as inputs alone, as it does where a model has its own train_step."""
+        to_stderr(
+            f"Keras is given dicts of {names}, which it takes for inputs without targets: for inputs and targets write "
+            "penstock.tensorflow.dataset(loader, select=('x', 'y'))"
+        )
 
     def _watched(self) -> tf.data.Dataset:
         """Return the dataset that is iterated, which reports each element when it is asked for, and the end."""
@@ -363,6 +382,8 @@ def _remaking(name: str) -> Callable[..., FedDataset]:
     method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
     return method
 
+
+_batching = _passing("batch")
 
 for _name in (*_SAME_BATCHES, *_REMAKING):
     if hasattr(tf.data.Dataset, _name):

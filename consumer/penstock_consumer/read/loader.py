@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -211,6 +212,7 @@ class Loader(StageMethods, Passing):
         self._reading: Reading | None = None
         self._life = secrets.token_hex(8)
         """A state's numbers mean the batches of one loader."""
+        self._iterations, self._asking = 0, threading.Lock()
         self._is_told_finished = False
         self._steps: int | None = None
         """Batches in the latest epoch whose size was known."""
@@ -316,8 +318,32 @@ class Loader(StageMethods, Passing):
         return self._reading is not None and self._reading.is_ready
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever."""
-        return self.tally.counted(self._batches())
+        """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever.
+
+        A loader has one loop at a time: raises PenstockError in an older iteration, and in a second thread.
+        """
+        batches = self._batches()
+        return self.tally.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
+
+    def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of one iteration, unless a newer one has begun or another thread asks meanwhile."""
+        self._iterations += 1
+        mine = self._iterations
+        while True:
+            self._require_own()
+            if mine != self._iterations or not self._asking.acquire(blocking=False):
+                raise PenstockError(
+                    f"this loader of {self.name!r} is read by another loop or thread, and asking for the next batch "
+                    "acknowledges the one before: make a penstock.Loader in each thread, with the same group to share "
+                    "its batches"
+                )
+            try:
+                batch = next(batches, None)
+            finally:
+                self._asking.release()
+            if batch is None:
+                return
+            yield batch
 
     def _batches(self) -> Iterator[Batch]:
         if not self._closing.alive:

@@ -50,7 +50,10 @@ def rank_options(
     rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
     if order is None:
         if rank != 0 or world_size != 1:
-            raise ValueError("rank and world_size belong to order='canonical'; members of a group share it")
+            raise ValueError(
+                "rank and world_size belong to order='canonical': add it, or leave both out, since members of a group "
+                "share its batches"
+            )
         if remainder not in (None, "pad", "drop", "keep"):
             raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
         return None

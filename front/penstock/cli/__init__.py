@@ -295,7 +295,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
             upto = "" if most is None else f" to {most}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least}{upto}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}{upto}")
         return int(text)
 
     return number

@@ -8,7 +8,9 @@ of the bytes.
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import os
+import shlex
 import stat
 import struct
 import zipfile
@@ -141,7 +143,14 @@ def _root(path: str) -> Path:
                 f"{shown(path)} is a pattern, expected a folder: give {shown(folder_of(path))}/, which is read "
                 "whole; to read a part, name its files in a file for --labels, with --skip-unlabelled"
             )
-        raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images")
+        if root.suffix == ".tar":
+            raise SourceError(
+                f"{path} is no image folder: a tar is read by `penstock produce tar {shlex.quote(str(path))}`"
+            )
+        beside = [other.name for other in root.parent.glob("*") if other.is_dir()] if root.parent.is_dir() else []
+        near = difflib.get_close_matches(root.name, beside, 1)
+        hint = f"; did you mean {root.with_name(near[0])}/?" if near and not root.exists() else ""
+        raise SourceError(f"no image folder at {path}: found {what} there; give a folder or a .zip of images{hint}")
     return root
 
 

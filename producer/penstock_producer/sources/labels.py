@@ -7,6 +7,7 @@ rows. Strings become class ids.
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import io
 import json
@@ -105,7 +106,10 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
         content = Path(file).read_bytes()
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise SourceError(f"labels file {file}: {error.strerror}") from error
+        beside = [other.name for other in Path(file).parent.glob("*.*")] if Path(file).parent.is_dir() else []
+        near = difflib.get_close_matches(Path(file).name, beside, 1)
+        hint = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
+        raise SourceError(f"labels file {file}: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:
         raise SourceError(f"labels file {file} is not UTF-8: {error.reason} at byte {error.start}") from error
     is_table = Path(file).suffix.lower() in (".csv", ".tsv")

@@ -257,6 +257,8 @@ def reads_as(value: Any) -> Literal["dataset", "keras", "generator"]:
         return "dataset"
     if hasattr(type(value), "__iter__") or callable(value):
         return "generator"
+    if hasattr(type(value), "__getitem__"):
+        raise SourceError(f"{an(value)} has items by index but no length: give it __len__, the number of its items")
     raise SourceError(
         f"{an(value)} cannot be read; expected items by index (len and []), a Keras PyDataset, "
         "an iterable, or a function giving one"

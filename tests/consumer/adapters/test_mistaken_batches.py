@@ -183,3 +183,32 @@ def test_what_jax_is_given_is_checked(any_url: str) -> None:
             jax.dataset(loader)[0]
         with pytest.raises(AttributeError, match=r"write loader\.shuffle\(samples=10_000\) on the loader"):
             jax.dataset(loader).shuffle(3)
+
+
+def test_a_second_batch_is_told_that_there_are_batches_already(
+    any_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tf.data takes it, and a model trains on batches of batches or fails far away."""
+    produce(any_url, "train", 160)
+    adapter = importlib.import_module("penstock.tensorflow")
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+        dataset = adapter.dataset(loader, select=("x", "y"))
+        next(iter(dataset.batch(4)))
+        assert "gives batches of 8 already, and .batch(4) makes batches of batches" in capsys.readouterr().err
+        next(iter(dataset.unbatch().batch(4)))
+        assert "batches of batches" not in capsys.readouterr().err
+
+
+def test_fit_on_a_loader_or_on_dicts_is_told_what_fit_takes(any_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Keras's own errors name types and layers, and neither the cause nor the cure."""
+    keras = importlib.import_module("keras")
+    adapter = importlib.import_module("penstock.tensorflow")
+    produce(any_url, "train", 160)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+        with pytest.raises((TypeError, AttributeError), match=r"model\.fit takes penstock\.tensorflow"):
+            model.fit(loader)
+        with pytest.raises(Exception):  # noqa: B017, PT011 - Keras's own, of several kinds
+            model.fit(adapter.dataset(loader), verbose=0)
+        assert "Keras is given dicts of 'x', 'y', which it takes for inputs without" in capsys.readouterr().err
