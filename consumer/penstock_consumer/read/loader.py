@@ -1,6 +1,6 @@
-"""The public `Loader`: options, iteration, acknowledging, statistics and state. Its stage methods are in a base class.
+"""The public `Loader`: options, iteration, acknowledgement, statistics and state.
 
-The stages themselves are ``pipeline``'s; what a batch is made to look like for a plain loop is ``view``'s.
+The stages that change batches are in ``stages/``. ``view`` changes what a plain loop gets.
 """
 
 from __future__ import annotations
@@ -52,12 +52,27 @@ class StageMethods:
 
     @explained
     def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
-        """Draws each batch at random from a window of so many samples, or bytes of payload. Shared reading only.
+        """Draw each batch at random from a window of samples. For shared reading only.
 
-        Nothing is handed out before the window is full, or nothing came for 2 s: writers may wait for the room it
-        takes. What it holds is leased, not acknowledged: after a crash, and at `close`, it is handed out again. A
-        sample is acknowledged with the batch it left in. Memory: the window and one batch, beside ``prefetch_bytes``.
-        The same arrivals and seed give the same batches; arrivals of shared reading are no two times the same.
+        The first batch comes when the window is full, or when no sample came for 2 s. The window's samples are leased
+        and not acknowledged. After a crash, and at `close`, they are handed out again. A sample is acknowledged with
+        the batch that contains it. The same arrivals and seed give the same batches, but arrivals of shared reading
+        vary.
+
+        Args:
+            samples: the size of the window, in samples. Give this or ``bytes``.
+            bytes: the size of the window, in payload bytes. The window takes this memory beside ``prefetch_bytes``.
+            seed: the seed of the draws.
+
+        Returns:
+            This loader.
+
+        Raises:
+            ValueError: a size is missing or below 1, the order is canonical, or the loader has given a batch already.
+
+        Example:
+            >>> for batch in loader.shuffle(samples=10_000, seed=1):
+            ...     ...
         """
         if (samples is None) == (bytes is None) or (samples or bytes or 0) < 1:
             raise ValueError(f"shuffle(samples={samples}, bytes={bytes}): expected one of them, at least 1")
@@ -70,10 +85,25 @@ class StageMethods:
         return self._told("shuffle")
 
     def filter(self, keep: Keep) -> Self:
-        """Leaves out samples: ``keep`` is given a batch of n and gives n booleans. They count as trained on, at once.
+        """Leave out samples. They count as trained on at once.
 
-        In shared reading batches are filled up again from the next ones; in ordered reading they come out smaller, and
-        ``world_size`` must be 1, since every rank has the same steps. What filters should be a function of the sample.
+        Shared reading fills batches up with later samples. In canonical order batches become smaller, and
+        ``world_size`` must be 1, because all ranks have the same number of steps.
+
+        Args:
+            keep: a function that takes a batch of n samples and returns n booleans. Its answer on a sample should
+                depend on the sample alone.
+
+        Returns:
+            This loader.
+
+        Raises:
+            TypeError: ``keep`` is no function.
+            ValueError: the loader is one of several ranks, or has given a batch already.
+
+        Example:
+            >>> for batch in loader.filter(lambda batch: batch["y"] != 3):
+            ...     ...
         """
         callable_of("keep", keep, "lambda batch: batch['y'] != 3")
         order = self._options.order
@@ -87,14 +117,14 @@ class StageMethods:
 
     @property
     def rows(self) -> int | None:
-        """Rows of every batch, where ``remainder`` makes all alike; else None."""
+        """The rows of every batch, or None if the last batch of an epoch may be smaller."""
         options = self._options
         if options.remainder == "keep" or (options.order is not None and options.stages):  # a filter makes them smaller
             return None
         return options.batch_size
 
     def view(self) -> View:
-        """The batches for a plain loop, to be mapped, selected, taken apart: see `view.View`."""
+        """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
         from penstock_consumer.read.view import View
 
         return View(self)  # type: ignore[arg-type]  # every Loader is one of these
@@ -107,30 +137,36 @@ class StageMethods:
 
 
 PREFETCH_BYTES = 64 << 20
-"""Received and not yet trained on (design.md section 2)."""
+"""The payload bytes that are received and not yet trained on."""
 LEASE_S = 30.0
-"""How long entries of a silent member stay its own."""
+"""The time after which others may take the entries of a silent member."""
 SHORTEST_LEASE_S = 0.1
 """A shorter one would lapse between two renewals."""
 STARTUP_S = 60.0
-"""A mistyped stream is reported after this long; a trainer may well start before its producer."""
+"""A misspelt stream is reported after this time. A trainer may start before its producer."""
 POLL_S = 0.5
 
 
 class Loader(StageMethods, Passing):
-    """Batches of a stream for one member of a group: ``for batch in loader`` is the group's next epoch.
+    """The batches of a stream for one member of a group. ``for batch in loader`` reads the group's next epoch.
 
-    Every group sees every sample; the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
-    64-byte aligned and never overwritten while anything refers to them; the last one of an epoch may be smaller.
-    ``acknowledge`` says when a batch counts as trained on; what does not is handed out again after a crash:
+    Every group gets every sample, and the members of a group share them. A batch is a dict of arrays ``[n, *shape]``,
+    aligned to 64 bytes. It is never overwritten while anything refers to it. The last batch of an epoch may be smaller.
 
-    - ``'on_next'``: when the loop asks for the next one, or the loader is closed.
+    ``acknowledge`` says when a batch counts as trained on. Other batches are handed out again after a crash.
+
+    - ``'on_next'``: when the loop asks for the next batch, or the loader is closed.
     - ``'manual'``: when `acknowledge` is called.
     - ``'on_checkpoint'``: when `checkpointed` is called, so that data and model go back together.
 
-    With ``order='canonical'`` it reads as one rank of an ordered group: the same seed gives the same batches whoever
-    produced them and however fast, every rank has the same number of them, ``len(loader)``, and `load_state_dict` goes
-    on exactly where `state_dict` was taken. Such a batch is acknowledged with all that came before it.
+    With ``order='canonical'`` the loader is one rank of an ordered group. The same seed gives the same batches,
+    whichever workers produced them. Every rank has the same number of batches, ``len(loader)``. `load_state_dict`
+    continues exactly where `state_dict` was taken. A batch is acknowledged with all batches before it.
+
+    Example:
+        >>> with penstock.Loader("train", group="resnet", batch_size=64) as loader:
+        ...     for batch in loader:
+        ...         train(batch["x"], batch["y"])
     """
 
     @explained
@@ -156,22 +192,44 @@ class Loader(StageMethods, Passing):
         views: bool = False,
         notify: Notify = to_stderr,
     ) -> None:
-        """``start`` is 'resume' (where the group stands), 'earliest' or an epoch, which make the group read again.
+        """Join the group, and wait for the stream if it does not exist yet.
 
-        ``create=False`` refuses a group that is not there (GroupNotFound); else it is made, and announced where the
-        stream has others. ``wait=False`` refuses a stream that is not there (StreamNotFound); else it is waited for,
-        since a trainer may start before its producer. A stream that the `penstock run` above this process prepares is
-        always waited for.
+        Args:
+            stream: the stream's name.
+            group: the group's name. Each training has a group of its own.
+            batch_size: the samples of a batch; in canonical order, of a batch of each rank.
+            url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
+            member: the name of this process in the group. A process that restarts under its name continues with what it
+                held. None means host and process id.
+            start: 'resume' continues where the group stands. 'earliest', or the number of an epoch, makes the group
+                read again from there.
+            create: whether a group that does not exist is made. It is announced if the stream has other groups.
+            wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
+                process prepares is always waited for.
+            acknowledge: when a batch counts as trained on; see the class.
+            order: 'canonical' makes this loader one rank of an ordered group.
+            rank: the number of this rank, from 0.
+            world_size: the number of ranks.
+            remainder: the use of a last step that the epoch does not fill. 'pad' fills it with the epoch's first
+                samples, and in shared reading with the batch's own. 'drop' leaves it out, and 'keep' makes it smaller.
+                The default is 'pad' for several ranks, else 'keep'.
+            prefetch_bytes: the payload bytes that are read ahead.
+            lease_s: the seconds after which others may take what this process holds, if it is silent.
+            timeout_s: the longest wait in seconds. None waits without limit and says for what, but at most 60 s for a
+                stream or a first epoch that never comes.
+            views: whether a batch that is one block of a segment is handed out without a copy, read-only. See
+                docs/segments.md.
+            notify: called with each line for the user.
 
-        ``timeout_s`` bounds every wait (WaitTimeout); None waits, saying for what, except 60 s for a stream or first
-        epoch that never comes. ``member`` names this process in the group; restarted under the same name it goes on
-        with what it held. With ``views`` a batch that is one block of a segment is not copied, and read-only: see
-        docs/segments.md. Raises ServerUnavailable, GroupBusy, EpochsReleased.
-
-        With ``order='canonical'`` this is rank ``rank`` of ``world_size``, each with batches of ``batch_size``.
-        ``remainder`` says what becomes of a last step that the epoch does not fill: 'pad' fills it with the epoch's
-        first samples (the default for several ranks; in shared reading the batch's own), 'drop' leaves it out, 'keep'
-        makes it smaller (the default otherwise). Raises OrderNeedsSizes (when the epoch is begun), GroupKindMismatch.
+        Raises:
+            ServerUnavailable: the server does not answer.
+            StreamNotFound: the stream does not exist, with ``wait=False``.
+            GroupNotFound: the group does not exist, with ``create=False``.
+            GroupBusy: ranks of another world size are alive.
+            GroupKindMismatch: the group is read in another order, or with another batch size.
+            EpochsReleased: the group had stopped holding data, and lost epochs.
+            WaitTimeout: a wait took longer than ``timeout_s``.
+            OrderNeedsSizes: at its first batch, if canonical order needs sizes that the epoch does not have.
         """
         batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
         seconds("lease_s", lease_s)
@@ -211,11 +269,11 @@ class Loader(StageMethods, Passing):
         self._client: Client = connect(self._url, bears_outages=notify, patience_s=patience_s)
         self._reading: Reading | None = None
         self._life = secrets.token_hex(8)
-        """A state's numbers mean the batches of one loader."""
+        """The number in a state, which counts batches of one loader."""
         self._iterations, self._asking = 0, threading.Lock()
         self._is_told_finished = False
         self._steps: int | None = None
-        """Batches in the latest epoch whose size was known."""
+        """The number of batches in the latest epoch whose size was known."""
         self.tally = StatsCounter()
         self._resources = LoaderResources(self._client, self._acknowledger.unacknowledged)
         self._closing = weakref.finalize(self, end_resources, self._resources)
@@ -227,33 +285,37 @@ class Loader(StageMethods, Passing):
 
     @property
     def stream(self) -> Stream:
-        """The stream's meta; waits until it exists and has a spec."""
+        """The facts about the stream. Waits until it exists and has a spec."""
         return self._joined().member.stream
 
     @property
     def spec(self) -> Spec:
-        """The tensors of a sample; waits until it is known."""
+        """The tensors of a sample. Waits until they are known."""
         spec = self.stream.spec
         assert spec is not None
         return spec
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return what the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
+        """What the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
         return self.stream.info
 
     @property
     def samples(self) -> int | None:
-        """Samples planned in the epoch being read (or, before the first, in the next one there is); None if unknown."""
+        """The planned samples of the epoch being read, or before the first of the next epoch.
+
+        None if they are not known.
+        """
         reading = self._joined()
         epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
         manifest = None if epoch is None else find_manifest(self._client, reading.member.stream, epoch)
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
-        """Batches of an epoch for each rank of an ordered group: of the one being read, or the next.
+        """Return the batches of an epoch for each rank of an ordered group: of the epoch being read, or of the next
+        one.
 
-        Waits for the first epoch. A TypeError where they are not known, as list() and others expect it.
+            Waits for the first epoch. Raises TypeError if the number is not known, as list() and others expect it.
         """
         if self._options.order is None:
             raise TypeError(
@@ -273,7 +335,7 @@ class Loader(StageMethods, Passing):
         return self._steps
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError for what would change nothing: a loader stays what it was made as."""
+        """Refuse attributes that would change nothing, because a loader keeps the options that it was made with."""
         if not name.startswith("_") and "_closing" in self.__dict__:
             raise AttributeError(
                 f"a Loader stays what it was made as, and {name} changes nothing now: make another one"
@@ -318,9 +380,9 @@ class Loader(StageMethods, Passing):
         return self._reading is not None and self._reading.is_ready
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch. Going on after a ``break`` gives the rest of it. Of an endless feed: everything, for ever.
+        """Yield the batches of one epoch, or the rest of an epoch after a ``break``. A feed without end never stops.
 
-        A loader has one loop at a time: raises PenstockError in an older iteration, and in a second thread.
+        A loader has one loop at a time. Raises PenstockError in an older loop, and in a second thread.
         """
         batches = self._batches()
         return self.tally.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
@@ -375,7 +437,7 @@ class Loader(StageMethods, Passing):
                 return
 
     def _require_own(self) -> None:
-        """Raises PenstockError in a process that was forked from the loader's: its threads did not come along."""
+        """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""
         if self._resources.pid != os.getpid():
             raise PenstockError(
                 f"this loader of {self.name!r} was made by process {self._resources.pid}, and a fork copied it: make a "
@@ -386,52 +448,75 @@ class Loader(StageMethods, Passing):
 
     @property
     def policy(self) -> Acknowledge:
-        """When batches are acknowledged."""
+        """The policy that says when batches are acknowledged."""
         return self._acknowledger.policy
 
     @property
     def adapter(self) -> Adapter | None:
-        """Return the adapter that reports what was trained on, for a framework that reads ahead."""
+        """The adapter that reports what was trained on, for a framework that reads ahead."""
         return self._acknowledger.adapter
 
     @explained
     def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch: it was trained on and is never handed out again to this group. Twice is the same as once."""
+        """Acknowledge a batch: it is never handed out again to this group. A second call does nothing.
+
+        Args:
+            batch: a batch that this loader gave.
+
+        Raises:
+            ValueError: the policy is 'on_checkpoint'.
+            TypeError: the batch is not one that a loader gave.
+
+        Example:
+            >>> loader.acknowledge(batch)
+        """
         self._acknowledger.acknowledge(batch)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """A checkpoint is durable: settles everything handed out so far ('on_checkpoint' only), on the server.
+        """Acknowledge on the server everything that was handed out, because a checkpoint of it is durable.
 
-        With a ``state`` that `state_dict` returned before, everything handed out until then: for checkpoints that
-        are written while training goes on. Raises StateMismatch for the state of another loader.
+        Args:
+            state: a state that `state_dict` returned. Then everything until that state is acknowledged, for checkpoints
+                that are written while training goes on.
+
+        Raises:
+            ValueError: the policy is not 'on_checkpoint'.
+            StateMismatch: the state is another loader's.
+
+        Example:
+            >>> save_model()
+            >>> loader.checkpointed()
         """
         if state is not None:
             check_state(state, {**self._identity(), "loader": self._life})
         self._acknowledger.checkpointed(None if state is None else int(state["batches"]))
 
     def trained(self, batch: Batch) -> None:
-        """An adapter's word: the training step is done with a batch it had pulled."""
+        """Note for an adapter that the training step is done with a batch that it had pulled."""
         self._acknowledger.trained(batch)
 
     def take_over(self, adapter: Adapter) -> None:
-        """From now on ``adapter`` says what was trained on: pulling proves nothing where a framework reads ahead."""
+        """Let ``adapter`` say from now on what was trained on, because a framework pulls batches ahead of its step."""
         self._acknowledger.take_over(adapter)
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
-        """Has batches that were handed out and never trained on handed out again, at the next iteration's start."""
+        """Hand batches that were never trained on out again, when the next iteration starts."""
         self._acknowledger.hand_back(batches)
 
     # --- where the time goes ---
 
     def stats(self, *, total: bool = False) -> Stats:
-        """The epoch being read, else the one read last: samples, rates, and whom the loop waited for; see `Stats`.
+        """Return samples, rates and waits of the epoch being read, or of the one read last; see `Stats`.
 
-        ``total`` counts all epochs of this loader. From any thread, at any time; it asks nobody.
+        Any thread may call this at any time. It sends nothing to the server.
+
+        Args:
+            total: whether all epochs of this loader are counted.
         """
         return self.tally.stats(total=total)
 
     def end_tally(self, epoch: int, *, is_feed: bool) -> None:
-        """An epoch was read to its end: says so."""
+        """Report the statistics of an epoch that was read to its end."""
         stats = self.tally.end()
         if self.tally.is_due(is_feed=is_feed):
             self._notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
@@ -439,10 +524,14 @@ class Loader(StageMethods, Passing):
     # --- state ---
 
     def state_dict(self) -> State:
-        """Return as JSON what was handed to training so far, to be saved with a checkpoint. See `checkpointed`.
+        """Return what was handed to training so far, as JSON, to be saved with a checkpoint.
 
-        Behind a framework it means the training step, not what was read ahead. Shared reading resumes by the group's
-        ledger: with `checkpointed` nothing is lost or trained on twice, but what is left comes in another order.
+        Behind a framework this is the position of the training step, not of what was read ahead. Shared reading resumes
+        by the group's ledger: with `checkpointed` nothing is lost or trained on twice, but the rest comes in another
+        order.
+
+        Example:
+            >>> torch.save({"model": model.state_dict(), "data": loader.state_dict()}, path)
         """
         state = {**self._identity(), "loader": self._life, **self._acknowledger.progress()}
         if isinstance(reading := self._joined(), OrderedReading):
@@ -450,11 +539,18 @@ class Loader(StageMethods, Passing):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises StateMismatch unless the state is of this stream, spec, group, way of reading and batch size.
+        """Continue where a state was taken.
 
-        In shared reading that is all: the group's ledger knows where to go on. In ordered reading an iteration under
-        way ends, and the next begins with the first batch after the state, also with another world size, if every
-        rank loads it. Raises ReplayTruncated where retention has removed what would come.
+        In shared reading this only compares, because the group's ledger knows where to continue. In canonical order a
+        running iteration ends, and the next one begins with the first batch after the state. The world size may differ,
+        if every rank loads the state.
+
+        Args:
+            state: a dict that `state_dict` returned.
+
+        Raises:
+            StateMismatch: the state is of another stream, spec, group, order or batch size.
+            ReplayTruncated: retention has removed what would come.
         """
         check_state(state, self._identity())
         if isinstance(reading := self._joined(), OrderedReading):
@@ -475,7 +571,7 @@ class Loader(StageMethods, Passing):
     # --- waiting ---
 
     def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
-        """The next epoch of the group; None where it has read them all and this loader has had its share."""
+        """Return the next epoch of the group, or None if it has read all epochs and this loader had its share."""
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         fresh = self.tally.batches == 0
         limit = self._startup_s if fresh and self._timeout_s is None else None
@@ -491,7 +587,10 @@ class Loader(StageMethods, Passing):
                 return None
 
     def _look_for_epoch(self, reading: Reading, wait: Wait, limit: float | None) -> int | None:
-        """The next epoch; None after a while without one. Only reads: it may be called again after any failure."""
+        """Return the next epoch, or None after a while without one.
+
+        This only reads, so it may be repeated after a failure.
+        """
         member = reading.member
         event = last_event(self._client, member.stream.keys)
         epoch = reading.next_epoch()
@@ -528,7 +627,10 @@ class Loader(StageMethods, Passing):
             wait.because("batch", lambda: run.why_waiting(wait.seconds))
 
     def _finish(self, reading: Reading, epoch: int) -> bool:
-        """Ends an epoch that was read to its end; whether the iteration goes on into the next one (a feed)."""
+        """End an epoch that was read to its end.
+
+        Return whether the iteration goes on into the next one, as in a feed.
+        """
         run, member = reading.run, reading.member
         assert run is not None
         reading.finish(run)
@@ -546,9 +648,10 @@ class Loader(StageMethods, Passing):
     # --- the end ---
 
     def close(self) -> None:
-        """Acknowledges the batch in hand ('on_next'), hands back what was not handed out, and leaves the group.
+        """Acknowledge the batch in hand ('on_next'), hand back what was not handed out, and leave the group.
 
-        Raises ServerUnavailable where an acknowledgement could not be delivered: its batch is handed out again.
+        Raises:
+            ServerUnavailable: an acknowledgement could not be delivered. Its batch is handed out again.
         """
         self._resources.take_time()
         try:
