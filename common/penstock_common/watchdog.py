@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 Answer = TypeVar("Answer")
 
 FIRST_WORD_S = 3.0
-"""Nobody waits longer than 5 s without being told (design.md section 2)."""
+"""Nobody waits longer than 5 s without being told; see docs/guarantees.md."""
 SILENCE_S = 2.5
 """A server that owes an answer for so long is silent. Who asks it every 2 s still speaks within 5 s of its stop."""
 REPEAT_S = 30.0

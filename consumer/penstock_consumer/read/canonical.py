@@ -1,7 +1,7 @@
 """Canonical order, pure: positions of an epoch -> entries and rows of them. No Redis, no thread, no bytes.
 
 A position counts planned samples: shards in order, offsets in order, holes included. Beyond the epoch's end positions
-run on cyclically from its start, which is how a last step is padded (design.md section 4).
+run on cyclically from its start, which is how a last step is padded.
 """
 
 from __future__ import annotations

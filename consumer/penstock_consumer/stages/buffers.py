@@ -1,6 +1,6 @@
 """Memory for batches: 64-byte aligned arrays, used again once nothing refers to them any more.
 
-A fresh large array costs page faults (0.4 s of CPU per GB, design.md 7); a recycled one does not.
+A fresh large array costs page faults (0.4 s of CPU per GB); a recycled one does not.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _give_back(
 SLACK_SHARE = 0.1
 """How much more than needed is freed at once, so that a full budget is not planned for at every block."""
 SILENT_MS = 600_000
-"""An undeclared group that vanished stops holding data after this long (design.md 5.6)."""
+"""An undeclared group that vanished stops holding data after this long."""
 LOOK_AGAIN_S = 4.0
 """So much later who looked silent is looked at again: four beats of a member with a lease of 30 s."""
 CLEAN_UP_EVERY_S = 10.0
