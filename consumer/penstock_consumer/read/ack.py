@@ -1,4 +1,4 @@
-"""The batches that are outstanding, and when each is acknowledged."""
+"""The outstanding batches of a loader, and when each is acknowledged."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ from penstock_consumer.stages.batch import UNKNOWN, Batch
 
 
 class OutstandingBatch(NamedTuple):
-    """One batch handed out and not settled."""
+    """A batch that was handed out and is not acknowledged."""
 
     batch: Batch
-    """Without its arrays."""
+    """The batch without its arrays."""
     samples: int
     nbytes: int
-    """Payload bytes."""
+    """The payload bytes."""
 
 
 class OutstandingBatches:
-    """The batches of one loader from handing out to acknowledgement. Its threads may call this at the same time.
+    """The batches of one loader from handing out to acknowledgement. Several threads may call this at the same time.
 
-    A batch is pulled, trained on, then settled. In a plain loop the first two are one; a framework that reads ahead
-    pulls long before its step trains.
+    A batch is pulled, trained on, then acknowledged. In a plain loop the first two are one. A framework that reads
+    ahead pulls a batch long before its step trains on it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._pulled: dict[int, OutstandingBatch] = {}
         self._trained: dict[int, OutstandingBatch] = {}
-        """In the order of training. Keys are the ids of the spans, which live as long as the value does."""
+        """The batches that were trained on, in order. Keys are the ids of the spans, which live as long as the value.
+        """
         self._covered = 0
-        """Of the batches trained on, in order, those that a checkpoint covered."""
+        """The number of batches trained on, in order, that a checkpoint covered."""
         self.promised = 0
-        """Of them, those whose state was taken: somebody may be saving it."""
+        """The number of batches whose state was taken. Somebody may be saving it."""
         self.batches = self.samples = 0
-        """Trained on since the loader was made."""
+        """The batches and samples trained on since the loader was made."""
         self.last: Batch | None = None
-        """The last one trained on, without its arrays."""
+        """The last batch trained on, without its arrays."""
         self.waiting = OutstandingAmount()
-        """Trained on and not settled."""
+        """The amount that was trained on and is not acknowledged."""
         self._changed_s = clock()
 
     def pull(self, batch: Batch) -> None:
-        """A batch was given to a framework."""
+        """Note that a framework got a batch."""
         with self._lock:
             self._pulled[id(batch.spans)] = _outstanding(batch)
             self._changed_s = self._clock()
 
     def train(self, batch: Batch) -> None:
-        """A batch is given to a plain loop."""
+        """Note that a plain loop got a batch."""
         with self._lock:
             self._train(_outstanding(batch))
 
     def arrive(self, batch: Batch) -> bool:
-        """A batch that was pulled reached the training step; False if it was handed back or forgotten meanwhile."""
+        """Note that a pulled batch reached the training step. False if it was handed back or forgotten meanwhile."""
         with self._lock:
             one = self._pulled.pop(id(batch.spans), None)
             if one is not None:
@@ -77,7 +78,7 @@ class OutstandingBatches:
         self._count(one, 1)
 
     def drop(self, batch: Batch) -> bool:
-        """A batch is to be settled by itself, or handed back; False if it was before."""
+        """Take a batch out, to acknowledge it alone or to hand it back. False if it was taken out before."""
         with self._lock:
             pulled = self._pulled.pop(id(batch.spans), None)
             trained = self._trained.pop(id(batch.spans), None)
@@ -86,7 +87,10 @@ class OutstandingBatches:
             return pulled is not None or trained is not None
 
     def cover(self, batches: int | None) -> list[Batch]:
-        """Return, in the order of training, what a checkpoint covers that was taken after ``batches`` (None: all)."""
+        """Take out, in the order of training, the batches of a checkpoint that was taken after ``batches``.
+
+        None: all.
+        """
         with self._lock:
             count = len(self._trained) if batches is None else max(0, batches - self._covered)
             ones = [self._trained.pop(key) for key in list(self._trained)[:count]]
@@ -96,12 +100,12 @@ class OutstandingBatches:
             return [one.batch for one in ones]
 
     def trained(self) -> list[Batch]:
-        """Trained on and not settled."""
+        """Return the batches that were trained on and are not acknowledged."""
         with self._lock:
             return [one.batch for one in self._trained.values()]
 
     def forget(self) -> None:
-        """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
+        """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
         with self._lock:
             self._covered += len(self._trained)
             self._pulled.clear()
@@ -109,7 +113,7 @@ class OutstandingBatches:
             self.waiting, self.last = OutstandingAmount(), None
 
     def first(self, besides: Iterable[Batch] = (), *, pulled_only: bool = False) -> Batch | None:
-        """In canonical order the first batch that is not settled, or not even trained on."""
+        """Return the first batch in canonical order that is not acknowledged (``pulled_only``: not trained on)."""
         left_out = {id(batch.spans) for batch in besides}
         with self._lock:
             ones = [one.batch for key, one in self._pulled.items() if key not in left_out]
@@ -117,7 +121,7 @@ class OutstandingBatches:
         return min(ones, key=canonical, default=None)
 
     def promise(self, batches: int) -> None:
-        """Note that a state was taken after so many batches: somebody may be saving it."""
+        """Note that a state was taken after so many batches. Somebody may be saving it."""
         self.promised = max(self.promised, batches)
 
     @property
@@ -127,7 +131,7 @@ class OutstandingBatches:
 
     @property
     def quiet_s(self) -> float:
-        """For how long nothing was pulled, trained on or settled."""
+        """The time since a batch was last pulled, trained on or acknowledged."""
         return self._clock() - self._changed_s
 
     def _count(self, one: OutstandingBatch, sign: int) -> None:
@@ -146,7 +150,7 @@ def _outstanding(batch: Batch) -> OutstandingBatch:
 
 
 LOOK_EVERY_S = 2.0
-"""What all readers of a stream hold is counted from its indexes, so not at every turn of a wait."""
+"""The pause between two counts of what all readers hold, because a count reads their indexes."""
 
 Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
 
@@ -155,14 +159,14 @@ class Adapter(Protocol):
     """A link between a loader and a framework that pulls batches long before its step uses them."""
 
     def settle(self) -> None:
-        """Reports to `Loader.trained` what the training step is done with."""
+        """Report to the loader which batches the training step is done with."""
 
     def reached(self) -> list[Batch]:
-        """Return what `settle` would report now."""
+        """Return the batches that `settle` would report now."""
 
 
 class UnacknowledgedNotice:
-    """The last word on what a loader handed out and nobody acknowledged. It keeps no loader alive."""
+    """The last notice on what a loader handed out and nobody acknowledged. It keeps no loader alive."""
 
     def __init__(self, policy: Acknowledge, outstanding: OutstandingBatches, notify: Notify) -> None:
         self._policy, self._outstanding, self._notify = policy, outstanding, notify
@@ -185,7 +189,7 @@ class UnacknowledgedNotice:
 
 
 class Acknowledger:
-    """One loader's acknowledging; see `loader.Loader` for the policies. A framework's threads may call it."""
+    """The acknowledgement of one loader's batches; see `loader.Loader` for the policies. Any thread may call it."""
 
     def __init__(self, policy: Acknowledge, stream: str, notify: Notify) -> None:
         if policy not in get_args(Acknowledge):
@@ -193,10 +197,10 @@ class Acknowledger:
         self.policy: Acknowledge = policy
         self.adapter: Adapter | None = None
         self.reading: Reading | None = None
-        """Set when the group was joined."""
+        """The joined member, once there is one."""
         self._stream, self._notify = stream, notify
         self._lock = threading.Lock()
-        """A framework's step and its read-ahead are different threads."""
+        """A framework's step and its readahead are different threads."""
         self._outstanding = OutstandingBatches()
         self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
         self._in_hand: Batch | None = None
@@ -204,7 +208,7 @@ class Acknowledger:
         self._is_warned = False
         self._looked_s = 0.0
         self._held_up: list[Batch] = []
-        """Ordered groups settle by position: what was trained on before something that lies earlier waits for it."""
+        """The batches that wait for an earlier one, because ordered groups acknowledge by position."""
 
     def join(self, reading: Reading) -> None:
         """Learn how this loader reads, once it has joined its group."""
@@ -213,7 +217,7 @@ class Acknowledger:
     # --- handing out and acknowledging ---
 
     def hand(self, batch: Batch) -> None:
-        """A batch goes to the loop, or to a framework."""
+        """Hand a batch to the loop or to a framework."""
         self._go_on()
         if self.adapter is not None:
             self._outstanding.pull(batch)
@@ -225,7 +229,7 @@ class Acknowledger:
             self._warn()
 
     def unless_dropped(self, batch: Batch | None) -> Batch | None:
-        """A batch to hand out; one that nobody is to be given counts as trained on instead."""
+        """Return a batch to hand out. A batch that nobody gets counts as trained on instead."""
         if batch is None or not batch.is_dropped:
             return batch
         self._outstanding.train(batch)
@@ -234,7 +238,7 @@ class Acknowledger:
         return None
 
     def asked_for_next(self) -> None:
-        """The loop is done with what it had."""
+        """Note that the loop is done with the batch that it had."""
         if self._in_hand is not None:
             batch, self._in_hand = self._in_hand, None
             self.acknowledge(batch)
@@ -264,7 +268,7 @@ class Acknowledger:
             self._warn()
 
     def checkpointed(self, batches: int | None) -> None:
-        """Settles the first so many batches that were trained on since the loader was made; None: all."""
+        """Acknowledge the first batches that were trained on since the loader was made. None: all."""
         if self.policy != "on_checkpoint":
             raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
         if self.adapter is not None:
@@ -281,11 +285,11 @@ class Acknowledger:
         left = [batch for batch in batches if self._outstanding.drop(batch)]
         if self.reading is not None:
             with self._lock:
-                self._held_up.clear()  # an ordered group reads all from the first of them on again
+                self._held_up.clear()  # an ordered group reads everything again from the first of them
                 self.reading.hand_back(left, self._outstanding.trained())
 
     def forget(self) -> None:
-        """Reading goes on elsewhere: nothing of what was handed out is to be settled."""
+        """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
         self._outstanding.forget()
         self._held_up.clear()
         self._in_hand = None
@@ -301,7 +305,7 @@ class Acknowledger:
         self.adapter = adapter
 
     def progress(self) -> dict[str, Any]:
-        """Return what a state says of this loader's batches."""
+        """Return the part of a state that describes this loader's batches."""
         reached = self.adapter.reached() if self.adapter is not None else []
         last = reached[-1] if reached else self._outstanding.last
         batches = self._outstanding.batches + len(reached)
@@ -315,7 +319,7 @@ class Acknowledger:
     # --- ends ---
 
     def end_epoch(self, epoch: int) -> None:
-        """An epoch was read to its end here: closes it for the group, unless something of it is still to be settled."""
+        """Close an epoch for the group after it was read to its end, unless a part of it is not acknowledged."""
         assert self.reading is not None
         self._go_on()
         member = self.reading.member
@@ -326,7 +330,7 @@ class Acknowledger:
                 member.close_epochs(epoch)
 
     def close(self) -> None:
-        """Settles what the loop, or the step, is done with."""
+        """Acknowledge what the loop, or the step, is done with."""
         self.asked_for_next()
         if self.adapter is not None:
             self.adapter.settle()
@@ -346,8 +350,10 @@ class Acknowledger:
                     member.close_epochs(epoch)
 
     def _in_order(self, batches: list[Batch]) -> list[Batch]:
-        """Return the batches of an ordered group that may be acknowledged: none beyond one that is outstanding."""
-        if self.policy == "manual":  # the user's own word: all up to this one
+        """Return the batches of an ordered group that may be acknowledged, which are those before every outstanding
+        batch.
+        """
+        if self.policy == "manual":  # the user's own decision: everything up to this batch
             return batches
         first = self._outstanding.first()
         due = sorted((*self._held_up, *batches), key=canonical)
@@ -356,7 +362,7 @@ class Acknowledger:
         return ready
 
     def frontier(self) -> tuple[Batch | None, Batch | None]:
-        """Return (the last batch trained on, the first that was pulled before it and was not) of an ordered group."""
+        """Return, for an ordered group, the last batch trained on, and the first one pulled before it that was not."""
         reached = self.adapter.reached() if self.adapter is not None else []
         trained = (
             [self._outstanding.last] if self._outstanding.last is not None else []
@@ -367,7 +373,7 @@ class Acknowledger:
         return last, left if is_before else None
 
     def flush(self) -> None:
-        """Returns once every acknowledgement is on the server."""
+        """Return once every acknowledgement is on the server."""
         if self.reading is not None:
             with self._lock:
                 self.reading.member.flush()
@@ -375,7 +381,7 @@ class Acknowledger:
     # --- what waits for a checkpoint ---
 
     def _warn(self) -> None:
-        """Says, once for each checkpoint, that much is handed out and not settled."""
+        """Say once for each checkpoint that much is handed out and not acknowledged."""
         assert self.reading is not None
         if self._is_warned:
             return
@@ -385,31 +391,32 @@ class Acknowledger:
             self._notify(text)
 
     def raise_if_overdue(self, waited_s: float) -> None:
-        """Ends a wait for a batch that only this loop, or all loops together, could end: raises CheckpointOverdue.
+        """Raise CheckpointOverdue or TooLarge if a wait for a batch can never end.
 
-        TooLarge where what all readers hold is parts of batches. Until then the roster says that this loop waits.
+        CheckpointOverdue: only this loop, or all loops together, could end the wait. TooLarge: all readers hold
+        parts of batches. Until then the roster says that this loop waits.
         """
         waited_s = min(waited_s, self._outstanding.quiet_s)
         self.wait_for_next(waited_s)
         is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._outstanding.is_being_saved
         if self.reading is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
             return
-        with suppress(ServerUnavailable):  # the reader says so
+        with suppress(ServerUnavailable):  # the reader reports that
             member = self.reading.member
             budget, held = member.stream.budget_bytes, self._outstanding.waiting
-            # other members may be about to settle, too
+            # other members may be about to acknowledge, too
             blocked_partitions = member.blocked_partitions(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
             if (error := overdue(blocked_partitions, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
 
     def wait_for_next(self, waited_s: float) -> None:
-        """The loop has waited so long, for a batch or for an epoch: everyone else is told."""
+        """Tell everyone how long the loop has waited for a batch or an epoch."""
         if self.reading is not None:
             since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
             self.reading.heartbeat.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
 
     def _go_on(self) -> None:
-        """The loop waits no more."""
+        """Note that the loop waits no more."""
         if self.reading is not None and self.reading.heartbeat.idle is not None:
             self.reading.heartbeat.tell_idle(None)
 

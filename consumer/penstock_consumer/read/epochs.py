@@ -26,20 +26,20 @@ from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue
 from penstock_consumer.stages.stage import StageContext
 
 QUIET_PER_LEASE = 6
-"""Ranks of another world size that were not seen for this part of a lease, five beats, are gone."""
+"""Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone."""
 MIN_QUIET_MS = 1000
 
 
 class AnyReader(Protocol):
-    """Reads one epoch into a prefetch queue, in a thread of its own: ``shared.SharedReader``."""
+    """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReader``."""
 
     epoch: int
     bad_entries: int
     filled: int
-    """Samples that stand in for bad ones; always 0 where reading is shared."""
+    """The samples that replace bad ones. Always 0 in shared reading."""
 
     def run(self) -> None:
-        """The thread's body: everything ends in the queue, errors too."""
+        """Run the thread. Everything ends in the queue, errors too."""
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch."""
@@ -47,7 +47,7 @@ class AnyReader(Protocol):
 
 @dataclass(slots=True)
 class EpochRun:
-    """One epoch being read."""
+    """One epoch that is being read."""
 
     reader: AnyReader
     queue: StageChain
@@ -61,10 +61,10 @@ class EpochRun:
 
 
 class Reading:
-    """A joined member at work: its heartbeat, and the epoch being read. The base of both ways of reading."""
+    """A joined member at work, with its heartbeat and the epoch being read. The base of both ways of reading."""
 
     is_ordered = False
-    """Whether settling is by position: everything up to a batch."""
+    """Whether acknowledgement is by position: everything up to a batch."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Reading:
         self._read, self._options, self.has_begun = read, options, False
         self.run: EpochRun | None = None
         self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
-        """What was learned in one epoch holds for the next."""
+        """The limit that was learned in one epoch, for the next."""
         self.cursor = -1
-        """The last epoch iterated to its end here."""
+        """The last epoch that was iterated to its end here."""
 
     @property
     def is_ready(self) -> bool:
@@ -87,11 +87,14 @@ class Reading:
         return self.run is not None and self.run.queue.holds_batches
 
     def next_epoch(self) -> int | None:
-        """The next epoch to read; None if there is none yet. Only reads: may be called again after any failure."""
+        """Return the next epoch, or None if there is none yet.
+
+        This only reads, so it may be repeated after a failure.
+        """
         return self.member.next_epoch(self.cursor)
 
     def begin(self, epoch: int) -> EpochRun:
-        """Starts the thread that reads an epoch."""
+        """Start the thread that reads an epoch."""
         self.has_begun = True
         reader = self._read(epoch, queue := PrefetchQueue(self._prefetch_limit))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
@@ -104,20 +107,22 @@ class Reading:
         return self.run
 
     def finish(self, run: EpochRun) -> None:
-        """An epoch was read to its end."""
+        """End an epoch that was read to its end."""
         run.thread.join()
         self.run = None
         self.cursor = max(self.cursor, run.reader.epoch)
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
-        """Has batches that were handed out and never trained on handed out again, at the next iteration's start.
+        """Hand batches that were never trained on out again, when the next iteration starts.
 
-        ``kept`` is what was trained on and waits for its checkpoint.
+        Args:
+            batches: the batches.
+            kept: the batches that were trained on and wait for their checkpoint.
         """
         raise NotImplementedError
 
     def take_up(self) -> None:
-        """Finds what is left for this member to do in an epoch that it has read and that did not close."""
+        """Find what is left for this member in an epoch that it has read and that did not close."""
 
     @property
     def is_fresh(self) -> bool:
@@ -125,7 +130,7 @@ class Reading:
         return True
 
     def await_leases(self, wait: Wait) -> None:
-        """Returns once `is_fresh`."""
+        """Return once `is_fresh` is true."""
 
     @property
     def is_current_thread(self) -> bool:
@@ -135,13 +140,16 @@ class Reading:
         )
 
     def raise_error(self) -> None:
-        """Raises what ended the keeper."""
+        """Raise the error that ended the heartbeat."""
         if self.heartbeat.error is not None:
             raise self.heartbeat.error
 
 
 class SharedReading(Reading):
-    """Reading through a consumer group: what was handed back, or left by the dead, is claimed and read again."""
+    """Reading through a consumer group.
+
+    Entries that were handed back, or left by the dead, are claimed and read again.
+    """
 
     member: Member
     heartbeat: LeaseRenewer
@@ -164,10 +172,11 @@ class SharedReading(Reading):
 
         super().__init__(member, heartbeat, read, options)
         self._unfinished: set[int] = set()
-        """Epochs of which something was handed back: they are iterated again, if the running iteration cannot."""
+        """The epochs of which something was handed back. They are iterated again, if the running iteration cannot read
+        it."""
 
     def next_epoch(self) -> int | None:
-        """An epoch may have to be read again: a member that held a part of it died, or what it lacked was repaired."""
+        """Return an earlier epoch again if a member that held a part of it died, or if what it lacked was repaired."""
         repaired = [epoch - 1 for epoch in self.member.unclosed if self.member.has_unread(epoch)]
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims)), *repaired])
         found = super().next_epoch()
@@ -175,7 +184,9 @@ class SharedReading(Reading):
         return found
 
     def take_up(self) -> None:
-        """Claim what is pending here though it was acknowledged: a server that lost its last second forgot it."""
+        """Claim what is pending here though it was acknowledged, because a server that lost its last second forgot
+        that.
+        """
         _bear(self.member.client.patience, lambda: self.heartbeat.recover(self.member.is_all_acknowledged))
         self.cursor = min([self.cursor, *(claim.epoch - 1 for claim in list(self.heartbeat.claims))])
 
@@ -185,27 +196,27 @@ class SharedReading(Reading):
         return self.heartbeat.is_fresh
 
     def await_leases(self, wait: Wait) -> None:
-        """A process that stood still for a lease may hold what another one has taken over: renewing tells."""
+        """Renew the leases first, because a process that stood still may hold what another one has taken over."""
         while not self.is_fresh:
             wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
             time.sleep(0.02)
             self.raise_error()
 
     def finish(self, run: EpochRun) -> None:
-        """Below the epoch's number the cursor says: something handed back is still due."""
+        """End an epoch. A cursor below its number means that something handed back is still due."""
         super().finish(run)
         if self._unfinished:
             self._go_back()
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
-        """Gives leases up and claims their entries anew; what is handed out of them says the ledger, and ``kept``."""
+        """Give leases up and claim their entries anew. The ledger, and ``kept``, say what is handed out of them."""
         self.member.flush()
         spans: dict[Lease, list[tuple[int, int]]] = {}
         for span in (span for batch in kept for span in batch.spans):
             spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if self.member.leases.drop(lease):
-                # held meanwhile, so that it is renewed; the reader's lease replaces this one
+                # held meanwhile, so that it is renewed, until the reader's lease replaces it
                 self.member.leases.keep_place(lease, spans.get(lease, []))
                 self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._unfinished.add(lease.epoch)
@@ -213,14 +224,14 @@ class SharedReading(Reading):
             self._go_back()
 
     def _go_back(self) -> None:
-        """Reads an epoch again of which something handed back was not taken up."""
+        """Read an epoch again if something that was handed back was not taken up."""
         left = self._unfinished & {claim.epoch for claim in list(self.heartbeat.claims)}
         self.cursor = min(self.cursor, *(epoch - 1 for epoch in left)) if left else self.cursor
         self._unfinished.clear()
 
 
 def _bear(patience: RetryPolicy, ask: Callable[[], object]) -> None:
-    """Call a method of the keeper, whose connection bears nothing, for the loop's thread, which does."""
+    """Call a heartbeat's method in the loop's thread, and wait through outages of the server."""
     outage = Outage(patience.notify, patience.seconds, "asking the server")
     while True:
         try:
@@ -231,7 +242,7 @@ def _bear(patience: RetryPolicy, ask: Callable[[], object]) -> None:
 
 
 class OrderedReading(Reading):
-    """Reading by position, as one rank: what was handed back is read again from there."""
+    """Reading by position, as one rank. What was handed back is read again from its position."""
 
     member: RankMember
     is_ordered = True
@@ -246,7 +257,7 @@ class OrderedReading(Reading):
         assert who.stream.spec is not None
         pool = options.pool(who.stream.spec)
         self._again: dict[int, int] = {}
-        """Epoch -> position from which it is read again, though the server knows a later or an earlier one."""
+        """Epoch -> position from which it is read again, though the server knows another position."""
 
         def read(epoch: int, queue: PrefetchQueue) -> OrderedReader:
             start = self._again.pop(epoch, None)
@@ -260,14 +271,14 @@ class OrderedReading(Reading):
         self._is_alone_told = False
 
     def finish(self, run: EpochRun) -> None:
-        """Say, once, that other ranks never came: their share of the epoch is read by nobody."""
+        """End an epoch, and say once if other ranks never came, because nobody reads their share."""
         super().finish(run)
         if not self._is_alone_told and (absent := self.member.absent_ranks(run.reader.epoch)):
             self._is_alone_told = True
             self._options.notify(absent_notice(self.member.who, run.reader.epoch, absent))
 
     def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
-        """Reads every epoch again from the first of its batches."""
+        """Read every epoch again from the first of its batches."""
         size = self.member.order.world * self.member.order.batch
         for batch in batches:
             self._again[batch.epoch] = min(batch.position - size, self._again.get(batch.epoch, batch.position))
@@ -278,16 +289,18 @@ class OrderedReading(Reading):
                 self.member.reopen(epoch)
 
     def stop(self) -> None:
-        """Ends the thread that reads, with all it has read ahead."""
+        """End the thread that reads, with everything that it has read ahead."""
         if (run := self.run) is not None:
             run.queue.stop()
             run.thread.join()
             self.run = None
 
     def here(self, last: Batch | None, left: Batch | None = None) -> tuple[int, int]:
-        """(epoch, position) of the first step after a batch; of none, where the rank stands.
+        """Return epoch and position of the first step after a batch; without a batch, the rank's own position.
 
-        ``left`` is a batch before it that a framework still has in a buffer: then its own step.
+        Args:
+            last: the last batch trained on.
+            left: an earlier batch that a framework still has in a buffer. Then its own step is returned.
         """
         if left is not None:
             return left.epoch, left.position - self.member.order.world * self.member.order.batch
@@ -298,7 +311,7 @@ class OrderedReading(Reading):
             return epoch, self._again.get(epoch, self.member.position(epoch))
         run = self.run
         if run is None or run.reader.epoch != last.epoch:
-            # a framework may have pulled to the end of this epoch, or into the next, long before its step is there
+            # a framework may have pulled to the end of this epoch, or into the next one, long before its step is there
             has_ended = last.epoch <= self.cursor or run is not None
             is_last = has_ended and self.member.is_end(last.epoch, last.position)
         else:
@@ -306,14 +319,14 @@ class OrderedReading(Reading):
         return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
 
     def go_to(self, epoch: int, position: int) -> None:
-        """Goes on there next, whatever was read or settled since; see `RankMember.rewind`."""
+        """Continue there next, whatever was read or acknowledged since; see `RankMember.rewind`."""
         self.stop()
         self._again.clear()
         self.member.rewind(epoch, position)
         self.cursor = epoch - 1
 
     def steps(self, epoch: int) -> int | None:
-        """Batches of a whole epoch, for each rank alike; None while it has no size."""
+        """Return the batches of a whole epoch, the same for each rank, or None while it has no size."""
         manifest = find_manifest(self.member.client, self.member.stream, epoch)
         if manifest is None or manifest.samples is None:
             return None
@@ -322,10 +335,16 @@ class OrderedReading(Reading):
 
 
 def open_reading(client: Client, who: Membership, options: LoaderOptions) -> Reading:
-    """Joins the group and keeps its member alive from now on: the one place where a loader's way of reading is chosen.
+    """Join the group and keep its member alive from now on. Only this function chooses between the ways of reading.
 
-    A new group beside others is announced. Raises GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch, and
-    GroupNotFound where it may not be made.
+    A new group beside others is announced.
+
+    Raises:
+        GroupBusy: ranks of another world size are alive.
+        EpochsReleased: the group lost epochs.
+        EpochNotFound: the epoch to start at is not there.
+        GroupKindMismatch: the group is read in another way.
+        GroupNotFound: the group may not be made.
     """
     groups = load_roster(client, who.stream.partitions[0]).groups
     if not options.create and who.group not in groups:

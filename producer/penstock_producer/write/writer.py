@@ -1,6 +1,6 @@
-"""The Writer: the only way samples enter a stream. Opens streams, epochs, shards and the endless feed.
+"""The Writer: the only way by which samples enter a stream. It opens streams, epochs, shards and the endless feed.
 
-Packing is ``shard``'s, appending ``commit``'s.
+``shard`` packs samples into blocks, and ``commit`` appends them.
 """
 
 from __future__ import annotations
@@ -51,26 +51,29 @@ from penstock_producer.write.segments import prepare_folder, require_capacity
 from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own
 
 SHARD_SAMPLES = 1 << 20
-"""A shard's limit; with one partition an unplanned epoch needs no more shards than this."""
+"""The most samples of a shard. With one partition, an unplanned epoch needs no second shard."""
 SPREAD_SAMPLES = 1 << 12
-"""With several partitions an unplanned epoch changes shard, and so partition, this often."""
+"""With several partitions an unplanned epoch changes its shard, and so its partition, after so many samples."""
 FEED_SHARE = 1 / 8
-"""An endless feed starts a new epoch when this part of the budget is written, so that old ones can go."""
+"""An endless feed starts a new epoch after this share of the budget, so that old epochs can be released."""
 SEAL_CHECK = 64
-"""Samples of a feed, or a block if that is more, between looks whether another writer sealed the epoch."""
+"""A feed checks after so many samples, or after a larger block, whether another writer sealed its epoch."""
 ROWS = (
     "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch(), "
     "or produce them with --batched"
 )
-"""What is said of a first sample that looks like a batch."""
+"""The notice on a first sample that looks like a batch."""
 
 
 @answering
 class Writer:
-    """Writes samples to a stream: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed.
+    """A writer of samples: ``with writer.epoch() as epoch: epoch.write(sample)``, or ``write`` for a feed without end.
 
-    Arrays may be reused as soon as a write returns. Not to be shared between threads. Raises ServerUnsuitable or
-    BudgetRefused if the server cannot keep the stream's promises.
+    Arrays may be reused as soon as a write returns. A writer belongs to one thread.
+
+    Example:
+        >>> with penstock.Writer("train") as writer, writer.epoch() as epoch:
+        ...     epoch.write({"x": image, "y": 3})
     """
 
     @explained
@@ -91,15 +94,36 @@ class Writer:
         room_wait_s: float | None = None,
         notify: Notify = to_stderr,
     ) -> None:
-        """``spec`` left out is inferred from the first sample; what is None takes the stream's or the default value.
+        """Open the stream, and make it if it does not exist.
 
-        ``retention`` says what is kept of epochs that every group has settled: ``budget``, ``epochs:3``, ``time:24h``
-        or ``bytes:500mb``; ``durability`` what must have happened to a write before it counts as committed: ``memory``,
-        ``fsync``, ``replicas=2`` or ``fsync+replicas=2`` (ServerUnsuitable where the server cannot). Both change those
-        of an existing stream. ``budget_bytes`` of a new stream is 1 GiB, or half of what the other streams leave of the
-        server's maxmemory where that is less. ``payload`` is where payloads lie, for good: ``inline``, or
-        ``segments:/dev/shm/penstock``, any folder that all readers see. ``room_wait_s`` bounds the wait for room in a
-        full budget (BudgetFull); None waits and says why.
+        For an existing stream, None keeps its value. ``retention`` and ``durability`` change those of an existing
+        stream.
+
+        Args:
+            stream: the stream's name.
+            url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
+            spec: the tensors of a sample. None means that the first sample decides.
+            partitions: the number of partitions of a new stream.
+            budget_bytes: the payload bytes that a new stream may hold. None means 1 GiB, or half of what the other
+                streams leave of the server's maxmemory if that is less.
+            block_bytes: the payload bytes of one entry.
+            retention: what is kept of epochs that every group has acknowledged: ``budget``, ``epochs:3``,
+                ``time:24h`` or ``bytes:500mb``.
+            durability: what must have happened to a write before it counts as committed: ``memory``, ``fsync``,
+                ``replicas=2`` or ``fsync+replicas=2``.
+            payload: where payloads are, for good: ``inline``, or ``segments:/dev/shm/penstock``, a folder that all
+                readers see.
+            info: facts about the stream that JSON can hold, for its readers.
+            checksum: whether entries carry checksums.
+            room_wait_s: the longest wait in seconds for space in a full budget. None waits without limit and says
+                why.
+            notify: called with each line for the user.
+
+        Raises:
+            ServerUnavailable: the server does not answer.
+            ServerUnsuitable: the server cannot keep the stream's promises, such as its durability.
+            BudgetRefused: the server has not enough memory for the budget.
+            StreamConflict: the stream exists with another spec or other partitions.
         """
         for name, value in (("partitions", partitions), ("budget_bytes", budget_bytes), ("block_bytes", block_bytes)):
             if value is not None:
@@ -127,20 +151,21 @@ class Writer:
         self._cleanup_timer.start()
         weakref.finalize(self, self._cleanup_timer.stopping.set)
         self.should_stop: Callable[[], bool] = lambda: False
-        """Asked while a shard opened from now on waits for room: true ends the wait with BudgetFull."""
+        """Asked while a shard that was opened from now on waits for quota. True ends the wait with BudgetFull."""
         self._resources = SharedResources(self._client, self.stream, notify)
         self._is_closed = False
         self._owner = os.getpid()
         self._begun: Callable[[], EpochWriter | None] = lambda: None
-        """The epoch that was opened last."""
+        """Returns the epoch that was opened last."""
         self._feed: ShardWriter | None = None
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
-        """Samples written to the feed since it was last asked whether its epoch is sealed, and not without reason."""
+        """The samples written to the feed since the last check whether its epoch is sealed, and whether that is
+        expected."""
         self._stretch_bytes = 0.0
-        """Payload after which the feed's epoch ends."""
+        """The payload after which the feed's epoch ends."""
         self._looked_at = 0
-        """Where its shard was committed up to then."""
+        """The end of what was committed in the feed's shard at the last check."""
 
     def _stored_durability(self, name: str) -> Durability:
         found = find_stream(self._client, name)
@@ -151,7 +176,7 @@ class Writer:
         return f"<Writer of {self.stream.name!r} at {self._client.where}: {spec}>"
 
     def make_safe(self) -> None:
-        """Returns once all that was written so far is as safe as the stream's durability says; see DurabilityLost."""
+        """Return once everything written so far is as safe as the stream's durability says. Raises DurabilityLost."""
         make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
 
     # --- epochs ---
@@ -159,7 +184,12 @@ class Writer:
     def epoch(
         self, number: int | None = None, *, seed: int = 0, sizes: Sequence[int] | None = None, fingerprint: str = ""
     ) -> EpochWriter:  # fmt: skip
-        """Opens the next epoch, or number ``number`` whether it exists or not; ``sizes`` plans its shards."""
+        """Open the next epoch.
+
+        Args:
+            number: the number of the epoch, whether it exists or not. None means the next one.
+            sizes: the samples of each shard, if they are planned.
+        """
         self._require_open()
         number = None if number is None else whole("number", number, None)
         sizes = None if sizes is None else _checked_sizes(sizes)
@@ -171,7 +201,7 @@ class Writer:
     # --- the endless feed ---
 
     def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
-        """Adds a sample to the stream's endless feed (see `EpochWriter.write`), exactly once in this writer's life."""
+        """Add a sample to the stream's endless feed, exactly once in this writer's life; see `EpochWriter.write`."""
         if others or named:
             raise not_one_sample("write", named)
         feed = self._feed
@@ -181,7 +211,7 @@ class Writer:
         self._feed_count += 1
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
-        """Adds n samples to the endless feed; see `EpochWriter.write_batch`."""
+        """Add n samples to the endless feed; see `EpochWriter.write_batch`."""
         rows = flattened(rows)
         count = _count(rows)
         first = {name: values[0] for name, values in rows.items() if len(values)}
@@ -190,7 +220,7 @@ class Writer:
             self._feed_count += count
 
     def quarantine(self, reason: str) -> None:
-        """Records in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
+        """Record in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
         if self.stream.spec is None:
             raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
         self._feeding({}).quarantine(reason)
@@ -198,12 +228,12 @@ class Writer:
 
     @property
     def uncommitted(self) -> int:
-        """Samples of the endless feed that are not known to be committed yet."""
+        """The samples of the endless feed that are not known to be committed yet."""
         return 0 if self._feed is None else self._feed.position - self._feed.committed
 
     @property
     def bytes_fed(self) -> int:
-        """Payload bytes that this writer sent to the endless feed."""
+        """The payload bytes that this writer sent to the endless feed."""
         return self._ended_bytes + (0 if self._feed is None else self._feed.bytes_written)
 
     def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
@@ -248,12 +278,12 @@ class Writer:
 
     def _end_feed(self) -> None:
         if self._feed is not None:
-            self._feed.close()  # where it fails the feed stays: its epoch would never end, nor what it holds be sent
+            self._feed.close()  # if it fails, the feed stays, or its epoch would never end
             self._ended_bytes += self._feed.bytes_written
             self._feed = None
 
     def _tell_mistaken(self) -> None:
-        """Says that the epoch which is open stays empty: who writes to the writer there means the epoch."""
+        """Say that the open epoch stays empty, because a call of the writer's own `write` probably means the epoch."""
         epoch = self._begun()
         if epoch is not None and epoch.is_untouched:
             self._notify(
@@ -276,7 +306,7 @@ class Writer:
     # --- used by the parts ---
 
     def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
-        """The stream's spec, inferred from this sample (or somebody did that), said and fixed if it has none yet."""
+        """Return the stream's spec. If it has none, infer it from this sample, report it and store it."""
         if self.stream.spec is None:
             self.stream = load_stream(self._client, self.stream.name)
         if self.stream.spec is None:
@@ -289,7 +319,13 @@ class Writer:
         return self.stream.spec
 
     def open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
-        """The writer of one shard, at its progress; the stream must have a spec. ``most``: unless a size is planned."""
+        """Return the writer of one shard, at its progress. The stream must have a spec.
+
+        Args:
+            manifest: the manifest of the epoch.
+            shard: the number of the shard.
+            most: the most samples of the shard, unless its size is planned.
+        """
         shard = whole("shard", shard, 0)
         self._require_open()
         if manifest.sizes is not None and shard >= len(manifest.sizes):
@@ -326,19 +362,19 @@ class Writer:
 
     @property
     def client(self) -> Client:
-        """The control connection."""
+        """The connection for control commands."""
         return self._client
 
     def flush(self) -> None:
-        """Returns once everything written to the endless feed is committed."""
+        """Return once everything written to the endless feed is committed."""
         if self._feed is not None:
             self._feed.settle()
 
     def close(self) -> None:
-        """Ends the feed's epoch, if one was begun, and the connection."""
+        """End the feed's epoch, if one was begun, and close the connection."""
         self._end_feed()
         self._is_closed = True
-        self._client.patience.seconds = 0  # nobody waits for tidying
+        self._client.patience.seconds = 0  # nobody waits for this
         with suppress(ServerUnavailable):
             self._resources.witness.check()
         self._cleanup_timer.stop()
@@ -351,7 +387,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._feed is not None:
             feed, self._feed = self._feed, None
-            try:  # what was written stands, and its epoch must end: trainers would wait for it for ever
+            try:  # what was written stands, and its epoch must end, because trainers would wait for it
                 _end_somehow(feed)
             except PenstockError:
                 feed.abort()
@@ -359,7 +395,7 @@ class Writer:
 
 
 def _end_somehow(feed: ShardWriter) -> None:
-    """With all that was written, or, where that cannot be committed now, with what is."""
+    """End a feed with everything written, or with what is committed if nothing more can be committed now."""
     try:
         feed.close()
     except PenstockError:
@@ -367,14 +403,14 @@ def _end_somehow(feed: ShardWriter) -> None:
 
 
 def _checked_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return them as ints, or raise TypeError, before an epoch is opened for them."""
+    """Return the sizes as ints. Raises TypeError before an epoch is opened for them."""
     if not hasattr(sizes, "__len__"):
         raise TypeError(f"sizes is {sizes!r:.40}, {an(sizes)}; expected the samples of each shard, sizes=[100, 100]")
     return [whole("sizes", size, None) for size in sizes]
 
 
 def _count(rows: Mapping[str, Any]) -> int:
-    """Return how many samples ``rows`` has; raises SpecMismatch where a value has no rows."""
+    """Return the number of samples in ``rows``. Raises SpecMismatch for a value without rows."""
     for name, values in rows.items():
         if not hasattr(values, "__len__"):
             raise SpecMismatch(name, an(values), "n rows, an array [n, *shape]")
@@ -382,18 +418,18 @@ def _count(rows: Mapping[str, Any]) -> int:
 
 
 MAX_STEP = 1 << 16
-"""Samples of a feed that may come at once between two looks at its length."""
+"""The samples of a feed that may come at once between two checks of its length."""
 
 
 @answering
 class EpochWriter:
-    """One epoch being written. Leaving the ``with`` block well closes its manifest; an error abandons it."""
+    """The writer of one epoch. Leaving its ``with`` block closes the manifest, and an error abandons the epoch."""
 
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
         self._writer, self._manifest, self._owns = writer, manifest, owns
         self._current: ShardWriter | None = None
         self._shard_limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
-        """Samples of a shard that is not planned."""
+        """The most samples of a shard that is not planned."""
         self._sizes: list[int] = []
         self._is_closed = False
 
@@ -404,12 +440,12 @@ class EpochWriter:
 
     @property
     def is_untouched(self) -> bool:
-        """True while it takes samples, is not planned in shards, and was given none."""
+        """Whether the epoch takes samples, is not planned in shards, and got no sample."""
         return not (self._is_closed or self._sizes or self._manifest.sizes) and self._current is None
 
     @property
     def number(self) -> int:
-        """The epoch's number."""
+        """The number of the epoch."""
         return self._manifest.epoch
 
     @property
@@ -418,7 +454,12 @@ class EpochWriter:
         return self._manifest
 
     def shard(self, shard: int, *, like: Mapping[str, Any] | None = None) -> ShardWriter:
-        """The writer of one shard, positioned after what is committed; ``like`` is a sample to infer a spec from."""
+        """Return the writer of one shard, positioned after what is committed.
+
+        Args:
+            shard: the number of the shard.
+            like: a sample to infer a spec from.
+        """
         if self._writer.stream.spec is None:
             if like is None:
                 raise PenstockError(f"stream {self._writer.stream.name!r} has no spec yet: give spec= or like=")
@@ -426,9 +467,20 @@ class EpochWriter:
         return self._writer.open_shard(self._manifest, shard)
 
     def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
-        """Adds a sample: name -> array, scalar or bytes, as the spec says. Raises SpecMismatch and writes nothing.
+        """Add a sample.
 
-        A dict among the values is written as tensors below its name: ``{"y": {"boxes": ...}}`` as ``y/boxes``.
+        A dict among the values becomes tensors below its name: ``{"y": {"boxes": ...}}`` is ``y/boxes``.
+
+            Args:
+                sample: name -> array, number or bytes, as the spec says.
+
+            Raises:
+                SpecMismatch: the sample does not fit the spec. Nothing is written.
+                TooLarge: the sample is larger than the budget or the wire format allows.
+                PenstockError: the epoch or the writer is closed.
+
+            Example:
+                >>> epoch.write({"x": image, "y": 3})
         """
         if others or named:
             raise not_one_sample("write", named)
@@ -438,7 +490,17 @@ class EpochWriter:
         current.write(sample)
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
-        """Adds n samples: name -> ``[n, *shape]``; for ragged tensors and bytes a sequence of n."""
+        """Add n samples.
+
+        Args:
+            rows: name -> array of shape ``[n, *shape]``. Ragged tensors and bytes are sequences of n values.
+
+        Raises:
+            SpecMismatch: the rows do not fit the spec.
+
+        Example:
+            >>> epoch.write_batch({"x": images, "y": labels})
+        """
         rows = flattened(rows)
         count = _count(rows)
         start = 0
@@ -452,11 +514,18 @@ class EpochWriter:
             start = stop
 
     def reserve(self, count: int) -> Reservation:
-        """Arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`. Needs a spec."""
+        """Return arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`.
+
+        Needs a spec.
+        """
         return self._shard_for(count, "reserve() makes arrays of the stream's spec, and it has none yet").reserve(count)
 
     def quarantine(self, reason: str) -> None:
-        """Records in the sample's place that it could not be made, and why."""
+        """Record in the sample's place that it could not be made.
+
+        Args:
+            reason: why, for people.
+        """
         why = "the first sample of a stream without spec cannot be a bad one"
         self._shard_for(1, why).quarantine(reason)
 
@@ -489,12 +558,12 @@ class EpochWriter:
             self._current = None
 
     def flush(self) -> None:
-        """Returns once everything written so far is committed."""
+        """Return once everything written so far is committed."""
         if self._current is not None:
             self._current.settle()
 
     def close(self) -> None:
-        """Completes the epoch. With shards written by number, they are complete when their jobs close them."""
+        """Complete the epoch. Shards that are written by number are complete when their jobs close them."""
         if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
             self._end_shard()
             size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
@@ -513,7 +582,7 @@ class EpochWriter:
         return list(dict(sorted(done.items())).values())
 
     def abandon(self) -> None:
-        """Declares that the epoch will never be complete; trainers end it with what is there."""
+        """Declare that the epoch will never be complete. Trainers end it with what is there."""
         if self._current is not None:
             self._current.abort()
             self._current = None
@@ -522,7 +591,7 @@ class EpochWriter:
         self._writer.make_safe()
 
     def refresh(self) -> Manifest:
-        """Reads the manifest again."""
+        """Read the manifest again."""
         self._manifest = load_manifest(self._writer.client, self._writer.stream, self.number)
         return self._manifest
 
