@@ -26,7 +26,7 @@ from penstock_consumer.read.member import count_live
 from penstock_consumer.stages.batch import Lease
 
 FIRST_BATCHES = 20
-"""Ranks that train together cannot be so far apart; one that is still loading its model has not joined."""
+"""Ranks that train together cannot be so far apart. A rank that still loads its model has not joined."""
 
 
 def are_unused(peers: Sequence[ReportedRate | None], since_ms: int) -> bool | None:
@@ -45,7 +45,7 @@ def are_unused(peers: Sequence[ReportedRate | None], since_ms: int) -> bool | No
 
 
 class UnusedRankCheck:
-    """Rank 0's look at its peers after its first batches. It says at most once that they read nothing."""
+    """Rank 0's check of its peers after its first batches. It says at most once that they read nothing."""
 
     def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
         assert who.order is not None
@@ -54,10 +54,10 @@ class UnusedRankCheck:
         self._is_over = self._order.rank != 0 or self._order.world == 1
 
     def look(self, samples: int) -> None:
-        """Look, if ``samples`` trained on here make it due. No failure leaves this."""
+        """Check, if ``samples`` trained on here make it due. No failure leaves this method."""
         if self._is_over or samples < FIRST_BATCHES * self._order.batch:
             return
-        with suppress(Exception):  # a damaged key, too: no notice is worth a training; the next beat looks again
+        with suppress(Exception):  # a damaged key, too: no notice is worth a training
             if self._since_ms is None:
                 self._since_ms = server_ms(self._client)
                 return
@@ -79,9 +79,10 @@ class UnusedRankCheck:
 
 
 BEATS_PER_LEASE = 30
-"""Renewals are cheap, and their rhythm is how soon others see that a member lives."""
+"""Renewals are cheap, and their rhythm decides how soon others see that a member lives."""
 LONGEST_BEAT_S = 2.0
-"""Of a long lease a thirtieth is long: who looks for the dead should not wait for it, nor see the living as silent."""
+"""A thirtieth of a long lease is long. Whoever looks for the dead should not wait that long, nor see the living as
+silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,13 @@ class IdleLoop:
     """A loop that waits for a batch."""
 
     since_s: float
-    """By the monotonic clock."""
+    """The start of the wait, by the monotonic clock."""
     handed_bytes: int
-    """Payload bytes it was given and has not settled."""
+    """The payload bytes that the loop was given and has not acknowledged."""
 
     @property
     def milliseconds(self) -> int:
-        """Return how long it has waited."""
+        """The length of the wait in milliseconds."""
         return max(0, int((time.monotonic() - self.since_s) * 1000))
 
 
@@ -116,19 +117,28 @@ class Heartbeat:
         witness: Witness | None = None,
         peers: UnusedRankCheck | None = None,
     ) -> None:
-        """``witness``: who compares with a server that came back as another run; ``peers``: with other ranks."""
-        self._client = client.impatient()  # a failure is borne here, not below
+        """Prepare the thread.
+
+        Args:
+            client: of the server.
+            who: the member.
+            lease_s: the length of a lease in seconds.
+            clock: the monotonic clock.
+            witness: compares with a server that came back as another run.
+            peers: the check of other ranks.
+        """
+        self._client = client.impatient()  # this thread waits through failures itself
         self._who, self._lease_s, self._clock = who, lease_s, clock
         self._witness, self._peers = witness, peers
         self.idle: IdleLoop | None = None
         self.pace: Pace | None = None
-        """Of the training loop; told to whoever starts workers."""
+        """The rate of the training loop, which the autoscaler is told."""
         self.horizon = -1
-        """The epoch being read here."""
+        """The epoch that is being read here."""
         self.error: Exception | None = None
-        """Why it ended by itself (another process took the name, or whatever else): the loader raises it."""
+        """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
         self._reporter = RateReporter(self._client, who.stream, trainer_field(who.group, who.member))
-        self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others say it
+        self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others report the outage
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
 
@@ -137,7 +147,7 @@ class Heartbeat:
         self.pace = pace
 
     def read_epoch(self, epoch: int) -> None:
-        """Learn which epoch is being read here. What others left of later ones is not claimed yet."""
+        """Learn which epoch is being read here. What others left of later epochs is not claimed yet."""
         self.horizon = epoch
 
     def tell_idle(self, idle: IdleLoop | None) -> None:
@@ -145,11 +155,11 @@ class Heartbeat:
         self.idle = idle
 
     def start(self) -> None:
-        """Begins to beat."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, patience_s: float = 5.0) -> None:
-        """Ends the thread. Without patience it is only told."""
+        """End the thread. Without patience it is only told to end."""
         self._stop.set()
         if patience_s:
             join(self._thread, patience_s)
@@ -158,18 +168,18 @@ class Heartbeat:
 
     @property
     def is_current_thread(self) -> bool:
-        """Return whether the caller is the thread that beats."""
+        """Return whether the caller is this thread."""
         return self._thread is threading.current_thread()
 
     def recover(self) -> None:
-        """Do nothing: a rank is given nothing that an earlier process could have left."""
+        """Do nothing, because an earlier process of a rank leaves nothing behind."""
 
     def _run(self) -> None:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
             try:
                 try:
                     self._beat()
-                finally:  # also where it fails because the server lost this member
+                finally:  # also if it fails because the server lost this member
                     if self._witness is not None:
                         self._witness.check()
                 self._outage.over()
@@ -182,7 +192,7 @@ class Heartbeat:
                 self._missed()
                 if not self._is_borne(error):
                     return
-            except Exception as error:  # whatever it is: a loop that went on would train on what others take over
+            except Exception as error:  # whatever it is: a loop that continued would train on what others take over
                 self.error = error
                 return
 
@@ -194,7 +204,7 @@ class Heartbeat:
         """Do what else is due after a heartbeat. A rank has nothing to do."""
 
     def _missed(self) -> None:
-        """A beat did not reach the server."""
+        """Handle a heartbeat that did not reach the server."""
 
     def _is_borne(self, error: ServerUnavailable) -> bool:
         try:
@@ -206,25 +216,25 @@ class Heartbeat:
 
 LOOKS_PER_LEASE = 12
 LONGEST_LOOK_S = 2.0
-"""Between two looks at the latest: a member whose process has ended on this host is to be known within 5 s."""
+"""The longest pause between two looks. A member whose process has ended on this host is to be known within 5 s."""
 OVERDUE_BEATS = 2
-"""An entry whose holder lives is renewed with every beat, and not even listed. With a look, what a dead member held is
-another's within a lease and a sixth of it."""
+"""An entry whose holder lives is renewed with every heartbeat, and is not even listed. Together with a look, others get
+what a dead member held within a lease and a sixth of it."""
 MANY_DELIVERIES = 5
 OUTAGES_PER_LEASE = 3
-"""A server or process that stood still for longer than a third of a lease counts as an outage: the living keep two
+"""A server or process that stood still for longer than a third of a lease counts as an outage. The living keep two
 thirds of a lease for their renewals."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedEntry:
-    """An entry this member took over, to be fetched by id; possibly half settled already."""
+    """An entry that this member took over, to be fetched by id. A part of it may be acknowledged already."""
 
     partition: int
     epoch: int
     entry_id: bytes
     deliveries: int = 0
-    """How often it had been given out before, handed to training or not; 0 where that is of no interest."""
+    """How often it was given out before, handed to training or not. 0 if that does not matter."""
 
     @property
     def is_suspect(self) -> bool:
@@ -233,8 +243,9 @@ class ClaimedEntry:
 
 
 class LeaseRenewer(Heartbeat):
-    """Runs from `start` to `stop`; `claims` is what the reader has to fetch. ``horizon``: what others left of later
-    epochs is not taken yet.
+    """A heartbeat that also renews leases and claims entries, which the reader fetches from ``claims``.
+
+    Entries that others left of epochs after ``horizon`` are not claimed yet.
     """
 
     def __init__(
@@ -253,7 +264,7 @@ class LeaseRenewer(Heartbeat):
         self._lock = threading.Lock()
         self.claims: deque[ClaimedEntry] = deque()
         self.members = 1
-        """Of the group, those that live, when last looked."""
+        """The members of the group that lived at the last look."""
         self._began_s = self._renewed_s = self._looked_s = clock()
 
     def expect_members(self, members: int) -> None:
@@ -266,10 +277,13 @@ class LeaseRenewer(Heartbeat):
         return self._clock() - self._renewed_s < self._lease_s
 
     def recover(self, is_all_acknowledged: Callable[[], bool] = lambda: False) -> None:
-        """Claims what an earlier process of this member's name was given: it is dead, this one took its name.
+        """Claim what an earlier process of this member's name was given.
 
-        Where ``is_all_acknowledged`` is true, the server has answered every acknowledgement. An entry that is pending
-        then, though it was acknowledged, is so because the server lost the end of its append-only file.
+        That process is dead, because this one has its name.
+
+            Args:
+                is_all_acknowledged: returns whether the server has answered every acknowledgement. Then an acknowledged
+                    entry that is pending is so because the server lost the end of its append-only file.
         """
         held = self._leases
         with self._lock:
@@ -287,7 +301,7 @@ class LeaseRenewer(Heartbeat):
             self._claim(lost, min_idle_ms=0)
 
     def count_turn(self, suspect: ClaimedEntry) -> None:
-        """One that is held here is handed out now."""
+        """Note that an entry which is held here is handed out now."""
         partition, who = self._who.stream.partitions[suspect.partition], (self._who.group, self._who.member)
         held = Pending(suspect.entry_id, self._who.member, 0, suspect.deliveries)
         claim(self._client, partition, suspect.epoch, who, held, min_idle_ms=0)
@@ -297,7 +311,7 @@ class LeaseRenewer(Heartbeat):
         self._forget_after_stall(self._began_s)
         self._began_s = now
         self._renew()
-        self._renewed_s = now  # when it was asked, not when it was answered
+        self._renewed_s = now  # the time of the question, not of the answer
 
     def _after_beat(self) -> None:
         self._forget_after_stall(self._began_s)
@@ -309,7 +323,7 @@ class LeaseRenewer(Heartbeat):
         self._seen.clear()  # a stopped server ages every lease at once
 
     def _forget_after_stall(self, since_s: float) -> None:
-        """Treats a process or server that stood still as an outage: it has aged every lease."""
+        """Treat a process or server that stood still as an outage, because that ages every lease."""
         if self._clock() - since_s > self._lease_s / OUTAGES_PER_LEASE:
             self._missed()
 
@@ -326,9 +340,9 @@ class LeaseRenewer(Heartbeat):
                     )
 
     def look(self) -> None:
-        """One look at everything pending of the group; claims what may be claimed.
+        """Look once at everything pending of the group, and claim what may be claimed.
 
-        Members whose processes have ended on this host are signed off first, so that what they held may be.
+        Members whose processes have ended on this host are signed off first, so that their entries may be claimed.
         """
         with self._lock:
             began = self._clock()
@@ -354,7 +368,7 @@ class LeaseRenewer(Heartbeat):
         held: dict[int, dict[int, list[bytes]]] = {}
         for (partition, epoch), entry in list_held(self._client, keys, ended.group, ended.member):
             held.setdefault(partition.number, {}).setdefault(epoch, []).append(entry.entry_id)
-        # the first partition comes last: until then another look finds the member again
+        # the first partition comes last, so that another look finds the member again until then
         for partition in reversed(self._who.stream.partitions):
             was_there = leave(self._client, ended, partition, held.get(partition.number, {}))
         if was_there:
@@ -362,7 +376,7 @@ class LeaseRenewer(Heartbeat):
             self._notify(f"member {ended.member!r} has ended on this host: its {count} entries are handed out again")
 
     def _snapshot(self) -> PartitionSnapshot:
-        """Look at the first partition: it hears of all first."""
+        """Look at the first partition, which hears of everything first."""
         snapshot = snapshot_partition(self._client, self._who.stream, self._who.stream.partitions[0])
         self.members = count_live(snapshot.roster, self._who.group)
         return snapshot
@@ -370,8 +384,8 @@ class LeaseRenewer(Heartbeat):
     def _open_keys(self, snapshot: PartitionSnapshot) -> list[Keys]:
         """Return where entries of the group's open epochs may be pending.
 
-        An abandoned one takes no acknowledgements any more and owes nothing to anyone: what is pending of it may well
-        be settled, and would be handed out again and again.
+        An abandoned epoch takes no acknowledgements any more. What is pending of it may be acknowledged, and would
+        be handed out again and again.
         """
         roster = snapshot.roster
         record = roster.groups.get(self._who.group)
@@ -389,10 +403,10 @@ class LeaseRenewer(Heartbeat):
         for (number, epoch, entry_id), entry in claims:
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
-            # a suspect's turn counts when it comes: then those that are only suspected along with it come before it
+            # a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
             counts = entry.deliveries < MANY_DELIVERIES
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
-                # held from now on, so that it is renewed; the reader's lease replaces this one
+                # held from now on, so that it is renewed, until the reader's lease replaces it
                 self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
                 self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 

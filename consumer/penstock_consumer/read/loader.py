@@ -297,7 +297,7 @@ class Loader(StageMethods, Passing):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
+        """The producer's facts about the stream, such as the names of classes in ``info["classes"]["y"]``."""
         return self.stream.info
 
     @property

@@ -64,11 +64,11 @@ from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch
 
 EVENT_MS = 1000
-"""How long one wait for an event is: finite, since an event may be lost with the server's memory."""
+"""The length of one wait for an event. It is finite, because an event may be lost with the server's memory."""
 
 
 def await_stream(client: Client, name: str, wait: Wait) -> Stream:
-    """Return the stream, once it has a spec. Of a name that is probably misspelt the wait says so at once.
+    """Return the stream once it has a spec. For a name that is probably misspelt, the wait says so at once.
 
     Raises StreamNotFound, WaitTimeout.
     """
@@ -112,7 +112,7 @@ def await_epoch(client: Client, name: str, epoch: int, wait: Wait) -> None:
 
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
-    """Return what to say of a group that was just made beside ``others``: its name may be misspelt."""
+    """Return the notice on a group that was just made beside ``others``, because its name may be misspelt."""
     names = list(others)
     meant = near(group, names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
@@ -121,7 +121,7 @@ def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
 
 
 def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
-    """Return what to say of ranks that never came, at the end of an epoch that another rank read."""
+    """Return the notice on ranks that never came, at the end of an epoch that another rank read."""
     assert who.order is not None
     world, first = who.order.world, absent[0]
     ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
@@ -133,19 +133,19 @@ def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
 
 
 def holders(member: Member, epoch: int) -> set[str]:
-    """Names of other members that hold entries of an epoch."""
+    """Return the names of other members that hold entries of an epoch."""
     keys = [(partition, epoch) for partition in member.stream.partitions]
     return {*pending_members(member.client, keys, member.who.group)} - {member.who.member}
 
 
 def live_members(member: Member, since_ms: int) -> set[str]:
-    """Names of members that gave a sign of life after a moment of the server's clock."""
+    """Return the names of members that gave a heartbeat after a moment of the server's clock."""
     roster = load_roster(member.client, member.stream.partitions[0])
     return {name for (group, name), seen in roster.members.items() if group == member.who.group and seen > since_ms}
 
 
 def count_live(roster: Roster, group: str) -> int:
-    """Members of a group that were seen about as lately as the one seen last; at least one."""
+    """Return how many members of a group were seen about as lately as the last one, at least 1."""
     seen = [at for (name, _), at in roster.members.items() if name == group]
     return max(1, sum(at > max(seen) - UNSEEN_MS for at in seen))
 
@@ -158,17 +158,17 @@ class Member:
     who: Membership
     leases: Leases = field(default_factory=Leases)
     first: int = 0
-    """First epoch the group reads."""
+    """The first epoch that the group reads."""
     members: int = 1
-    """Of the group, those that lived when an epoch was last looked for."""
+    """The members of the group that lived when an epoch was last looked for."""
     unclosed: set[int] = field(default_factory=set)
-    """Epochs iterated here that were not fully settled yet: others held some of them."""
+    """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
 
     notify: Notify = to_stderr
 
     _known: dict[int, Manifest] = field(default_factory=dict)
     _half_open: int | None = None
-    """An epoch that a producer has begun to open, when last looked."""
+    """An epoch that a producer had begun to open at the last look."""
 
     def __post_init__(self) -> None:
         self._outbox = Outbox(self.client, notify=self.notify)
@@ -179,11 +179,11 @@ class Member:
 
     @property
     def stream(self) -> Stream:
-        """The stream read."""
+        """The stream that is read."""
         return self.who.stream
 
     def join(self, start: str | int) -> None:
-        """Puts group and member on the roster; ``start`` other than 'resume' makes the group read again from there."""
+        """Put group and member on the roster. Any ``start`` but 'resume' makes the group read again from there."""
         force = start != "resume"
         if force:
             self._restart(start)
@@ -192,7 +192,7 @@ class Member:
         self._begin_to_witness()
 
     def _begin_to_witness(self) -> None:
-        """Learns which run of the server this member joined; the next beat does where this fails."""
+        """Learn which run of the server this member joined. If this fails, the next heartbeat does it."""
         with suppress(ServerUnavailable):
             self.witness.check()
 
@@ -206,7 +206,7 @@ class Member:
             there = ", ".join(map(str, roster.epochs)) or "none"
             raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
         if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
-            return  # nothing to reset, or not ours to reset: joining says so
+            return  # nothing to reset, or not this member's to reset; joining reports that
         others = [
             member
             for (group, member), liveness in liveness_of([roster], server_ms(self.client)).items()
@@ -221,19 +221,19 @@ class Member:
         reset_group(self.client, self.stream, self.who.group, first)
 
     def _first_whole(self, roster: Roster) -> int:
-        """The first epoch behind all that retention took entries of, in whichever partition: as for a new group."""
+        """Return the first epoch after all those that retention took entries of, in any partition."""
         partitions = self.stream.partitions
         trimmed = max((e for p in partitions for e in load_roster(self.client, p).trimmed), default=-1)
         return min((epoch for epoch in roster.epochs if epoch > trimmed), default=trimmed + 1)
 
     def next_epoch(self, after: int) -> int | None:
-        """The group's lowest epoch above ``after`` that it has not settled; None if there is none yet.
+        """Return the group's lowest epoch above ``after`` that it has not acknowledged, or None if there is none yet.
 
         Raises GroupFinished once every planned epoch was read.
         """
         snapshot = snapshot_partition(
             self.client, self.stream, self.stream.partitions[-1]
-        )  # the last to hear of a new epoch
+        )  # this partition hears of a new epoch last
         known, last = snapshot.first, snapshot.roster
         self.members = count_live(known, self.who.group)
         closed = {epoch for group, epoch in known.closed if group == self.who.group}
@@ -294,11 +294,11 @@ class Member:
         return f"stream {self.stream.name!r} {which} for group {self.who.group!r}: `penstock produce` makes one"
 
     def learn(self, manifest: Manifest) -> None:
-        """Take up what is known already of an epoch that is to be read."""
+        """Learn what is known already of an epoch that is to be read."""
         self._known[manifest.epoch] = manifest
 
     def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch that was trained on."""
+        """Acknowledge a batch that was trained on."""
         manifest = find_manifest(self.client, self.stream, batch.epoch) if batch.epoch not in self._known else None
         if manifest is not None:
             self._known[batch.epoch] = manifest
@@ -319,11 +319,14 @@ class Member:
         return self._outbox.is_empty
 
     def flush(self) -> None:
-        """Returns once every acknowledgement is in the ledger."""
+        """Return once every acknowledgement is in the ledger."""
         self._outbox.flush()
 
     def close_epochs(self, ended: int) -> None:
-        """Closes for the group what its ledger covers by now; raises EpochIncomplete for what nobody will deliver."""
+        """Close for the group the epochs that its ledger covers.
+
+        Raises EpochIncomplete for what nobody will deliver.
+        """
         self._outbox.flush()
         self.unclosed.add(ended)
         for epoch in sorted(self.unclosed):
@@ -342,7 +345,7 @@ class Member:
         )
         missing = uncovered(self.client, self.stream, manifest, self.who.group)
         if missing and self._is_released(epoch):
-            return True  # another member closed it meanwhile: what was missing are ledgers that had gone already
+            return True  # another member closed it meanwhile: the missing ledgers had gone already
         if not missing:
             close_for_group(self.client, self.stream, self.who.group, epoch)
             return True
@@ -358,15 +361,21 @@ class Member:
         return False
 
     def has_unread(self, epoch: int) -> bool:
-        """Return whether an epoch has entries that no member was given. In one that was read they are repairs."""
+        """Return whether an epoch has entries that no member was given.
+
+        In an epoch that was read, those are repairs.
+        """
         return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
 
     def _is_released(self, epoch: int) -> bool:
-        """Off the roster, which comes before anything of an epoch is unlinked."""
+        """Return whether an epoch is off the roster. It leaves the roster before anything of it is unlinked."""
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 
     def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
-        """The partitions where writers wait for room, and what this member holds of them; ``together``: all others."""
+        """Return the partitions where writers wait for quota, and what this member holds there.
+
+        ``together``: and all others.
+        """
         rosters = {partition: load_roster(self.client, partition) for partition in self.stream.partitions}
         if not any(roster.waiting for roster in rosters.values()) or not is_stuck(self.client, self.stream, rosters):
             return []
@@ -387,7 +396,7 @@ class Member:
         ]
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
-        """Payload bytes of the entries this member holds, by the shards' indexes."""
+        """Return the payload bytes of the entries that this member holds, by the shards' indexes."""
         return sum(
             record.nbytes
             for (epoch, shard), ids in self.leases.shards(partition.number).items()
@@ -412,11 +421,11 @@ class Member:
         return False
 
     def hurry(self, patience_s: float) -> None:
-        """From now on a server that went away is not waited for longer than this."""
+        """Wait no longer than this for a server that went away, from now on."""
         self._outbox.patience_s = patience_s
 
     def leave(self) -> None:
-        """Hands back what is held and signs off."""
+        """Hand back what is held, and leave."""
         try:
             self._outbox.flush()
             self.witness.check()
@@ -450,9 +459,10 @@ class RankMember(Member):
     quiet_ms: int = QUIET_MS
     """Ranks of another world size that were unseen for so long are gone."""
     _reported: dict[int, int] = field(default_factory=dict)
-    """Epoch -> position reported from here."""
+    """Epoch -> position that was reported from here."""
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Epoch read to its end here -> (end of its last step, where everything of it is settled)."""
+    """Epoch that was read to its end here -> (end of its last step, position where everything of it is acknowledged).
+    """
 
     @property
     def order(self) -> Order:
@@ -463,9 +473,9 @@ class RankMember(Member):
     # --- joining ---
 
     def join(self, start: str | int) -> None:
-        """Puts group and rank on the roster; ``start`` other than 'resume' makes this rank read again from there.
+        """Put group and rank on the roster. Any ``start`` but 'resume' makes this rank read again from there.
 
-        Raises GroupKindMismatch, EpochsReleased, GroupBusy where ranks of another world size are alive.
+        Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.
         """
         force = start != "resume"
         floor = start if isinstance(start, int) else self._released_floor()
@@ -480,7 +490,7 @@ class RankMember(Member):
         while True:
             try:
                 return join_group(self.client, self.who, first=floor, force=force, quiet_ms=self.quiet_ms)
-            except GroupBusy as error:  # those who died a moment ago look alive for a moment
+            except GroupBusy as error:  # a rank that died a moment ago looks alive for a moment
                 busy = error
             try:
                 wait.because("ranks", lambda: str(busy))  # noqa: B023  called at once
@@ -502,9 +512,9 @@ class RankMember(Member):
         return sorted({*range(self.order.world)} - here - {*reported, self.order.rank})
 
     def rewind(self, epoch: int, position: int) -> None:
-        """This rank goes on there: in ``epoch`` at ``position``, in later ones from their start, in none before.
+        """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
 
-        Raises ReplayTruncated where something of it may be gone, EpochNotFound.
+        Raises ReplayTruncated if something of it may be gone, and EpochNotFound.
         """
         self._outbox.flush()
         self._require_retained(epoch)
@@ -539,12 +549,12 @@ class RankMember(Member):
             rewind(self.client, self.who, manifest, position)
 
     def next_epoch(self, after: int) -> int | None:
-        """The lowest epoch above ``after`` that this rank has not read; see `Member.next_epoch`."""
+        """Return the lowest epoch above ``after`` that this rank has not read; see `Member.next_epoch`."""
         while True:
             epoch = super().next_epoch(after)
             if epoch is None or not self._has_read(epoch):
                 return epoch
-            self.unclosed.add(epoch)  # other ranks have not
+            self.unclosed.add(epoch)  # other ranks have not read it
             after = epoch
 
     def _has_read(self, epoch: int) -> bool:
@@ -555,10 +565,10 @@ class RankMember(Member):
     # --- acknowledging ---
 
     def acknowledge(self, batch: Batch) -> None:
-        """Settles everything of this rank up to and with this batch."""
+        """Acknowledge everything of this rank up to and with this batch."""
         manifest = self._known.get(batch.epoch) or find_manifest(self.client, self.stream, batch.epoch)
         self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
-        if manifest is None:  # released: nothing is owed any more
+        if manifest is None:  # released: nothing is left to acknowledge
             return
         self._known[batch.epoch] = manifest
         with self._refusals():
@@ -571,7 +581,7 @@ class RankMember(Member):
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """A refused report in words."""
+        """Translate a refused report into an error that says why."""
         try:
             yield
         except ReplyError as error:
@@ -581,7 +591,10 @@ class RankMember(Member):
             raise refusal from None
 
     def ended(self, epoch: int, last: int, total: int) -> None:
-        """The epoch was read to its end: once all up to ``last`` is settled, all of its ``total`` positions are."""
+        """Note that the epoch was read to its end.
+
+        Once all up to ``last`` is acknowledged, all ``total`` positions are.
+        """
         self._ends[epoch] = (last, max(last, total))
 
     def is_end(self, epoch: int, position: int) -> bool:
@@ -589,7 +602,7 @@ class RankMember(Member):
         return epoch not in self._ends or position >= self._ends[epoch][0]
 
     def reopen(self, epoch: int) -> None:
-        """The epoch is read again from some step on."""
+        """Note that the epoch is read again from some step on."""
         self._ends.pop(epoch, None)
         self.unclosed.discard(epoch)
 
@@ -603,12 +616,12 @@ class RankMember(Member):
         return self._reported[epoch]
 
     def flush(self) -> None:
-        """Returns once every report is on the server."""
+        """Return once every report is on the server."""
         with self._refusals():
             self._outbox.flush()
 
     def close_epochs(self, ended: int) -> None:
-        """Closes for the group what every rank has settled by now."""
+        """Close for the group what every rank has acknowledged."""
         self.flush()
         super().close_epochs(ended)
 
@@ -626,8 +639,8 @@ class RankMember(Member):
         return True
 
     def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
-        """See `Member.blocked_partitions`. Where a rank behind this one holds the space, this one holds none."""
-        # what a rank holds is counted by the lowest rank's position: the group's already
+        """See `Member.blocked_partitions`. If a rank behind this one holds the space, this one holds none."""
+        # a rank's holdings are counted by the lowest rank's position, which are the group's already
         found = [replace(blocked, group=None) for blocked in super().blocked_partitions(together=together)]
         for epoch in retained_epochs(self.client, self.stream):
             positions = known_positions(self.client, self.stream, epoch, self.who.group)
@@ -636,7 +649,7 @@ class RankMember(Member):
         return found
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
-        """Payload bytes of the entries that this group's lowest rank has not settled."""
+        """Return the payload bytes of the entries that this group's lowest rank has not acknowledged."""
         record = load_roster(self.client, partition).groups.get(self.who.group)
         held = 0
         for epoch in retained_epochs(self.client, self.stream) if record is not None else ():
@@ -649,6 +662,6 @@ class RankMember(Member):
         return held
 
     def leave(self) -> None:
-        """Signs off."""
+        """Leave the group."""
         with self._refusals():
             super().leave()

@@ -54,7 +54,7 @@ class ExpectedEntry:
     take: RowRange | None = None
 
     def check(self, header: Header) -> None:
-        """Raises BadEntry where the entry is another one than the index says."""
+        """Raise BadEntry if the entry is another one than the index says."""
         check_identity(header, self.stream, self.manifest)
         assert self.take is not None
         shard, record = self.take.piece.shard, self.take.piece.record
@@ -67,38 +67,39 @@ class ExpectedEntry:
             )
 
     def wanted(self, header: Header) -> NDArray[np.int64] | None:
-        """The rows that were planned."""
+        """Return the rows that were planned."""
         assert self.take is not None
         return None if self.take.is_whole else self.take.rows
 
 
 class DiscardSink:
-    """Receives entries that are not wanted after all."""
+    """A sink for entries that are not wanted after all."""
 
     def begin(self, entry_id: bytes) -> None:
-        """An entry starts."""
+        """Note that an entry starts."""
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Read and dropped."""
+        """Read the field and drop it."""
         return SKIP
 
     def value(self, name: bytes, data: bytes) -> None:
-        """Never asked for."""
+        """Do nothing: no value is asked for."""
 
     def end(self) -> None:
-        """The entry is complete."""
+        """Note that the entry is complete."""
 
     def missing(self, entry_id: bytes) -> None:
-        """It is gone."""
+        """Note that the entry is gone."""
 
 
 AHEAD_BYTES = 4_000_000
-"""Payload asked for before the first of it arrives: it hides round trips."""
+"""The payload that is asked for before the first of it arrives, which hides round trips."""
 AHEAD_ENTRIES = 32
 PLANNED = 64
-"""Fetches planned at once: indexes are read so far ahead of payloads."""
+"""The fetches that are planned at once, because indexes are read so far ahead of payloads."""
 BLOCK_MS, END_MS = 100, 10
-"""How long a wait for the next block is: finite, since an epoch may end without one; and where only its end is due."""
+"""The length of a wait for the next block, which is finite because an epoch may end without one; and of a wait for the
+end alone."""
 
 
 class NotCommittedYet(Exception):
@@ -106,7 +107,7 @@ class NotCommittedYet(Exception):
 
 
 class OrderedReader:
-    """Reads one epoch from where a rank stands into a prefetch queue."""
+    """A reader of one epoch, from where a rank stands, into a prefetch queue."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class OrderedReader:
         self._connection = ReaderConnection(member.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
-        """Rows that stand in for samples that are bad."""
+        """The rows that replace bad samples."""
         order, spec = member.order, member.stream.spec
         assert spec is not None
         self._require_room()
@@ -142,9 +143,9 @@ class OrderedReader:
         self._unusable, self._dropped = self._skipped()
         self._walk = IndexWalk(member.client, member.stream, self._manifest, begun, self.steps.start, self._dropped)
         self._head: IndexWalk | None = None
-        """The epoch from its first position, for what runs on beyond its end."""
+        """A walk from the first position of the epoch, for what runs on beyond its end."""
         self._planned = self._received_rows = self._emitted = 0
-        """Rows planned and rows received; batches put into the queue."""
+        """The rows planned, the rows received, and the batches put into the queue."""
         self._todo: deque[RowRange] = deque()
         self._asked: deque[RowRange] = deque()
         self._assembler = Assembler(spec, order.batch, pool, epoch)
@@ -159,16 +160,16 @@ class OrderedReader:
         self._is_dry = False
         """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
-        """Where an abandoned epoch ends."""
+        """The end of an abandoned epoch."""
         self._refresh(self._manifest)
 
     def _require_room(self) -> None:
-        """A step that the budget could not hold would never be committed whole, and so never handed out."""
+        """Raise TooLarge for a step that the budget cannot hold, because it would never be committed as a whole."""
         order = self.member.order
         require_step_fits(self.member.stream, order.world * order.batch, HEAD_STEPS)
 
     def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadNote]]:
-        """Entries by partition, and ranges, that are passed over: another rank met them before, or an operator did."""
+        """Return entries by partition, and ranges, that another rank or an operator gave up."""
         entries, ranges = set(), []
         for partition in self.member.stream.partitions:
             known, dropped = skipped(self.member.client, partition, self.epoch, self.member.who.group)
@@ -177,7 +178,7 @@ class OrderedReader:
         return entries, ranges
 
     def run(self) -> None:
-        """The thread's body: everything ends in the queue, errors too."""
+        """Run the thread. Everything ends in the queue, errors too."""
         try:
             self._read()
             self.queue.end()
@@ -226,7 +227,7 @@ class OrderedReader:
         self.member.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
 
     def _turn(self) -> bool:
-        """One round; whether the epoch is read to its end."""
+        """Do one round. Returns whether the epoch is read to its end."""
         self._plan()
         self._ask()
         if self._asked:
@@ -246,22 +247,25 @@ class OrderedReader:
 
     @property
     def _total(self) -> int | None:
-        """Positions in the epoch, as far as that is known."""
+        """The positions in the epoch, as far as they are known."""
         return self._broken_off if self._broken_off is not None else self._manifest.samples
 
     def _is_over(self) -> bool:
-        """All is planned, and so received; a producer that has yet to say that it is through is waited for."""
+        """Return whether everything is planned, and so received.
+
+        A producer that has not closed its epoch is waited for.
+        """
         total = self._total
         return total is not None and self._manifest.is_ended and self._is_planned_out(total)
 
     def _is_planned_out(self, total: int) -> bool:
         step, done = divmod(self._planned, self.steps.batch)
         lo, hi = self.steps.mine(step, total)
-        return step >= self.steps.count(total) or done >= hi - lo  # a smaller last batch, of 'keep'
+        return step >= self.steps.count(total) or done >= hi - lo  # a smaller last batch, with 'keep'
 
     def _await_more(self) -> None:
         self.queue.wait_for_room(0, 0)  # raises QueueStopped
-        # one that lies there for ever, of no step of this rank or of a shard not known yet, must not drown the word
+        # a bad entry that lies there for ever, of no step of this rank or of an unknown shard, must not hide the notice
         self.queue.reader_times.to("producers")
         self._is_dry = False
         step, total = self._planned // self.steps.batch, self._total
@@ -285,7 +289,7 @@ class OrderedReader:
     # --- planning ---
 
     def _plan(self) -> None:
-        """Plans steps that are committed, as long as few fetches are planned."""
+        """Plan steps that are committed, as long as few fetches are planned."""
         while len(self._todo) + len(self._asked) < PLANNED:
             step, done = divmod(self._planned, self.steps.batch)
             total = self._total
@@ -319,7 +323,7 @@ class OrderedReader:
         return bool(self._unusable) and (self._number(piece), piece.record.entry_id) in self._unusable
 
     def _pieces(self, lo: int) -> Iterator[IndexedPiece]:
-        """From ``lo`` on, cyclically; raises NotYet where what comes next is not committed."""
+        """Yield the pieces from ``lo`` on, cyclically. Raises NotCommittedYet at positions that are not committed."""
         total = self._total
         for piece in self._walk.pieces(lo):
             yield piece
@@ -338,7 +342,7 @@ class OrderedReader:
     # --- fetching ---
 
     def _ask(self) -> None:
-        """Sends for planned entries, as far as the prefetch budget has room."""
+        """Ask for planned entries, as far as the prefetch budget allows."""
         commands = []
         pending = sum(take.piece.record.nbytes for take in self._asked)
         ahead = min(AHEAD_BYTES, self.queue.budget_bytes // 4)
@@ -382,7 +386,7 @@ class OrderedReader:
             self.queue.put(batch)
 
     def _bury(self, take: RowRange, error: BadEntry) -> None:
-        """A dead letter of the group, for every rank that meets it: its samples are bad ones now."""
+        """Write a dead letter of the group, for every rank that meets the entry. Its samples are bad from now on."""
         entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
         if isinstance(error, UnsupportedVersion):
             raise too_old(self.member.who, self.epoch, entry_id, error)
@@ -392,7 +396,7 @@ class OrderedReader:
         self._leave_out(take)
 
     def _missing(self, take: RowRange) -> None:
-        """The entry is in the index and not there."""
+        """Deal with an entry that is in the index and not in the stream."""
         manifest = load_manifest(self.member.client, self.member.stream, self.epoch)
         total, record, name = self._total, take.piece.record, self.member.stream.name
         if manifest.state == ABANDONED:
@@ -407,10 +411,10 @@ class OrderedReader:
                 f"--group {self.member.who.group}` goes on without",
                 [(take.piece.shard, record.first, record.end)],
             )
-        self._leave_out(take)  # settled and removed; another sample pads the last step
+        self._leave_out(take)  # acknowledged and removed: another sample pads the last step
 
     def _leave_out(self, take: RowRange) -> None:
-        """Plans anew from the first row that was to come from this entry."""
+        """Plan again from the first row that was to come from this entry."""
         self._unusable.add((self._number(take.piece), take.piece.record.entry_id))
         self._planned, under_way, discard = take.first, len(self._asked) - 1, DiscardSink()
         self._todo.clear()
@@ -433,7 +437,7 @@ class OrderedReader:
         self._connection.reopen(error)
 
     def _end_released(self, error: EpochNotFound) -> None:
-        """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
+        """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
         try:
             roster = load_roster(self.member.client, self.member.stream.partitions[0])
         except PenstockError:

@@ -51,11 +51,11 @@ class ServerClock:
     def __init__(self, client: Client, clock: Callable[[], float] = time.perf_counter) -> None:
         self._client, self._clock = client, clock
         self._ahead_s = 0.0
-        """So far the server's clock is ahead of this one."""
+        """The seconds by which the server's clock is ahead of this one."""
         self._compared_s = float("-inf")
 
     def compare(self) -> None:
-        """One question to the server, if that is due. Raises ServerUnavailable."""
+        """Ask for the server's time if that is due. Raises ServerUnavailable."""
         asked = self._clock()
         if asked - self._compared_s < COMPARE_S:
             return
@@ -63,7 +63,7 @@ class ServerClock:
         self._ahead_s, self._compared_s = told - (asked + self._clock()) / 2, asked
 
     def created_s(self, received: Sequence[ReceivedEntry]) -> float | None:
-        """When the newest of an answer's entries was appended; None if there is none."""
+        """Return when the newest of an answer's entries was appended, or None if there is none."""
         if not received:
             return None
         return int(received[-1].entry_id.partition(b"-")[0] or 0) / 1000 - self._ahead_s
@@ -77,17 +77,17 @@ class SharedScope:
     manifest: Manifest
     partition: PartitionKeys
     done_for: str | None
-    """The group whose settled samples are left out: for entries that were delivered before. Of repaired ones they
-    always are: a group that had settled them is given the new entry all the same."""
+    """The group whose acknowledged samples are left out, for entries that were delivered before. Those of repaired
+    entries are always left out, because a group that had acknowledged them gets the new entry all the same."""
 
     def check(self, header: Header) -> None:
-        """See `receive.Member`: also, whether it lies in the right partition."""
+        """See `receive.Member`. Also checks that the entry is in the right partition."""
         check_identity(header, self.member.stream, self.manifest)
         if self.member.stream.partition_of(header.shard) != self.partition:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        """See `receive.Member`: what the group has not settled."""
+        """See `receive.Member`. Returns what the group has not acknowledged."""
         if self.done_for is None and not header.is_repair:
             return None
         settled = settled_bits(
@@ -100,11 +100,11 @@ class SharedScope:
 
 
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1
-"""How often, and how long apart, an epoch's state is looked at again: who abandons it writes several keys."""
+"""How often, and at which distance, an epoch's state is looked at again, because abandoning it writes several keys."""
 
 
 class SharedReader:
-    """Reads one epoch of one group, and what is left over of earlier ones, into a prefetch queue."""
+    """A reader of one epoch of one group, and of what is left of earlier ones, into a prefetch queue."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SharedReader:
         self._pool, self._batch_size, self._notify = pool, batch_size, notify
         self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
-        """Members whose entries are waited for, once nothing else is left."""
+        """The members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(member.client, member.stream, epoch)
         member.learn(self._manifest)
         member.committed.begin(renewer.members)
@@ -137,7 +137,7 @@ class SharedReader:
         self._arrivals, queue.when_less = ServerClock(member.client), pool.trim
 
     def run(self) -> None:
-        """The thread's body: everything ends in the queue, errors too."""
+        """Run the thread. Everything ends in the queue, errors too."""
         try:
             self._read()
             self.queue.end()
@@ -223,14 +223,14 @@ class SharedReader:
         )
 
     def _rests(self) -> bool:
-        """Return whether the next request is to find a few entries together, as other members ask meanwhile."""
+        """Return whether the next request waits, so that it finds a few entries together while other members ask."""
         if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.renewer.members)):
             return False
         self._pause.begin(rest_s)
         return True
 
     def _ask(self) -> None:
-        """Sends what is to be asked for now."""
+        """Send what is to be asked for now."""
         if self.renewer.error is not None:
             raise self.renewer.error  # nothing may be read any more under a name that another process took
         who, partitions = self.member.who, self._partitions
@@ -247,7 +247,7 @@ class SharedReader:
             self._reconnect(error)
 
     def _take_answer(self) -> int:
-        """Receives one answer into batches; returns the number of entries in it."""
+        """Receive one answer into batches. Returns the number of entries in it."""
         request = self._asked.popleft()
         partition = self._partitions[request.partition]
         self._received.clear()
@@ -279,13 +279,13 @@ class SharedReader:
         self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
         self._emit(self._assembler)
         if broken is not None:
-            raise broken  # no answer: what it would have been is not "nothing"
+            raise broken  # no answer: it would not have meant "nothing"
         self._planner.answered(request, len(taken), waited_s, time.monotonic())
         self._connection.answered()
         return len(taken)
 
     def _settle_received(self, received: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
-        """Books what arrived: leases for good entries first, since the rest asks the server; dead letters for bad."""
+        """Note what arrived: leases of good entries first, because the rest asks the server; then dead letters."""
         odd = []
         for one in received:
             if one.lease is not None and one.lease.owed:
@@ -299,7 +299,7 @@ class SharedReader:
             self._settle_odd(odd, manifest, partition)
 
     def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
-        """Entries of which nothing is handed out."""
+        """Deal with entries of which nothing is handed out."""
         for one in [one for one in odd if not is_newer(one)]:
             group = self.member.who.group
             if is_done(self.member.client, partition, manifest, group, one.entry_id, one.error, one.header):
@@ -311,7 +311,7 @@ class SharedReader:
                 self._dead_letters.add_now(manifest, partition, one.entry_id, lost)
             elif one.error is not None:
                 self._dead_letters.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
-            elif one.lease is not None:  # every sample of it was settled before: only the entry itself is due
+            elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
                 self._finish_entry(manifest, partition, one.entry_id)
         self._dead_letters.require_hope()
         refuse_newer(self.member, partition, manifest.epoch, odd)
@@ -328,7 +328,7 @@ class SharedReader:
     # --- what the dead left, and this member's own past ---
 
     def _drain(self) -> None:
-        """Receives what is under way before the end, so that it can be handed back at once."""
+        """Receive what is under way before the end, so that it can be handed back at once."""
         try:
             while self._asked:
                 self._take_answer()
@@ -339,9 +339,9 @@ class SharedReader:
         return any(claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.renewer.claims))
 
     def _fetch_claims(self, *, suspect: bool = False) -> None:
-        """Fetches claimed entries by id and hands them in batches of their own; they may be of earlier epochs.
+        """Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs.
 
-        Of those under suspicion one at a time, and last the one that was handed out most often.
+        Suspects come one at a time, and the one that was handed out most often comes last.
         """
         claims = [self.renewer.claims.popleft() for _ in range(len(self.renewer.claims))]
         due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
@@ -355,7 +355,7 @@ class SharedReader:
             self.renewer.claims.extend((*todo, *later))
 
     def _fetch_epoch(self, epoch: int, todo: deque[ClaimedEntry]) -> None:
-        """Takes the claims of one epoch off the left."""
+        """Fetch the claims of one epoch, from the left."""
         manifest = (
             self._manifest if epoch == self.epoch else find_manifest(self.member.client, self.member.stream, epoch)
         )
@@ -378,7 +378,7 @@ class SharedReader:
         receiver = self._receiver(assembler, manifest, partition, self.member.who.group)
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
-        if claim.is_suspect:  # before its samples are here: were the answer lost, they would be handed out twice
+        if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
             self.renewer.count_turn(claim)
         while True:
             self._received.clear()
@@ -397,7 +397,7 @@ class SharedReader:
     # --- the end ---
 
     def _end_released(self, error: EpochNotFound) -> None:
-        """An epoch that this group still holds can only go because it was abandoned: it ends with what was there."""
+        """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
         try:
             require_there(self.member.client, self.member.stream)
             roster = load_roster(self.member.client, self._partitions[0])
@@ -409,7 +409,7 @@ class SharedReader:
             return
         self._assembler.flush()
         self._emit(self._assembler)
-        if roster.groups[self.member.who.group].read < self.epoch:  # else it was settled here by the other members
+        if roster.groups[self.member.who.group].read < self.epoch:  # else the other members acknowledged it
             name = self.member.stream.name
             self._notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
@@ -419,10 +419,10 @@ class SharedReader:
         self._assembler.flush()
         self._emit(self._assembler)
         self._require_live()
-        if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so who holds what says nothing
+        if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so it does not matter who holds what
             return not self._has_claims()
         self.queue.reader_times.to("server")
-        # what was delivered under this name and never arrived, or was settled and lost by the server
+        # what was delivered under this name and never arrived, or was acknowledged and lost by the server
         self.renewer.recover(self.member.is_all_acknowledged)
         began_ms: int | None = None
         while True:
@@ -430,7 +430,7 @@ class SharedReader:
                 return False
             if self.queue.is_stopped:
                 raise QueueStopped
-            if self._has_claims(suspect=True):  # handed next when it is fetched: a death is then its own
+            if self._has_claims(suspect=True):  # handed next when it is fetched: then a death is its own
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
                 return False
@@ -443,13 +443,13 @@ class SharedReader:
             if not self._silent:
                 self._dead_letters.end(self._manifest, is_alone=False)
                 return True
-            self.queue.reader_times.to("producers")  # whoever would hand it over has not
+            self.queue.reader_times.to("producers")  # nobody hands it over
             if "~released" in others:
                 self.renewer.look()
             time.sleep(0.05)
 
     def _require_live(self) -> None:
-        """Raises DamagedKey where no acknowledgement is taken of an epoch that is neither abandoned nor released.
+        """Raise DamagedKey if no acknowledgement is taken of an epoch that is neither abandoned nor released.
 
         What is pending of it would be handed out again and again.
         """

@@ -440,7 +440,7 @@ class EpochWriter:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the epoch takes samples, is not planned in shards, and got no sample."""
+        """Return whether the epoch takes samples, is not planned in shards, and got no sample."""
         return not (self._is_closed or self._sizes or self._manifest.sizes) and self._current is None
 
     @property
