@@ -106,7 +106,7 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
     for owner, name in (
         (PrefetchQueue, "wait_for_room"),
-        (RateReporter, "tell"),
+        (RateReporter, "report"),
     ):  # each thread comes by one of them all the time
         monkeypatch.setattr(owner, name, collecting(getattr(owner, name)))
     gc.collect()

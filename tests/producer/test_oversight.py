@@ -85,7 +85,11 @@ def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Cl
     assert process.done == ["kill"]
     death = watched.death("me", 4711, -signal.SIGKILL)
     assert death is not None
-    assert (death.place, death.deed, death.weight) == (8, "took its worker longer than 60 s", watchdog.HUNG)
+    assert (death.place, death.deed, death.weight) == (
+        8,
+        "took its worker longer than 60 s (--sample-limit)",
+        watchdog.HUNG,
+    )
 
 
 def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
