@@ -1,6 +1,6 @@
-"""Several loaders as one: each batch from one of them, chosen by weight, seed and step. Each acknowledges its own.
+"""Several loaders as one. Weight, seed and step choose the loader of each batch, which acknowledges its own batches.
 
-Nothing is read here; a mixture speaks to its loaders as an adapter does, and to adapters as a loader does.
+Nothing is read here. A mixture is an adapter for its loaders, and a loader for adapters.
 """
 
 from __future__ import annotations
@@ -28,21 +28,32 @@ VERSION = 1
 def mix(
     loaders: Mapping[str, tuple[Loader, float]], *, seed: int = 0, ends: Literal["last", "first"] = "last"
 ) -> Mixture:
-    """``mix({"a": (loader_a, 0.7), "b": (loader_b, 0.3)}, seed=7)``: batches of both, seven of ten from the first.
+    """Mix the batches of several loaders by weight.
 
-    One iteration is each loader's next epoch; it ends with the ``last`` of them, the others' weights counting alone
-    once one has ended, or with the ``first``, the rest of the others coming in the next iteration. Which loader gives
-    a step's batch depends on seed and step alone, so where all are ordered the same batches come in the same order,
-    and `Mixture.load_state_dict` goes on exactly. Raises ValueError, SpecMismatch.
+    One iteration is each loader's next epoch. The choice of a step's loader depends on seed and step alone. If all
+    loaders are in canonical order, the same batches come in the same order, and `Mixture.load_state_dict` is exact.
+
+    Args:
+        loaders: name -> (loader, weight). A loader with weight 0.7 of 1 gives seven batches of ten.
+        seed: of the choice.
+        ends: "last" ends an iteration with the last loader's epoch, "first" with the first one's. Then the rest of
+            the others comes in the next iteration.
+
+    Raises:
+        ValueError: the loaders or weights are wrong.
+        SpecMismatch: the streams have different tensors.
+
+    Example:
+        >>> mixture = penstock.mix({"a": (loader_a, 0.7), "b": (loader_b, 0.3)}, seed=7)
     """
     return Mixture(loaders, seed, ends)
 
 
 def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
-    """In which order the loaders are asked for a step's batch: whose epoch is over passes it on to the next.
+    """Yield the names in the order in which the loaders are asked for a step's batch.
 
-    By words of Philox, whose raw output numpy keeps stable. Who comes first does not depend on who is over, so a
-    mixture that learns it late and one that knew it from its state choose alike.
+    The raw output of Philox decides, which numpy keeps stable. The first name does not depend on which epochs are
+    over, so a mixture that learns it late and one that knew it from its state choose alike.
     """
     left = dict(weights)
     key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, 0], dtype=np.uint64)
@@ -71,28 +82,28 @@ class Mixture(Passing):
         if len({loader.policy for loader in self._loaders.values()}) > 1:
             raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
         self._pulled = self._trained = 0
-        """Steps: handed out, and of them those that no framework has in a buffer."""
+        """The steps handed out, and those of them that no framework has in a buffer."""
         self._began: dict[str, int] = {}
-        """Epochs of the pass under way, of those that gave a batch of it."""
+        """The epochs of the running pass that gave a batch of it."""
         self._done: set[str] = set()
-        """Loaders whose epoch of the pass under way was read to its end."""
+        """The loaders whose epoch of the running pass was read to its end."""
         self._is_over = True
         """Whether the next iteration begins a new pass."""
         self._loads = 0
-        """States that were loaded: each ends the iteration under way."""
+        """The number of states that were loaded. Each ends the running iteration."""
         self.adapter: Adapter | None = None
         self.tally = StatsCounter()
 
     # --- iterating ---
 
     def __iter__(self) -> Iterator[Batch]:
-        """Each loader's next epoch, or what is left of it after a ``break``."""
+        """Yield each loader's next epoch, or the rest of it after a ``break``."""
         goes_on, loads = not self._is_over, self._loads
         if self._is_over:
             self._begin()
         before = self._pulled
         yield from self.tally.counted(self._pass())
-        if goes_on and self._pulled == before and self._loads == loads:  # what was gone on with had ended already
+        if goes_on and self._pulled == before and self._loads == loads:  # the one continued had ended
             self._begin()
             yield from self.tally.counted(self._pass())
 
@@ -111,7 +122,7 @@ class Mixture(Passing):
             if self._loads != loads:
                 return
             if self.adapter is None and self.policy == "on_next":
-                self.acknowledge(batch)  # though its loader may be asked only some steps later
+                self.acknowledge(batch)  # its loader may be asked only some steps later
         self._is_over = True
 
     def _next(self, sources: Mapping[str, Iterator[Batch]]) -> Batch | None:
@@ -135,7 +146,10 @@ class Mixture(Passing):
         return True
 
     def __len__(self) -> int:
-        """Batches of a pass in which every loader's epoch is read; a TypeError where one does not know its own."""
+        """Return the batches of a pass that reads every loader's epoch.
+
+        Raises TypeError if one does not know its number.
+        """
         if self._ends == "first":
             raise TypeError("a mixture that ends with the first of its loaders does not know its number of batches")
         return sum(len(loader) for loader in self._loaders.values())
@@ -146,7 +160,7 @@ class Mixture(Passing):
 
     @property
     def spec(self) -> Spec:
-        """The tensors of a sample, the same in every loader; raises SpecMismatch."""
+        """Return the tensors of a sample, which are the same in every loader. Raises SpecMismatch otherwise."""
         (first, loader), *others = self._loaders.items()
         for name, other in others:
             if other.spec != loader.spec:
@@ -157,12 +171,12 @@ class Mixture(Passing):
 
     @property
     def batch_size(self) -> int:
-        """The largest of its loaders'."""
+        """Return the largest batch size of its loaders."""
         return max(loader.batch_size for loader in self._loaders.values())
 
     @property
     def rows(self) -> int | None:
-        """Rows of every batch, where they are alike in all loaders; else None."""
+        """Return the rows of every batch if they are the same in all loaders, else None."""
         (rows, *others) = {loader.rows for loader in self._loaders.values()}
         return None if others else rows
 
@@ -170,15 +184,15 @@ class Mixture(Passing):
 
     @property
     def policy(self) -> Acknowledge:
-        """When batches are acknowledged."""
+        """Return the policy that says when batches are acknowledged."""
         return next(iter(self._loaders.values())).policy
 
     def acknowledge(self, batch: Batch) -> None:
-        """Settles a batch."""
+        """Acknowledge a batch."""
         self._loaders[batch.source].acknowledge(batch)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """A checkpoint is durable: see `Loader.checkpointed`."""
+        """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`."""
         states = None if state is None else self._checked(state)
         for name, loader in self._loaders.items():
             loader.checkpointed(None if states is None else states[name])
@@ -195,7 +209,7 @@ class Mixture(Passing):
         self._loaders[batch.source].trained(batch)
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
-        """See `Loader.hand_back`; the steps they were chosen for come again, in the same order."""
+        """See `Loader.hand_back`. The steps that the batches were chosen for come again in the same order."""
         left = list(batches)
         for name, loader in self._loaders.items():
             loader.hand_back([batch for batch in left if batch.source == name])
@@ -208,13 +222,13 @@ class Mixture(Passing):
     # --- where the time goes ---
 
     def stats(self) -> Stats:
-        """All passes; in ``streams`` all epochs of each loader, which says a line at the end of its epoch."""
+        """Return the statistics of all passes. ``streams`` has those of all epochs of each loader."""
         return mixed(self.tally.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()})
 
     # --- state ---
 
     def state_dict(self) -> State:
-        """Each loader's state, and the step: exact where all of them are ordered; see `Loader.state_dict`."""
+        """Return each loader's state and the step. It is exact if all loaders are in canonical order."""
         states = {name: loader.state_dict() for name, loader in self._loaders.items()}
         reached = self.adapter.reached() if self.adapter is not None else []
         return {
@@ -228,9 +242,9 @@ class Mixture(Passing):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on there; an iteration under way ends. Raises StateMismatch for other names, weights or seed.
+        """Continue where a state was taken. A running iteration ends, and no loader moves if one refuses its state.
 
-        And for what a loader refuses; none of them has moved then.
+        Raises StateMismatch for other names, weights or seed, and for what a loader refuses.
         """
         states = self._checked(state)
         for name, loader in self._loaders.items():
@@ -240,7 +254,7 @@ class Mixture(Passing):
         self._done, self._began, self._is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
 
     def _checked(self, state: object) -> Mapping[str, Mapping[str, Any]]:
-        """Each loader's state."""
+        """Return each loader's state."""
         found = state.get("mixture") if isinstance(state, Mapping) else None
         if not isinstance(state, Mapping) or found != self._identity():
             raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
@@ -261,7 +275,7 @@ class Mixture(Passing):
     # --- the end ---
 
     def close(self) -> None:
-        """Closes all loaders."""
+        """Close all loaders."""
         for loader in self._loaders.values():
             loader.close()
 
@@ -292,7 +306,7 @@ class _MixturePart:
         self._whole, self._name = whole, name
 
     def settle(self) -> None:
-        """Reports what the training step is done with."""
+        """Report what the training step is done with."""
         self._whole.settle()
 
     def reached(self) -> list[Batch]:

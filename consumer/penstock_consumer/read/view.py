@@ -1,6 +1,6 @@
-"""A loader's batches as a plain loop wants them: mapped, selected, collated, one by one. Numpy's adapter.
+"""A loader's batches for a plain loop: mapped, selected, collated, or one sample at a time. Numpy's adapter.
 
-Which samples come, in what batches, is the loader's (``verbs``); frameworks have adapters of their own.
+The loader decides which samples come in which batches. Frameworks have adapters of their own.
 """
 
 from __future__ import annotations
@@ -23,23 +23,31 @@ Step = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class View(Passing):
-    """The result of `Loader.view`. Each verb gives a new one; iterating over one gives the group's next epoch.
+    """The result of `Loader.view`. Each method returns a new view, and iterating over one reads the group's next epoch.
 
-    A batch is acknowledged when the loop asks for what comes after it: with single samples, after the last of its
-    batch. ``acknowledge='manual'`` goes with `map` alone, whose results are batches still.
+    A batch is acknowledged when the loop asks for the element after it; with single samples, after its last one.
+    ``acknowledge='manual'`` works with `map` alone, whose results are batches.
+
+    Example:
+        >>> for x, y in loader.view().select("x", "y"):
+        ...     train(x, y)
     """
 
     def __init__(self, source: Loader | Mixture, steps: tuple[Step, ...] = (), *, count: int | None = 0) -> None:
         self._source, self._steps = source, steps
         self._count = count
-        """Elements of a pass: 0 as many as batches, None unknown, else at most so many."""
+        """The elements of a pass: 0 means as many as batches, None means unknown, else at most so many."""
 
     # --- verbs ---
 
     def map(self, function: Callable[[Batch], Mapping[str, Any]]) -> View:
-        """Calls it with each batch: with ``lambda b: {**b, "x": b["x"] / np.float32(255)}`` uint8 travels.
+        """Replace the tensors of each batch.
 
-        What it gives replaces the tensors; a batch stays one, with its identities, while n rows stay n rows.
+        The result stays a batch with its identities, while n rows stay n rows.
+
+        Args:
+            function: takes a batch and returns a dict of tensors, such as ``lambda b: {**b, "x": b["x"] /
+                np.float32(255)}``.
         """
         callable_of("function", function, "lambda batch: {**batch, 'x': batch['x'] / 255}")
 
@@ -49,7 +57,11 @@ class View(Passing):
         return self._then(mapped)
 
     def select(self, *names: str) -> View:
-        """``select("x", "y")`` gives tuples, ``select("x")`` bare arrays. Raises ValueError for a name not there."""
+        """Return tuples, or bare arrays for one name. Raises ValueError for a name that is not there.
+
+        Args:
+            names: of the tensors, in the order of the tuple.
+        """
         select = names[0] if len(names) == 1 else names
 
         def selected(items: Iterator[Any]) -> Iterator[Any]:
@@ -60,16 +72,20 @@ class View(Passing):
         return self._then(selected, is_shown=False)
 
     def nested(self) -> View:
-        """Names like ``a/b`` become dicts within dicts."""
+        """Return dicts within dicts for names like ``a/b``."""
         return self._then(lambda items: (nested(item) for item in items), is_shown=False)
 
     def collate(self, function: Callable[[Any], Any]) -> View:
-        """Calls it with each element and gives whatever it returns."""
+        """Return whatever the function makes of each element.
+
+        Args:
+            function: takes a batch, or what an earlier method made of it.
+        """
         callable_of("function", function, "lambda batch: (batch['x'], batch['y'])")
         return self._then(lambda items: (function(item) for item in items), is_shown=False)
 
     def samples(self) -> View:
-        """Single samples: dicts of ``[*shape]``, as ``batch_size=None`` gives elsewhere. Read large batches."""
+        """Return single samples, dicts of ``[*shape]``. Read them with a large ``batch_size``."""
 
         def single(items: Iterator[Any]) -> Iterator[Any]:
             for item in items:
@@ -81,13 +97,13 @@ class View(Passing):
         return View(source, (*self._steps, source.tally.around, single), count=None)  # no clock for each sample
 
     def take(self, count: int) -> View:
-        """At most so many elements a pass; what was not taken is not acknowledged, and comes in the next pass."""
+        """Return at most ``count`` elements a pass. The others are not acknowledged, and come in the next pass."""
         count = whole("count", count)
         known = None if self._count is None else min(self._count or count, count)
         return View(self._source, (*self._steps, lambda items: islice(items, count)), count=known)
 
     def skip(self, count: int) -> View:
-        """Leaves out the first so many elements of each pass: they count as trained on."""
+        """Leave out the first ``count`` elements of each pass. They count as trained on."""
         count = whole("count", count, 0)
         return View(self._source, (*self._steps, lambda items: islice(items, count, None)), count=None)
 
@@ -104,30 +120,30 @@ class View(Passing):
         return True
 
     def __len__(self) -> int:
-        """Elements of a pass, where the loader knows its batches; else a TypeError."""
+        """Return the elements of a pass if the loader knows its batches. Raises TypeError otherwise."""
         if self._count is None:
             raise TypeError("after samples() or skip() the number of elements is not known")
         whole = len(self._source)
         return whole if self._count == 0 else min(whole, self._count)
 
     def state_dict(self) -> State:
-        """The loader's: what was handed out so far, in whole batches."""
+        """Return the loader's state: what was handed out so far, in whole batches."""
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The loader's."""
+        """Load a state into the loader."""
         self._source.load_state_dict(state)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """The loader's."""
+        """See `Loader.checkpointed`."""
         self._source.checkpointed(state)
 
     def stats(self) -> Stats:
-        """The loader's; what this view does to batches counts as waiting for this process, its ``reader``."""
+        """Return the loader's statistics. The time of this view's functions counts as waiting for this process."""
         return self._source.stats()
 
     def close(self) -> None:
-        """Closes the loader."""
+        """Close the loader."""
         self._source.close()
 
     def __enter__(self) -> View:

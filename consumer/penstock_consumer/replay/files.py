@@ -1,6 +1,7 @@
-"""Files: an exported epoch read from disk, without any server: the same batches as a `Replay` of it gives.
+"""Files: an exported epoch read from disk, without any server, with the batches that a `Replay` of it gives.
 
-Nothing in a file is believed: each record is bounded, compared with what the export says, and its checksum verified.
+Nothing in a file is believed. Each record is bounded and compared with the export's contents, and its checksum
+verified.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _META = META.encode()
 
 
 class Files(Passes):
-    """Batches of one exported epoch, in canonical order or, with ``shuffle=SEED``, shuffled as a `Replay` is.
+    """The batches of one exported epoch, in canonical order, or shuffled as a `Replay` is.
 
-    With ``views`` a batch that is one block is not copied: its arrays are read-only and lie in the file.
-
-    ``path`` is the folder that `penstock export` made. Raises BadExport where it is none, not whole, or damaged.
+    Example:
+        >>> for batch in penstock.Files("digits-export", batch_size=64):
+        ...     evaluate(batch["x"], batch["y"])
     """
 
     @explained
@@ -48,7 +49,21 @@ class Files(Passes):
         prefetch_bytes: int = PREFETCH_BYTES,
         notify: Notify = to_stderr,
     ) -> None:
-        """``epoch`` may be left out where the export has one only."""
+        """Open an export.
+
+        Args:
+            path: the folder that `penstock export` made.
+            batch_size: the samples of a batch.
+            epoch: the number of the epoch. None means the only one.
+            shuffle: a seed, as in `Replay`.
+            window: the samples of the window, as in `Replay`.
+            views: whether a batch that is one block is handed out without a copy, read-only.
+            prefetch_bytes: the payload bytes that are read ahead.
+            notify: called with each line for the user.
+
+        Raises:
+            BadExport: the folder is no export, is not whole, or is damaged.
+        """
         super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
         self._folder, self._views = ExportFolder(path), views
         self._note = self._folder.contents.require(epoch)
@@ -57,11 +72,11 @@ class Files(Passes):
             (found.meta, found.header.ref) for found in complete_epoch(self._folder, self._note) if found.header.ref
         ]
         self.info = self._folder.contents.info
-        """The stream's: class names, file names, units."""
+        """The facts about the stream: names of classes, files and units."""
 
     @property
     def spec(self) -> Spec:
-        """The tensors of a sample."""
+        """Return the tensors of a sample."""
         return self._folder.contents.spec
 
     def _name(self) -> str:
@@ -101,7 +116,7 @@ class Files(Passes):
 
 
 def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader) -> Iterator[bytes]:
-    """The blocks' headers, when the disk has been asked for what comes after them."""
+    """Yield the blocks' headers, once the disk has been asked for what comes after them."""
     for (meta, ref), is_due in looked_ahead(blocks, lambda block: sum(block[1].sizes)):
         if is_due:
             yield meta
@@ -110,10 +125,10 @@ def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader
 
 
 class _EverySample:
-    """Identities were checked when the files were opened: everything in them is wanted."""
+    """A scope in which every sample is wanted. Identities were checked when the files were opened."""
 
     def check(self, header: Header) -> None:
-        """All of it is what the export says."""
+        """Do nothing, because everything is what the export says."""
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
         return None

@@ -1,4 +1,4 @@
-"""Passes over one complete epoch: what `Replay` and `Files` have in common. A thread reads ahead into a queue."""
+"""Passes over one complete epoch, which `Replay` and `Files` have in common. A thread reads ahead into a queue."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _META = META.encode()
 
 
 def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tuple[T, bool]]:
-    """Each block twice, in the same order: with False when the disk is to be asked for it, with True when it is due.
+    """Yield each block twice in order: with False when the disk is to be asked for it, with True when it is due.
 
-    In between lie others of `AHEAD_BYTES`, or all that are left.
+    Between the two lie other blocks of `AHEAD_BYTES`, or all that are left.
     """
     waiting: deque[T] = deque()
     ahead = 0
@@ -47,7 +47,7 @@ def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tu
 
 
 class ReadaheadSink:
-    """An EntrySink that asks the disk for what an entry refers to, and has no opinion of it: whoever reads it has."""
+    """An EntrySink that asks the disk for the data that an entry refers to. It checks nothing."""
 
     def __init__(self, spec: Spec, segments: SegmentReader) -> None:
         self._spec, self._segments = spec, segments
@@ -56,11 +56,11 @@ class ReadaheadSink:
         """See EntrySink."""
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """The header only."""
+        """Take the header alone."""
         return None if name == _META and nbytes <= MAX_HEADER_BYTES else SKIP
 
     def value(self, name: bytes, data: bytes) -> None:
-        """Take an entry's first fields, or any other."""
+        """Take one of an entry's first fields, or any other."""
         try:
             ref = parse_header(data, self._spec, takes_refs=True).ref
         except BadEntry:
@@ -80,15 +80,15 @@ POLL_S = 0.5
 
 
 class Passes(Passing):
-    """Batches of one epoch; an iteration is a pass over it. ``len()`` is known.
+    """The batches of one epoch. Each iteration is a pass over it, and the number of batches is known.
 
-    Without ``shuffle`` every pass has the canonical order. With it, pass n has an order that this seed and n decide:
-    blocks are read in a permuted order, and batches drawn from a window of ``window`` samples.
+    Without ``shuffle`` every pass has the canonical order. With it, the seed and the number of the pass decide the
+    order: blocks are read in a permuted order, and batches are drawn from a window of ``window`` samples.
     """
 
     epoch: int
     samples: int
-    """Samples in the epoch, bad ones not counted."""
+    """The samples in the epoch, without bad ones."""
 
     def __init__(
         self, batch_size: int, prefetch_bytes: int, shuffle: int | None, window: int | None, notify: Notify
@@ -104,43 +104,44 @@ class Passes(Passing):
         self._pass = 0
         self._tally = StatsCounter()
         self._pools: list[ArrayPool] = []
-        """Of the pass before, if it has ended: the next one's batches lie where its lay."""
+        """The pool of the last pass, if it has ended. The next pass uses its memory."""
 
     @property
     def spec(self) -> Spec:
-        """The tensors of a sample."""
+        """Return the tensors of a sample."""
         raise NotImplementedError
 
     def _name(self) -> str:
-        """Return what is read, in words for people."""
+        """Return a name for what is read, for people."""
         raise NotImplementedError
 
     def _read(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
-        """One pass, in a thread of its own, its batches in memory of ``pool``; raises QueueStopped or what ends it."""
+        """Read one pass in a thread of its own, into memory of ``pool``. Raises QueueStopped or what ends the pass."""
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Called by the loop now and then; raises what makes going on impossible."""
+        """Raise what makes it impossible to continue. The loop calls this now and then."""
 
     def stats(self) -> Stats:
-        """The iteration under way, else the last one: as `Loader.stats`, and nobody waits for producers here."""
+        """Return the statistics of the running iteration, or of the last one. See `Loader.stats`."""
         return self._tally.stats()
 
     def set_pass(self, number: int) -> None:
-        """The next iteration is this pass: a training that goes on after a restart shuffles as it would have.
+        """Choose the pass that the next iteration is, so that a training that restarts shuffles as it would have.
 
-        Passes are counted from 0, by themselves; only a shuffled one depends on its number.
+        Args:
+            number: the number of the pass. Passes count from 0, and only a shuffled one depends on its number.
         """
         if type(number) is not int or number < 0:
             raise ValueError(f"pass {number!r}: passes are counted from 0")
         self._pass = number
 
     def __len__(self) -> int:
-        """Batches in an iteration."""
+        """Return the batches in an iteration."""
         return (self.samples + self.batch_size - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        """The epoch from its first sample; the last batch may be smaller."""
+        """Yield the epoch from its first sample. The last batch may be smaller."""
         shuffle = None
         if self._shuffle is not None:
             shuffle = ShuffleOptions(self._shuffle, self._pass, self._window, self._prefetch_bytes)
@@ -180,11 +181,11 @@ class Passes(Passing):
             self._end(queue, pool)
 
     def _end(self, queue: PrefetchQueue, pool: ArrayPool, error: BaseException | None = None) -> None:
-        self._pools[:] = [pool]  # before the end is seen: the next pass may begin at once
+        self._pools[:] = [pool]  # before the end is seen, because the next pass may begin at once
         queue.end(error)
 
     def _pool(self) -> ArrayPool:
-        """For one pass alone: two of them may overlap."""
+        """Return a pool for one pass alone, because two passes may overlap."""
         try:
             return self._pools.pop()
         except IndexError:
@@ -203,7 +204,7 @@ class Passes(Passing):
 
 
 def permuted(items: Iterator[T], shuffle: ShuffleOptions | None) -> Iterator[T]:
-    """Return the same items. Those of a shuffled pass are all read before the first."""
+    """Return the same items. A shuffled pass reads all of them before the first."""
     if shuffle is None:
         yield from items
         return

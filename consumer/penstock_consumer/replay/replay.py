@@ -1,7 +1,7 @@
-"""Replay: a retained epoch once more, without a group: in its canonical order, the same bytes every time, or shuffled.
+"""Replay: a retained epoch once more, without a group, in canonical order or shuffled.
 
-Order comes from the shard indexes; a lease on the roster keeps the epoch while it is read. An outage of the server is
-borne as by a trainer, but for no longer than that lease.
+The order comes from the shard indexes. A lease on the roster keeps the epoch while it is read. An outage of the server
+is waited for as in a trainer, but no longer than that lease.
 """
 
 from __future__ import annotations
@@ -38,23 +38,38 @@ from penstock_consumer.stages.shuffle import ShuffleOptions
 from penstock_consumer.stages.stats import ReaderTimes
 
 AHEAD, AHEAD_HEADERS = 4, 16
-"""Entries asked for before the first of them arrives; where payloads lie in segments, and entries are small."""
+"""The entries that are asked for before the first of them arrives; and those of small entries or of segments."""
 LEASE_S = 30.0
-"""A replay that renews nothing for so long no longer keeps the epoch, and ends with ReplayTruncated."""
+"""A replay that renews nothing for so long keeps the epoch no longer, and ends with ReplayTruncated."""
 
 
 class Replay(Passes):
-    """Batches of one retained epoch, in canonical order; may be iterated any number of times. ``len()`` is known.
+    """The batches of one retained epoch, in canonical order. It may be iterated any number of times, and has a length.
 
-    With ``shuffle=SEED`` each iteration has an order of its own, so that an epoch made once is trained on for weeks:
-    blocks are read in a permuted order, batches drawn from a window of ``window`` samples (None: as many as
-    ``prefetch_bytes`` hold). Seed and the iteration's number decide it: see `set_pass`, and docs/decode-once.md.
+    Each iteration gives the same bytes. With ``shuffle=SEED`` each has an order of its own, so that an epoch that was
+    made once can be trained on for weeks; see `set_pass` and docs/decode-once.md.
 
-    With ``views`` a batch that is one block of a stream in segments is not copied: its arrays are read-only and lie in
-    the file, which is not used again while they live.
+    Args:
+        stream: the stream's name.
+        epoch: the number of the epoch. An epoch that `penstock run` prepares for this process is waited for.
+        batch_size: the samples of a batch.
+        url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
+        shuffle: a seed. Blocks are read in a permuted order, and batches are drawn from a window.
+        window: the samples of the window. None means as many as ``prefetch_bytes`` hold.
+        views: whether a batch that is one block of a segment is handed out without a copy, read-only. Its file is not
+            used again while the arrays live.
+        prefetch_bytes: the payload bytes that are read ahead.
+        lease_s: the seconds after which a silent replay keeps the epoch no longer.
+        notify: called with each line for the user.
 
-    Raises EpochNotFound, EpochIncomplete for an epoch that is not produced yet, ReplayTruncated where entries were
-    already removed: never a gap. An epoch that `penstock run` is about to produce for this process is waited for.
+    Raises:
+        EpochNotFound: the epoch is not there.
+        EpochIncomplete: the epoch is not produced yet.
+        ReplayTruncated: entries of the epoch were removed.
+
+    Example:
+        >>> for batch in penstock.Replay("train", epoch=0, batch_size=64):
+        ...     evaluate(batch["x"], batch["y"])
     """
 
     @explained
@@ -92,12 +107,12 @@ class Replay(Passes):
 
     @property
     def spec(self) -> Spec:
-        """The tensors of a sample."""
+        """Return the tensors of a sample."""
         return self.stream.require_spec()
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return what the producer says of the stream, such as the names of classes in ``info["classes"]["y"]``."""
+        """Return the producer's facts about the stream, such as the names of classes in ``info["classes"]["y"]``."""
         return self.stream.info
 
     def _name(self) -> str:
@@ -143,7 +158,7 @@ class Replay(Passes):
         outlet.end()
 
     def close(self) -> None:
-        """Gives the epoch free. Raises ServerUnavailable where the server is away for 2 s: then the lease lapses."""
+        """Release the epoch. Raises ServerUnavailable if the server is away for 2 s. Then the lease lapses."""
         if self._retained.is_let_go:
             return
         self._client.hurry(LEAVE_S, SILENCE_S)
@@ -161,14 +176,16 @@ class Replay(Passes):
             self.close()
             return
         self._client.hurry(0, AT_ONCE_S)
-        with suppress(PenstockError):  # the lease lapses by itself, and the error is what counts
+        with suppress(PenstockError):  # the lease lapses by itself, and the other error matters
             self.close()
 
 
 class _FetchAhead:
-    """Entries asked for by id, some before they are needed; what an outage leaves unanswered is asked for again.
+    """The entries that are asked for by id, some before they are needed.
 
-    At most ``most`` are under way. With ``look`` each is asked for twice: first to be looked at.
+    After an outage the unanswered ones are asked again.
+
+    At most ``most`` are under way. With ``look`` each is asked for twice, first to be looked at.
     """
 
     def __init__(
@@ -191,18 +208,18 @@ class _FetchAhead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks under way."""
+        """Return the bytes of all blocks under way."""
         return sum(record.nbytes for (_, record), is_due in self._asked if is_due)
 
     @property
     def next_nbytes(self) -> int:
-        """Bytes of the next block under way: all that an entry without a payload brings."""
+        """Return the bytes of the next block under way, which an entry without a payload brings."""
         return next((record.nbytes for (_, record), is_due in self._asked if is_due), 0)
 
     def fetch(self, receiver: Receiver, reader_times: ReaderTimes) -> tuple[Record, bool] | None:
-        """The next entry, into the receiver; its record, and whether it is still there. None after the last."""
+        """Receive the next entry. Returns its record, and whether the entry is still there, or None after the last."""
         while True:
-            if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost this thread its core
+            if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost the core
                 self._todo.extend(islice(self._due, self._most - len(self._todo) - len(self._asked)))
             if not self._todo and not self._asked:
                 return None
