@@ -28,6 +28,8 @@ from penstock_producer.sources.names import blame, resolve_callable
 FILE_KEYS = ("file", "file_name", "path")
 """The keys of a JSON row that may name the image."""
 
+_TABLES = (".csv", ".tsv", ".json", ".jsonl")
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -106,9 +108,9 @@ def from_file(paths: Sequence[str], file: str, skip_unlabelled: bool, classes: t
         content = Path(file).read_bytes()
         text = content.decode("utf-8-sig")
     except OSError as error:
-        beside = [other.name for other in Path(file).parent.glob("*.*")] if Path(file).parent.is_dir() else []
-        near = difflib.get_close_matches(Path(file).name, beside, 1)
-        hint = f"; did you mean {Path(file).with_name(near[0])}?" if near else ""
+        beside = {other.stem: other.name for other in Path(file).parent.glob("*.*") if other.suffix in _TABLES}
+        near = difflib.get_close_matches(Path(file).stem, beside, 1)
+        hint = f"; did you mean {Path(file).with_name(beside[near[0]])}?" if near else ""
         raise SourceError(f"labels file {file}: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:
         raise SourceError(f"labels file {file} is not UTF-8: {error.reason} at byte {error.start}") from error
