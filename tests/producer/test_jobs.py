@@ -380,11 +380,13 @@ def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: 
         stale = production._task(production._writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
     dispatcher = Dispatcher(any_url, QUEUE)
     assert isinstance(stale, ShardTask)
-    dispatcher.enqueue([stale.model_copy(update={"manifest_id": "another"})])
-    failed = _awaited(lambda: dispatcher.failure({"another-0"}))
+    of_another = stale.model_copy(update={"manifest_id": "another"})
+    dispatcher.enqueue([of_another])
+    failed = _awaited(lambda: dispatcher.failure([of_another]))
     assert "is not the one this job was planned for" in failed[1]
-    dispatcher.enqueue([stale.model_copy(update={"stream_id": "another"})])
-    failed = _awaited(lambda: dispatcher.failure({stale.job_id}))
+    of_earlier = stale.model_copy(update={"stream_id": "another"})
+    dispatcher.enqueue([of_earlier])
+    failed = _awaited(lambda: dispatcher.failure([of_earlier]))
     assert "made anew" in failed[1]
     dispatcher.close()
 
@@ -396,7 +398,7 @@ def test_a_job_of_an_epoch_that_is_cut_otherwise_than_its_source_is_refused(any_
         task = production._task(manifest, 0)
     dispatcher = Dispatcher(any_url, QUEUE)
     dispatcher.enqueue([task])
-    failed = _awaited(lambda: dispatcher.failure({task.job_id}))
+    failed = _awaited(lambda: dispatcher.failure([task]))
     assert "epoch 0 of 'train' is cut otherwise than this source: it changed" in failed[1]
     dispatcher.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -54,8 +55,8 @@ def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url:
             stale = production._task(writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
             assert release_epoch(writer.client, writer.stream, 0)
             dispatcher.enqueue([stale])
-            awaited(lambda: dispatcher.failure({stale.job_id}) or stale.job_id in dispatcher.forget([stale.job_id])[0])
-            assert dispatcher.failure({stale.job_id}) is None
+            awaited(lambda: dispatcher.failure([stale]) or stale.job_id in dispatcher.forget([stale.job_id])[0])
+            assert dispatcher.failure([stale]) is None
         finally:
             fleet.stop()
             dispatcher.close()
@@ -74,7 +75,7 @@ def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str
                 dispatcher.enqueue([changed], at_front=True)
                 failed = changed.job_id
                 production._job_ids.add(failed)
-                awaited(lambda: dispatcher.failure(production._job_ids))
+                awaited(partial(dispatcher.failure, [changed]))
             assert time.monotonic() < deadline, look
         assert failed
         production.summary()

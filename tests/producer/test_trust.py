@@ -418,6 +418,34 @@ def test_a_forged_job_on_a_shared_queue_stops_no_production(
     assert errors.count("(job forged-1): os:system is not allowed in this worker") == 1
 
 
+def test_a_changed_job_that_failed_is_no_failure_of_its_production(
+    any_url: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may fail it between two looks of the producer: one look decides what was changed and what failed."""
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES)
+    allowlist = Allowlist(("tests.producer.made",), (str(photos),))
+    with (
+        redis.Redis.from_url(any_url) as client,
+        Production(plan, options_of(any_url), workers=0, notify=told.append) as production,
+    ):
+        next(production.run())
+        (task,) = production._live[0]
+        forge(client, task.job_id, attack_of(photos, tmp_path / "mark"))
+        fleet = Fleet(WorkerOptions(url=any_url, queue_url=any_url, is_chatty=True, allowlist=allowlist), 1)
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not client.zcard("rq:failed:penstock"):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            fleet.stop()
+        assert production._dispatcher.failure([task]) is None
+        assert client.lrange("rq:queue:penstock", 0, -1) == [task.job_id.encode()]
+    assert any(f"refused job {task.job_id}: somebody else changed it" in line for line in told)
+
+
 def test_no_law_means_no_bound(tmp_path: Path) -> None:
     """A library that is used by its own user reads whatever the user names."""
     assert allowed._allowed is None

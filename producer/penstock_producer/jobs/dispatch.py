@@ -169,11 +169,12 @@ class Dispatcher:
             self._client.lrem(self._queue.key, 0, task.job_id)
         self._renew(tasks)
 
-    def requeue_untold(self, tasks: Iterable[ShardTask]) -> int:
-        """Queue jobs again that failed without the word of a worker of Penstock. Reports the worker, once for each.
+    def failure(self, tasks: Iterable[ShardTask]) -> tuple[str, str] | None:
+        """Return (what, why) of the first of these tasks whose job failed for good. Queues the other failed jobs again.
 
-        A plain `rq worker` can run no job: it takes one after the other and lets it fail. A job of a silent host that
-        another program gave up has not failed either.
+        A job failed for good if it is as planned and a worker of Penstock says so. A plain `rq worker` can run no job:
+        it takes one after the other and lets it fail. A job of a silent host that another program gave up has not
+        failed either. Each failed job is read once: one that fails after this look is judged at the next look.
         """
         planned = {task.job_id: task for task in tasks}
         failed = self._failed(set(planned))
@@ -183,7 +184,8 @@ class Dispatcher:
         for job in untold:
             self._tell_of_stranger(str(job.worker_name or ""), planned[str(job.id)])
         self._renew([planned[str(job.id)] for job in untold])
-        return len(untold) + len(forged)
+        told = next((job for job in failed if job not in forged and job not in untold), None)
+        return None if told is None else (str(told.description), str(told.meta.get("error") or told.why_lost()))
 
     def _renew(self, tasks: list[ShardTask]) -> None:
         """Queue jobs at the front as they were planned, with Penstock's notes, whatever happened to them."""
@@ -246,13 +248,6 @@ class Dispatcher:
     def hurry(self, patience_s: float) -> None:
         """Wait no longer than this for a server that is away or silent, from now on."""
         hurry(self._client, patience_s)
-
-    def failure(self, job_ids: set[str]) -> tuple[str, str] | None:
-        """Return (what, why) of the first of these jobs that failed for good, by the word of a worker of Penstock."""
-        for job in self._failed(job_ids):
-            if job.is_told(self._key):
-                return str(job.description), str(job.meta.get("error") or job.why_lost())
-        return None
 
     def _failed(self, job_ids: set[str]) -> list[ShardJob]:
         failed = [job_id for job_id in self._queue.asked(self._queue.failed_ids, self._notify) if job_id in job_ids]

@@ -421,9 +421,8 @@ class Production:
         planned = [task for tasks in self._live.values() for task in tasks]
         if self._planned_tasks.has_met_others():
             self._dispatcher.weed(planned)
-        self._dispatcher.requeue_untold(planned)
         # a failed run of a complete shard does no harm: its worker died before it could report
-        failed = self._dispatcher.failure(set(self._live_jobs()))
+        failed = self._dispatcher.failure(planned)
         if failed:
             what, why = failed
             raise EpochFailed(f"{what}: {why}")
