@@ -17,7 +17,7 @@ import redis
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.explain.snapshot import inspect_stream
+from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import load_roster, server_ms
 from penstock_common.stream.removal.deletion import users_of
@@ -251,8 +251,8 @@ def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
         roster = load_roster(writer.client, writer.stream.partitions[0])
         while server_ms(writer.client) - roster.members["resnet", "gpu-0"] < SILENT_MS:
             time.sleep(0.05)
-        (group,) = inspect_stream(writer.client, "train").groups
-        assert [(m["name"], m["is_silent"]) for m in group.members if m["name"][0] != "~"] == [("gpu-0", True)]
+        (group,) = StreamMonitor(writer.client, "train").snapshot().groups
+        assert [(m.name, m.is_silent) for m in group.members if m.name[0] != "~"] == [("gpu-0", True)]
         assert "gpu-0 (" in told("groups", "list", "train")[1]
         assert users_of(writer.client, writer.stream) == []
         assert told("groups", "drop", "train", "resnet")[0] == 0

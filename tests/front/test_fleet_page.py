@@ -19,7 +19,8 @@ from PIL import Image
 from rq import Queue
 
 from penstock_common.errors import PenstockError
-from penstock_common.explain.snapshot import StreamView, inspect_stream
+from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
@@ -59,11 +60,11 @@ def begin(text: str, url: str, cwd: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def view(url: str) -> StreamView | None:
+def view(url: str) -> StreamSnapshot | None:
     """The stream, once it is there."""
     with connect(url) as client:
         try:
-            return inspect_stream(client, "train")
+            return StreamMonitor(client, "train").snapshot()
         except PenstockError:
             return None
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from penstock_common.errors import BudgetFull, TooLarge
-from penstock_common.explain.snapshot import inspect_stream
+from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster, server_ms
 from penstock_common.stream.removal.release import release_epoch
@@ -338,7 +338,7 @@ class TestTheNote:
         place, waiter = _awaited_waiter(client)
         assert place == (0, 0)
         assert (waiter.need_bytes, waiter.held_bytes, waiter.why, waiter.is_next) == (10_000, 91_000, "budget", True)
-        assert inspect_stream(client, "t").waiting[0]["shard"] == 0
+        assert list(StreamMonitor(client, "t").snapshot().waiting) == [(0, 0)]
         seen, since = waiter.seen_ms, waiter.since_ms
         while (waiter := _awaited_waiter(client)[1]).seen_ms == seen:
             assert server_ms(client) - seen < 5000, "not renewed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock_common.explain.snapshot import inspect_stream
+from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.removal.release import retire_epoch
@@ -22,8 +22,8 @@ def test_the_next_pass_ends_a_release_that_somebody_began_and_did_not_live_to_en
         assert sorted(numbers(loader)) == list(range(120))
     stream = open_stream(any_client, "t")
     assert retire_epoch(any_client, stream.partitions[0], 0, load_manifest(any_client, stream, 0).id)
-    seen = inspect_stream(any_client, "t")
-    assert [epoch.epoch for epoch in seen.epochs] == []
+    seen = StreamMonitor(any_client, "t").snapshot()
+    assert not seen.epochs
     assert audit_stream(any_client, "t").is_clean
     clean_up(any_client, stream, lambda _: None)
     assert not retained_epochs(any_client, stream)

@@ -17,7 +17,6 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.explain.snapshot import inspect_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import GroupRecord, Roster
 from penstock_common.stream.manifest import retained_epochs
@@ -225,11 +224,11 @@ def test_a_fleet_follows_what_its_trainer_needs(any_url: str) -> None:
                 if steady_s is not None and time.monotonic() - steady_s > 8:
                     break
                 assert time.monotonic() < deadline, history
-            view = inspect_stream(client, "train")
+            rates = load_reported_rates(client, loader.stream)
     assert history[0] == 1
     assert 3 <= history[-1] <= 6, history
-    assert len(view.workers) == history[-1]
-    assert [round(trainer["rate"]) for trainer in view.trainers] == [pytest.approx(80, abs=8)]
+    assert len(rates.workers) == history[-1]
+    assert [round(told.rate or 0) for told in rates.trainers.values()] == [pytest.approx(80, abs=8)]
     with connect(any_url) as client:  # all signed off
         awaited(lambda: not load_reported_rates(client, load_stream(client, "train")).workers)
         assert not load_reported_rates(client, load_stream(client, "train")).fleets

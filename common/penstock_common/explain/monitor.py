@@ -1,6 +1,6 @@
 """Repeated looks at a stream at low cost: they read rosters and what is new in indexes, and no payload.
 
-`inspection` looks once, and reads as much as a group is behind. This file remembers what it has read.
+The first look reads as much of the indexes as a group is behind. The monitor remembers what it has read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from penstock_common.explain.backlog import NOTHING, ShardBacklog, ShardLog
-from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, GroupTotals, MemberSnapshot, StreamSnapshot
+from penstock_common.explain.snapshot import (
+    EpochSnapshot,
+    GroupSnapshot,
+    GroupTotals,
+    MemberSnapshot,
+    RankSnapshot,
+    StreamSnapshot,
+)
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.entries import EntryId
 from penstock_common.stream.groups.positions import known_positions, starts_of
@@ -97,7 +104,10 @@ class StreamMonitor:
             waiting=waiting,
             waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
             rates=load_reported_rates(client, stream), memory=read_memory(client), payload=stream.payload,
-            replays=sum(till > now_ms for _, till in rosters[0].replays.values()),
+            replays=tuple(
+                (epoch, (till - now_ms) / 1000) for epoch, till in rosters[0].replays.values() if till > now_ms
+            ),
+            now_ms=now_ms,
         )  # fmt: skip
 
     def _remember(self, stream: Stream, rosters: list[Roster]) -> None:
@@ -132,7 +142,7 @@ class StreamMonitor:
         if epoch.is_finished:
             return  # all that there was to see had ended before the first look
         lasts = dict(zip(stream.partitions, given, strict=True))
-        lows = {name: self._lows(stream, number, name, rosters) for name in _ordered(reading, rosters)}
+        lows = {name: self._lows(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
         begun = self._read(
             stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(lows)
         )
@@ -217,11 +227,13 @@ class StreamMonitor:
         log.add(records)
         log.floor, log.floor_end = NOTHING, 0
 
-    def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster]) -> dict[int, int]:
-        """Return for an ordered group shard -> the offset below which it is done."""
+    def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster], sums: GroupTotals) -> dict[int, int]:
+        """Return for an ordered group shard -> the offset below which it is done. Adds its ranks to the sums."""
         manifest = self._epochs[number].manifest
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
-        minimum = known_positions(self._client, stream, number, name).minimum(record.world)
+        positions = known_positions(self._client, stream, number, name)
+        sums.ranks += [RankSnapshot(rank, number, positions.of(rank), manifest.samples) for rank in range(record.world)]
+        minimum = positions.minimum(record.world)
         starts = starts_of(manifest, begun_shards(self._client, stream, manifest))
         return {shard: max(minimum - at, 0) for shard, at in starts.items()}
 
@@ -278,6 +290,9 @@ class StreamMonitor:
             lag_s=0.0 if each.oldest_ms is None else max(0.0, (now_ms - each.oldest_ms) / 1000),
             pending_entries=each.pending, redelivered_entries=each.redelivered, dead_letters=each.dead,
             given_samples=samples, given_bytes=nbytes, members=members, world=record.world,
+            first_epoch=record.first,
+            done_epochs=tuple(sorted(epoch for group, epoch in rosters[0].closed if group == name)),
+            ranks=tuple(each.ranks),
         )  # fmt: skip
 
 
@@ -333,7 +348,11 @@ def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochSnapshot:
         committed = sum(manifest.done.values()) if planned is None else planned
         read = dict.fromkeys(_readers(number, rosters), committed)
     held = sum(roster.epoch_bytes.get(number, 0) for roster in rosters)
-    return EpochSnapshot(number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read)
+    return EpochSnapshot(
+        number, manifest.state, manifest.kind, manifest.samples, committed, epoch.bad, held, read,
+        is_trimmed=any(number in roster.trimmed for roster in rosters),
+        is_pinned=any(number in roster.pinned for roster in rosters),
+    )  # fmt: skip
 
 
 def _id(text: bytes) -> EntryId:

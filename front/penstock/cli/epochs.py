@@ -52,27 +52,27 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from dataclasses import asdict
+    from penstock.views.inspect import epochs_json
+    from penstock_common.explain.details import read_details
 
-    from penstock_common.explain.snapshot import inspect_stream
-
-    view = inspect_stream(client, args.stream)
+    details = read_details(client, args.stream)
+    epochs = epochs_json(details)
     if args.json:
-        console.json([asdict(epoch) for epoch in view.epochs])
-    elif not view.epochs:
-        gone = f" (released: {view.released})" if view.released else ""
+        console.json(epochs)
+    elif not epochs:
+        gone = f" (released: {details.released})" if details.released else ""
         console.line(f"stream {args.stream!r} has no retained epochs{gone}")
     else:
         rows = [
             (
-                e.epoch,
-                e.state,
-                f"{e.committed} of {'?' if e.planned is None else e.planned}",
-                e.bad,
-                f"{e.shards_done} of {e.shards}",
-                ", ".join(word for word, is_so in (("pinned", e.pinned), ("trimmed", e.trimmed)) if is_so),
+                epoch["epoch"],
+                epoch["state"],
+                f"{epoch['committed']} of {'?' if epoch['planned'] is None else epoch['planned']}",
+                epoch["bad"],
+                f"{epoch['shards_done']} of {epoch['shards']}",
+                ", ".join(word for word in ("pinned", "trimmed") if epoch[word]),
             )
-            for e in view.epochs
+            for epoch in epochs
         ]
         console.table(rows, head=("epoch", "state", "samples", "bad", "shards done", ""))
     return 0

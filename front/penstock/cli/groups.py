@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, url_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.cli.console import Console
+    from penstock_common.explain.snapshot import MemberSnapshot
     from penstock_common.stream.commands import Client
 
 NAME = "groups"
@@ -54,13 +57,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from dataclasses import asdict
+    from penstock.views.inspect import group_json
+    from penstock_common.explain.monitor import StreamMonitor
 
-    from penstock_common.explain.snapshot import inspect_stream
-
-    groups = inspect_stream(client, args.stream).groups
+    groups = StreamMonitor(client, args.stream).snapshot().groups
     if args.json:
-        console.json([asdict(group) for group in groups])
+        console.json([group_json(group) for group in groups])
     elif not groups:
         console.line(f"stream {args.stream!r} has no groups yet")
     else:
@@ -70,7 +72,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
                 g.kind,
                 "yes" if g.declared else "no",
                 "yes" if g.holds else "no",
-                sum(not m["name"].startswith("~") for m in g.members),  # not what members handed back
+                sum(not member.name.startswith("~") for member in g.members),  # not what members returned
                 g.lag_samples,
                 g.pending_entries,
                 ", ".join(_silent(g.members)),
@@ -82,10 +84,10 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _silent(members: list[dict[str, Any]]) -> list[str]:
-    """Name the members that gave no sign of life lately, with how long ago the last one came."""
-    silent = [member for member in members if member["is_silent"]]
-    return [f"{m['name']} ({'gone' if m['seen_s'] is None else _span(m['seen_s'])})" for m in silent]
+def _silent(members: Iterable[MemberSnapshot]) -> list[str]:
+    """Name the members without a recent heartbeat, with how long ago the last one came."""
+    silent = [(member.name, member.liveness.unseen_s) for member in members if member.is_silent]
+    return [f"{name} ({'gone' if unseen_s is None else _span(unseen_s)})" for name, unseen_s in silent]
 
 
 def _span(seconds: float) -> str:

@@ -50,7 +50,7 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
             "writers": len(now.waiting), "longest_s": round(now.waited_s, 1),
             "why": sorted({waiter.why for waiter in now.waiting.values()}),
         },
-        "replays": now.replays,
+        "replays": len(now.replays),
         "server": {"used_bytes": now.memory.used_bytes, "limit_bytes": now.memory.limit_bytes},
     }  # fmt: skip
     found = verdict(now, load.rate, shown(load))

@@ -1,0 +1,69 @@
+"""Details of a stream beside its snapshot, which only people ask for: shards, entries and reasons of bad samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_common.errors import DamagedKey
+from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.snapshot import StreamSnapshot
+from penstock_common.stream.commands import Client
+from penstock_common.stream.manifest import begun_shards, find_manifest
+from penstock_common.stream.mending.bad import kinds_of_bad
+from penstock_common.stream.payloads import PlaneView, plane_of
+from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDetails:
+    """The shards, entries and bad samples of one retained epoch."""
+
+    shards_done: int
+    shards: int
+    entries: int
+    reasons: list[dict[str, Any]]
+    """The most frequent reasons of bad samples: `kinds_of_bad`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetails:
+    """One stream, its snapshot, and the details of its epochs."""
+
+    stream: Stream
+    snapshot: StreamSnapshot
+    released: str
+    """The ranges of epochs that are gone."""
+    payload: PlaneView
+    epochs: dict[int, EpochDetails]
+    """Epoch -> details, for the epochs of the snapshot that are still retained."""
+
+
+def read_all_details(client: Client) -> tuple[list[StreamDetails], dict[str, DamagedKey]]:
+    """Return every stream of the server, and for damaged ones name -> error."""
+    return look_at_each(list_streams(client), lambda name: read_details(client, name))
+
+
+def read_details(client: Client, name: str) -> StreamDetails:
+    """Return one stream with its details. Raises StreamNotFound."""
+    stream = load_stream(client, name)
+    snapshot = StreamMonitor(client, name).snapshot()
+    epochs = {}
+    for seen in snapshot.epochs:
+        manifest = find_manifest(client, stream, seen.epoch)
+        if manifest is not None:
+            epochs[seen.epoch] = EpochDetails(
+                shards_done=len(manifest.done),
+                shards=len(begun_shards(client, stream, manifest)),
+                entries=_count_entries(client, stream, seen.epoch),
+                reasons=kinds_of_bad(client, stream, seen.epoch) if seen.bad else [],
+            )
+    _, _, released = read_counters(client, stream)
+    return StreamDetails(stream, snapshot, released, plane_of(stream), epochs)
+
+
+def _count_entries(client: Client, stream: Stream, epoch: int) -> int:
+    with client.pipeline(transaction=False) as pipe:
+        for partition in stream.partitions:
+            pipe.xlen(partition.entries(epoch))
+        return sum(pipe.execute())
