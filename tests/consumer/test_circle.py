@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
+from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import WaitingWriter
-from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample

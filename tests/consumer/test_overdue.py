@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
+from penstock_common.explain.backlog import GroupBacklog
 from penstock_common.stream.groups.roster import WaitingWriter, Why
-from penstock_consumer.read.backlog import GroupBacklog
-from penstock_consumer.read.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 
 
 def jam(

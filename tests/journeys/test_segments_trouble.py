@@ -27,6 +27,7 @@ from penstock_common.errors import (
     StreamDeleted,
     WaitTimeout,
 )
+from penstock_common.explain.sentences import why_no_room
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import commit_commands
@@ -38,7 +39,6 @@ from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.backlog import why_no_room
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
 from penstock_producer.write.segments import open_segment_writer

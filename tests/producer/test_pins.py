@@ -10,6 +10,7 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.errors import BudgetFull, EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.explain.sentences import explain_holds
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.groups.pins import pin_epoch, unpin_epoch
@@ -18,7 +19,6 @@ from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write import cleaner
-from penstock_producer.write.alarm import explain_holds
 from penstock_producer.write.cleaner import clean_up
 from tests.contracts.processes import child
 from tests.producer.test_policy import settled_epochs

@@ -1,16 +1,21 @@
-"""Backlogs: the index records that groups have yet to read, and the members that groups wait for."""
+"""Backlogs: what groups have yet to read or to acknowledge, and the members that groups wait for."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import EntryId, Record, parse_id, pending_members
+from penstock_common.stream.entries import EntryId, Record, index_records, list_pending, parse_id, pending_members
+from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, rank_member
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
+from penstock_common.stream.streams import Stream
 
 NOTHING: EntryId = (0, 0)
 
@@ -81,7 +86,6 @@ class ShardLog:
 
 Missing = dict[tuple[str, str], Liveness]
 """The members, by (group, member)."""
-SHOWN = 4
 
 
 def missing_members(
@@ -104,13 +108,79 @@ def missing_members(
     return found
 
 
-def told_missing(missing: Missing) -> str:
-    """Return the missing members for people; the first few by name."""
-    each = [f"{member} of group {group} ({_told(one)})" for (group, member), one in missing.items()]
-    return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
+@dataclass(frozen=True, slots=True)
+class GroupBacklog:
+    """The bytes that the members of one shared group hold together in a partition."""
+
+    nbytes: int = 0
+    """Payload bytes of entries given out and not acknowledged; an entry counts whole."""
+    freed_bytes: int = 0
+    """Of them, what would go if this group alone settled it: no other group, pin or replay needs it."""
+    members: int = 0
+    """How many members have something."""
 
 
-def _told(one: Liveness) -> str:
-    if one.unseen_s is None:
-        return "not there"
-    return "its process has ended" if one.has_ended else f"{one.unseen_s:.0f} s ago"
+def hold_of(
+    client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, group: str, *, with_freed: bool
+) -> GroupBacklog:
+    """Counts it; ``freed_bytes`` only where asked for."""
+    kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
+    total, freed, holders = 0, 0, set[str]()
+    for epoch in roster.epochs:
+        pending = {entry.entry_id: entry.member for entry in list_pending(client, partition, epoch, group)}
+        manifest = find_manifest(client, stream, epoch) if pending else None
+        if manifest is None:
+            continue
+        holders |= set(pending.values())
+        for shard, records in _records(client, stream, partition, manifest):
+            held = [record for record in records if record.entry_id in pending]
+            total += sum(record.nbytes for record in held)
+            if with_freed and epoch not in kept and held:
+                freed += _freed(client, stream, manifest, roster, group, shard, held)
+    return GroupBacklog(total, freed, len(holders))
+
+
+def _records(
+    client: Client, stream: Stream, partition: PartitionKeys, manifest: Manifest
+) -> Iterator[tuple[int, list[Record]]]:
+    for shard in begun_shards(client, stream, manifest):
+        if stream.partition_of(shard) == partition:
+            yield shard, list(index_records(client, partition, manifest.epoch, shard))
+
+
+def _freed(
+    client: Client, stream: Stream, manifest: Manifest, roster: Roster, group: str, shard: int,
+    held: list[Record],
+) -> int:  # fmt: skip
+    """Return the bytes of those records that every other group is done with."""
+    epoch, end = manifest.epoch, max(record.end for record in held)
+    done = np.ones(end, dtype=bool)
+    for name, other in roster.unacknowledged_by(epoch).items():
+        if name != group:
+            done &= group_bits(client, stream, manifest, name, other, shard, 0, end, may_go=True)
+    for record in held:
+        done[list(record.holes)] = True
+    return sum(record.nbytes for record in held if done[record.first : record.end].all())
+
+
+def absent_groups(roster: Roster, groups: Iterable[str], now_ms: int) -> dict[str, int]:
+    """Return those of the groups that have no live member, with the milliseconds since they were last seen."""
+    living = {group for group, _ in _live_members(roster, now_ms)}
+    return {
+        name: now_ms - roster.groups[name].seen_ms for name in groups if name in roster.groups and name not in living
+    }
+
+
+def idle_groups(roster: Roster, now_ms: int) -> dict[str, int]:
+    """Return groups whose live members all wait for a batch, with the bytes they have not acknowledged."""
+    living = _live_members(roster, now_ms)
+    busy = {who[0] for who in living if who not in roster.idle}
+    found: dict[str, int] = {}
+    for who in living:
+        if who[0] not in busy:
+            found[who[0]] = found.get(who[0], 0) + roster.idle[who].handed_bytes
+    return found
+
+
+def _live_members(roster: Roster, now_ms: int) -> list[tuple[str, str]]:
+    return [who for who, liveness in liveness_of([roster], now_ms).items() if liveness.may_be_at_work]

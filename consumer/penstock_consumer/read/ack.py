@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from penstock_common.errors import ServerUnavailable, StateMismatch
+from penstock_common.explain.deadlock import ELSEWHERE_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_common.waiting import Notify
-from penstock_consumer.read.deadlock import ELSEWHERE_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_consumer.read.epochs import Reading
 from penstock_consumer.read.heartbeat import IdleLoop
 from penstock_consumer.stages.batch import UNKNOWN, Batch

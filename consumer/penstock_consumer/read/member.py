@@ -17,6 +17,8 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
+from penstock_common.explain.deadlock import BlockedPartition, find_deadlock, is_stuck
+from penstock_common.explain.backlog import hold_of
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
@@ -57,8 +59,6 @@ from penstock_common.stream.streams import (
     read_counters,
 )
 from penstock_common.waiting import FIRST_WORD_S, Notify, Wait, to_stderr
-from penstock_consumer.read.backlog import hold_of
-from penstock_consumer.read.deadlock import BlockedPartition, find_deadlock, is_stuck
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch

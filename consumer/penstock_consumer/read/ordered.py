@@ -19,6 +19,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     UnsupportedVersion,
 )
+from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.groups.ledger import bury
@@ -32,7 +33,6 @@ from penstock_common.stream.servers.suitability import require_step_fits
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
-from penstock_consumer.read.backlog import why_no_room
 from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSample, RowRange, joined, resolve
 from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
 from penstock_consumer.read.fetch_plan import StepPlanner

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock_common import errors
 from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
+from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client
 from penstock_common.stream.damage import damage_of
@@ -31,7 +32,6 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
-from penstock_consumer.read.backlog import why_no_room
 from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice, is_done, is_newer, refuse_newer
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry, LeaseRenewer

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from penstock_common.errors import PenstockError, TooLarge
-from penstock_common.explain.backlog import missing_members, told_missing
+from penstock_common.explain.backlog import idle_groups, missing_members
+from penstock_common.explain.sentences import explain_holds, told_missing
 from penstock_common.segments.plane import INLINE
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import owed_samples
@@ -19,7 +20,6 @@ from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream
-from penstock_producer.write.alarm import explain_holds, idle_groups
 from penstock_producer.write.cleaner import SILENT_MS
 from penstock_producer.write.quota import (
     LACKING,

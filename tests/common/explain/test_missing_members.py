@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.explain.backlog import SHOWN, Missing, missing_members, told_missing
+from penstock_common.explain.backlog import Missing, missing_members
+from penstock_common.explain.sentences import SHOWN, told_missing
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.explain.backlog import told_missing
+from penstock_common.explain.sentences import told_missing
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.presence import (
     ALIVE_MS,

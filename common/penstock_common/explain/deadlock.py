@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import CheckpointOverdue, TooLarge
+from penstock_common.explain.backlog import GroupBacklog
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits
@@ -28,7 +29,6 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
-from penstock_consumer.read.backlog import GroupBacklog
 
 IDLE_MS = 5_000
 """A loop that waited so long for a batch has nothing else to do."""

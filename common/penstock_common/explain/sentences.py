@@ -1,0 +1,102 @@
+"""Sentences that explain a wait for quota: what is held, by whom, and what an operator can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from penstock_common.errors import PenstockError
+from penstock_common.explain.backlog import Missing, absent_groups, hold_of, missing_members
+from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.presence import Liveness
+from penstock_common.stream.groups.roster import SHARED, Roster, load_roster, server_ms
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_common.stream.streams import Stream
+
+SHOWN = 4
+"""The missing members that a sentence names."""
+
+
+def why_no_room(client: Client, stream: Stream) -> str:
+    """Return why the awaited shard's writer waits for space: what is held, and by whom.
+
+    Return '' if it does not wait.
+    """
+    with suppress(PenstockError):  # a sentence is no place to fail
+        for partition in stream.partitions:
+            roster = load_roster(client, partition)
+            # a full folder holds up every writer
+            awaited = [waiter for waiter in roster.waiting.values() if waiter.is_next or waiter.why == "folder"]
+            if awaited:
+                return _sentence(client, stream, partition, roster, awaited[0].why)
+    return ""
+
+
+def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, why: str) -> str:
+    if why == "memory":
+        return "its writer waits for room in the server's memory, which others fill"
+    if why == "folder":
+        return f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
+    share = f"partition {partition.number}'s share of " if len(stream.partitions) > 1 else ""
+    budget = f"{share}the budget, {readable_bytes(stream.partition_budget)},"
+    parts = [f"{readable_bytes(roster.bytes)} of {budget} is held"]
+    for name, record in roster.groups.items():
+        hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
+        if hold is not None and hold.nbytes:
+            parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
+    now_ms = server_ms(client)
+    if missing := missing_members(client, partition, roster, roster.groups, now_ms):
+        parts.append(f"last seen a while ago: {told_missing(missing)}")
+    return f"its writer waits for room ({'; '.join(parts)})"
+
+
+def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:
+    """Return what an operator can do about a wait; '' if only time helps.
+
+    Args:
+        stream: Name of the stream.
+        roster: Roster of the partition.
+        blockers: Groups that keep the bytes.
+        now_ms: The server's clock.
+        silent_ms: Silence after which data is no longer kept for an undeclared group. For a declared one it always is.
+    """
+    parts = [
+        _absent(stream, name, ms, None if roster.groups[name].declared else silent_ms)
+        for name, ms in absent_groups(roster, blockers, now_ms).items()
+    ]
+    pinned = {epoch: roster.epoch_bytes.get(epoch, 0) for epoch in sorted(roster.pinned) if epoch in roster.epochs}
+    if held := sum(pinned.values()):
+        which = f"epoch{'s' if len(pinned) > 1 else ''} {', '.join(map(str, pinned))}"
+        are = "are" if len(pinned) > 1 else "is"
+        parts.append(
+            f"{which} {are} pinned, with {readable_bytes(held)}: `penstock epochs unpin {stream} {next(iter(pinned))}`"
+        )
+    return "; ".join(parts)
+
+
+def _absent(stream: str, name: str, unseen_ms: int, silent_ms: int | None) -> str:
+    own = "it is declared, so data is kept for it" if silent_ms is None else f"it lets go after {_span(silent_ms)}"
+    return (
+        f"no trainer of group {name!r} was seen for {_span(unseen_ms)} ({own}): start one, or give the group up with "
+        f"`penstock groups drop {stream} {name}`"
+    )
+
+
+def _span(span_ms: int) -> str:
+    seconds = max(0, span_ms) / 1000
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def told_missing(missing: Missing) -> str:
+    """Return the missing members for people; the first few by name."""
+    each = [f"{member} of group {group} ({_told(one)})" for (group, member), one in missing.items()]
+    return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
+
+
+def _told(one: Liveness) -> str:
+    if one.unseen_s is None:
+        return "not there"
+    return "its process has ended" if one.has_ended else f"{one.unseen_s:.0f} s ago"
