@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 from penstock_common.explain.backlog import GroupBacklog
+from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, is_group_overdue, is_overdue
 from penstock_common.stream.groups.roster import WaitingWriter, Why
 
 

@@ -21,8 +21,8 @@ from penstock_common.stream.streams import load_stream
 from penstock_producer.write import cleaner
 from penstock_producer.write.cleaner import clean_up
 from tests.contracts.processes import child
-from tests.producer.test_policy import settled_epochs
 from tests.producer.test_retention import group, loader_of, read, roster_of, write_epoch, writer_of
+from tests.producer.test_retention_policies import settled_epochs
 
 MINUTE_MS = 60_000
 

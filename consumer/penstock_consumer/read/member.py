@@ -17,8 +17,8 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
-from penstock_common.explain.deadlock import BlockedPartition, find_deadlock, is_stuck
 from penstock_common.explain.backlog import hold_of
+from penstock_common.explain.deadlock import BlockedPartition, find_deadlock, is_stuck
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError

@@ -17,7 +17,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import WaitingWriter
 from penstock_producer.write.writer import Writer
-from tests.consumer.test_policies import BLOCK, BUDGET, writing
+from tests.consumer.test_acknowledge_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
 
 COUNT = 1000
