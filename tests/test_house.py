@@ -33,13 +33,18 @@ PACKAGES = (
     "front/penstock",
 )
 PUBLIC_NAMES = {
+    "Batch",
     "EmbeddedServer",
     "Files",
     "Loader",
     "PenstockError",
+    "Ragged",
     "Replay",
+    "Stats",
+    "View",
     "Writer",
     "__version__",
+    "errors",
     "mix",
     "produce",
 }

@@ -55,10 +55,6 @@ class BadExport(PenstockError, ValueError):
     """A folder is no export, not a finished one, or a damaged one; or it cannot become one."""
 
 
-class BadPayload(PenstockError, ValueError):
-    """A stream's ``payload`` setting means nothing."""
-
-
 class SegmentGone(BadEntry):
     """An entry's payload lies in a segment file that is not there, is too short, or has been used again since."""
 
@@ -69,6 +65,10 @@ class SegmentsUnseen(PenstockError, RuntimeError):
 
 class TooLarge(PenstockError, ValueError):
     """A sample, block or step is larger than a limit (512 MB a field, 1 GiB an entry, a quarter of the budget)."""
+
+
+class BadOption(PenstockError, ValueError):
+    """An option has none of the forms it may have, such as a durability, a retention policy or a payload setting."""
 
 
 class SourceError(PenstockError, ValueError):
@@ -90,14 +90,6 @@ class StreamDeleted(StreamNotFound):
     """The stream was deleted, or is being deleted, while this process used it: readers and writers stop."""
 
 
-class StreamBusy(PenstockError, RuntimeError):
-    """The stream is read or written, so it is not deleted without force."""
-
-
-class BadRetention(PenstockError, ValueError):
-    """A retention policy that is not one of the forms there are."""
-
-
 class DamagedKey(PenstockError, ValueError):
     """A key of the stream holds what no Penstock wrote there."""
 
@@ -112,6 +104,10 @@ class EpochNotFound(PenstockError, LookupError):
 
 class EpochAbandoned(PenstockError, RuntimeError):
     """The epoch was abandoned (by a command or a failed producer): it takes no more samples."""
+
+
+class EpochFailed(PenstockError, RuntimeError):
+    """A production cannot complete an epoch, and abandons it. The text names the shard and the reason."""
 
 
 class EpochIncomplete(PenstockError, RuntimeError):
@@ -212,10 +208,6 @@ class WritesRefused(ServerUnavailable, ServerUnsuitable):
     """The server answers, but takes no writes now: a read-only replica, above its maxmemory, a full disk."""
 
     is_said = True
-
-
-class BadDurability(PenstockError, ValueError):
-    """A durability level that is not one of those there are."""
 
 
 class DurabilityLost(PenstockError, TimeoutError):

@@ -17,36 +17,60 @@ except ModuleNotFoundError:
     raise ImportError("Penstock runs on Linux and macOS; on Windows, use it in WSL 2 or in a container") from None
 
 if TYPE_CHECKING:
+    from penstock import errors as errors
     from penstock_common.errors import PenstockError
     from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_common.wire.ragged import Ragged
     from penstock_consumer.read.loader import Loader
     from penstock_consumer.read.mixture import mix
+    from penstock_consumer.read.view import View
     from penstock_consumer.replay.files import Files
     from penstock_consumer.replay.replay import Replay
+    from penstock_consumer.stages.batch import Batch
+    from penstock_consumer.stages.stats import Stats
     from penstock_producer.notebook import produce
     from penstock_producer.write.writer import Writer
 
     __version__: str
 
-__all__ = ["EmbeddedServer", "Files", "Loader", "PenstockError", "Replay", "Writer", "__version__", "mix", "produce"]
+__all__ = [
+    "Batch",
+    "EmbeddedServer",
+    "Files",
+    "Loader",
+    "PenstockError",
+    "Ragged",
+    "Replay",
+    "Stats",
+    "View",
+    "Writer",
+    "__version__",
+    "errors",
+    "mix",
+    "produce",
+]
 
 _HOMES = {
+    "Batch": "penstock_consumer.stages.batch",
     "EmbeddedServer": "penstock_common.stream.servers.embedded",
     "Files": "penstock_consumer.replay.files",
     "Loader": "penstock_consumer.read.loader",
     "PenstockError": "penstock_common.errors",
+    "Ragged": "penstock_common.wire.ragged",
     "Replay": "penstock_consumer.replay.replay",
+    "Stats": "penstock_consumer.stages.stats",
+    "View": "penstock_consumer.read.view",
     "Writer": "penstock_producer.write.writer",
     "mix": "penstock_consumer.read.mixture",
     "produce": "penstock_producer.notebook",
 }
 
-_ADAPTERS = ("jax", "keras", "tensorflow", "torch")
+_MODULES = ("errors", "jax", "keras", "tensorflow", "torch")
 """``penstock.tensorflow.dataset`` without an import of its own; who does not use it has no framework loaded."""
 
 
 def __getattr__(name: str) -> object:
-    if name in _ADAPTERS:
+    if name in _MODULES:
         return import_module(f"penstock.{name}")
     if name == "__version__":
         value: object = import_module("importlib.metadata").version("penstock")

@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock_common.errors import (
-    BadRetention,
+    BadOption,
     BadSpec,
     GroupNotFound,
     PenstockError,
@@ -184,7 +184,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: exec("from penstock import DataLoader"),
         ImportError,
-        "penstock has no 'DataLoader' to import; it has Embed",
+        "penstock has no 'DataLoader' to import; it has Batch, Embed",
     ),
     (lambda: penstock.mix({"a": ("train", 1.0)}), ValueError, "got {'a': ('train', 1.0)}, ends='last'; mix() takes {"),  # type: ignore[dict-item]
     (
@@ -368,7 +368,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         StreamConflict,
         "holds samples of another spec",
     ),
-    (lambda s: s.writer(retention="forever"), BadRetention, "is not one of: budget (keep all until room is needed)"),
+    (lambda s: s.writer(retention="forever"), BadOption, "is not one of: budget (keep all until room is needed)"),
     # the order of calls
     (lambda s: s.after("epoch.write"), PenstockError, "epoch 0 is closed: writer.epoch() opens the next one"),
     (lambda s: s.after("write"), PenstockError, "is closed: make another, or write in its `with`"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock_common import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,15 @@ def test_the_page_has_every_class_of_error_and_no_other() -> None:
     """Whoever searches for the name in a traceback must find it."""
     classes = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
     assert set(SECTIONS) == classes
+
+
+def test_a_program_catches_what_the_page_names() -> None:
+    """A trainer that must tell a lost server from a wrong name imports no inner module for it."""
+    assert set(penstock.errors.__all__) <= set(SECTIONS)
+    for name in penstock.errors.__all__:
+        assert getattr(penstock.errors, name) is getattr(errors, name)
+    with pytest.raises(penstock.errors.ServerUnavailable):
+        penstock.Loader("train", group="resnet", batch_size=4, url="redis://127.0.0.1:1", timeout_s=0.1)
 
 
 @pytest.mark.parametrize("name", SECTIONS)

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.__main__ import main
+from penstock_common.errors import EpochFailed
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.jobs import production
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from tests.contracts.processes import Child, child
 from tests.journeys.trouble import _bear_outages_for

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import redis
 
+from penstock_common.errors import EpochFailed
 from penstock_producer.jobs import watchdog
 from penstock_producer.jobs.fill import TooManyBad
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions

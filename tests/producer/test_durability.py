@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable
+from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
@@ -217,5 +217,5 @@ def test_levels_are_read_and_written_alike(text: str, fsync: bool, replicas: int
 @pytest.mark.parametrize("text", ["", "disk", "replicas", "replicas=0", "replicas=-1", "+replicas=1", "memory+fsync"])
 def test_an_unknown_level_is_refused_with_those_there_are(any_url: str, text: str) -> None:
     """A typo must not mean `memory`."""
-    with pytest.raises(BadDurability, match=r"expected one of memory, fsync, replicas=K, fsync\+replicas=K"):
+    with pytest.raises(BadOption, match=r"expected one of memory, fsync, replicas=K, fsync\+replicas=K"):
         durable_writer(any_url, text)

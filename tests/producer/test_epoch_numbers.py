@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochAbandoned, StreamConflict
+from penstock_common.errors import EpochAbandoned, EpochFailed, StreamConflict
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, replayed, sample, stored, writer_of
 from tests.producer.test_jobs import dataset, options_of

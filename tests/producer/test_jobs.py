@@ -19,12 +19,12 @@ import redis
 from rq import Callback, Queue
 from rq.serializers import JSONSerializer
 
-from penstock_common.errors import PenstockError, SourceError
+from penstock_common.errors import EpochFailed, PenstockError, SourceError
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress, ProductionSummary
 from penstock_producer.jobs.task import ShardTask

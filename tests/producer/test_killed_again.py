@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from penstock_producer.jobs.plan import EpochFailed
+from penstock_common.errors import EpochFailed
 from penstock_producer.jobs.progress import ProductionProgress
 from penstock_producer.jobs.queue import RETRIES
 from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog

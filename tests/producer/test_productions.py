@@ -9,10 +9,10 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.errors import StreamConflict
+from penstock_common.errors import EpochFailed, StreamConflict
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_common.errors import BadRetention, GroupFinished, PenstockError, StreamDeleted
+from penstock_common.errors import BadOption, GroupFinished, PenstockError, StreamDeleted
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
@@ -65,7 +65,7 @@ class TestForms:
     )
     def test_anything_else_is_refused_in_one_line_with_the_forms(self, text: str) -> None:
         """Whoever mistypes is told what there is, and nothing is guessed."""
-        with pytest.raises(BadRetention, match=r"not one of: budget .*epochs:N.*time:.*bytes:") as refused:
+        with pytest.raises(BadOption, match=r"not one of: budget .*epochs:N.*time:.*bytes:") as refused:
             parse_policy(text)
         assert "\n" not in str(refused.value)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import redis
 
-from penstock_common.errors import SpecMismatch
+from penstock_common.errors import EpochFailed, SpecMismatch
 from penstock_producer.jobs.fill import bad_limit
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions

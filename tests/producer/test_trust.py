@@ -17,12 +17,12 @@ import pytest
 import redis
 from PIL import Image
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import EpochFailed, SourceError
 from penstock_producer.jobs import production as productions
 from penstock_producer.jobs.allowlist import ANYTHING, Allowlist, PlannedTasks, options_for
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
-from penstock_producer.jobs.plan import EpochFailed, ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import FUNCTION
 from penstock_producer.jobs.task import ShardTask

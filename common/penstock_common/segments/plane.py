@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock_common.errors import BadPayload
+from penstock_common.errors import BadOption
 from penstock_common.segments.folder import SegmentFolder
 
 INLINE = "inline"
@@ -12,12 +12,12 @@ SEGMENTS = "segments:"
 
 
 def parse_payload(text: str) -> Path | None:
-    """Return the folder of a ``payload`` setting, or None for ``inline``. Raises BadPayload."""
+    """Return the folder of a ``payload`` setting, or None for ``inline``. Raises BadOption."""
     if text == INLINE:
         return None
     folder = Path(text.removeprefix(SEGMENTS)).expanduser()
     if not text.startswith(SEGMENTS) or not folder.is_absolute() or "\n" in text:
-        raise BadPayload(
+        raise BadOption(
             f"payload is {text!r}, expected 'inline' or 'segments:' and an absolute folder, such as "
             "segments:/dev/shm/penstock"
         )

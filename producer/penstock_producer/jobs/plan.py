@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
@@ -30,10 +29,6 @@ from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 AHEAD = 2
 """Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
-
-
-class EpochFailed(PenstockError, RuntimeError):
-    """An epoch cannot be completed; it was abandoned, and the text names the shard and the reason."""
 
 
 class ProductionPlan(BaseModel):

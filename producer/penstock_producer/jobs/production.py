@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from penstock_common.errors import PenstockError, ServerUnavailable, SourceError
+from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Roster, load_roster
@@ -45,7 +45,6 @@ from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.jobs.plan import (
-    EpochFailed,
     EpochOrder,
     ProductionPlan,
     count_samples,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadRetention
+from penstock_common.errors import BadOption
 from penstock_common.stream.entries import Record
 from penstock_common.stream.groups.roster import Roster
 
@@ -48,7 +48,7 @@ def parse_policy(text: str) -> RetentionPolicy:
         text: ``budget``, ``epochs:N``, ``time:DURATION`` or ``bytes:SIZE``.
 
     Raises:
-        BadRetention: The text has none of these forms.
+        BadOption: The text has none of these forms.
 
     Example:
         >>> parse_policy("epochs:3").epochs
@@ -64,7 +64,7 @@ def parse_policy(text: str) -> RetentionPolicy:
     if kind == "bytes" and (found := re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kmgt]?)b?", amount)):
         size = int(float(found[1]) * 1024 ** _POWERS[found[2]])
         return RetentionPolicy(f"bytes:{size}", nbytes=size)
-    raise BadRetention(f"retention {text!r} is not one of: {FORMS}")
+    raise BadOption(f"retention {text!r} is not one of: {FORMS}")
 
 
 MOST_KEPT = 1000

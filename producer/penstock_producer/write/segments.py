@@ -55,7 +55,7 @@ def prepare_folder(client: Client, stream: Stream) -> None:
 def require_capacity(client: Client, name: str, payload: str | None, budget_bytes: int | None) -> None:
     """To be asked before a stream is made or given another budget (None: its own): whether its folder could hold it.
 
-    Raises BudgetRefused where the whole file system is smaller, BadPayload.
+    Raises BudgetRefused where the whole file system is smaller, BadOption.
     """
     folder, stream = parse_payload(payload or "inline"), find_stream(client, name)
     if stream is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.errors import BadEntry, BadPayload, BadSegment, SegmentGone, SegmentsUnseen
+from penstock_common.errors import BadEntry, BadOption, BadSegment, SegmentGone, SegmentsUnseen
 from penstock_common.segments import reading
 from penstock_common.segments.folder import SegmentFolder, new_token
 from penstock_common.segments.plane import parse_payload
@@ -202,7 +202,7 @@ def test_a_link_under_a_segments_name_is_not_followed(folder: SegmentFolder, tmp
 @pytest.mark.parametrize("text", ["", "segments", "segments:", "segments:relative", "segment:/dev/shm", "Inline"])
 def test_a_payload_setting_that_means_nothing_is_refused(text: str) -> None:
     """Before a stream is made of it: it cannot be changed later."""
-    with pytest.raises(BadPayload, match="expected 'inline' or 'segments:'"):
+    with pytest.raises(BadOption, match="expected 'inline' or 'segments:'"):
         parse_payload(text)
 
 

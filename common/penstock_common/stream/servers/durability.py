@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import BadDurability, DurabilityLost, ServerUnsuitable, WaitTimeout
+from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable, WaitTimeout
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, translate_reply
 from penstock_common.server.scripts import load_script
@@ -41,10 +41,10 @@ class Durability:
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """Parse ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. Raises BadDurability."""
+        """Parse ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. Raises BadOption."""
         found = re.fullmatch(r"memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?", text)
         if not text or found is None:
-            raise BadDurability(f"durability is {text!r}, expected one of {LEVELS}")
+            raise BadOption(f"durability is {text!r}, expected one of {LEVELS}")
         return cls(found[1] is not None, int(found[2] or 0))
 
     def __str__(self) -> str:
