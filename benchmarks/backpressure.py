@@ -28,6 +28,9 @@ STREAM = "soak"
 LOOK_S = 0.1
 WAITING_CPU = 0.02
 """What a waiting writer may cost of a core."""
+QUIET: dict[str, Any] = {"notify": lambda _: None}
+PATIENT: dict[str, Any] = {**QUIET, "timeout_s": 120}
+"""Named as in the tree that `benchmarks.between` compares with: both take it."""
 POOL = 8
 STALLS = (0.1, 0.3, 0.5)
 """After these parts of the pass the trainer stands still, until writers were seen to wait for long enough."""
@@ -240,7 +243,7 @@ def _write(url: str, soak: Soak, place: int) -> None:
     """Every writer takes each ``writers``-th shard of each epoch."""
     pool = _pool(soak)
     spec = {"x": ("uint8", (soak.entry_bytes,))}
-    with Writer(STREAM, url=url, spec=spec, notify=lambda _: None, **_settings(soak)) as writer:
+    with Writer(STREAM, url=url, spec=spec, **QUIET, **_settings(soak)) as writer:
         for number in range(soak.epochs):
             epoch = writer.epoch(number, sizes=[soak.shard_samples] * soak.shards)
             for shard in range(place, soak.shards, soak.writers):
@@ -264,7 +267,7 @@ def _fleet(url: str, soak: Soak, place: int) -> None:
     """A dispatcher with its workers, the jobs on the stream's own server."""
     os.environ["PENSTOCK_SOAK_SAMPLES"] = str(soak.shard_samples * soak.shards)
     os.environ["PENSTOCK_SOAK_ENTRY"] = str(soak.entry_bytes)
-    with Writer(STREAM, url=url, notify=lambda _: None, **_settings(soak)):
+    with Writer(STREAM, url=url, **QUIET, **_settings(soak)):
         pass
     source = ("dataset", "benchmarks.backpressure:numbers", "--transform", "benchmarks.backpressure:sample_of")
     size = ("--epochs", soak.epochs, "--shard-samples", soak.shard_samples, "--workers", soak.writers)
@@ -276,7 +279,7 @@ def _train(url: str, soak: Soak, trained: Any, stall: Stall) -> None:
     batch_size = max(1, 2_000_000 // soak.entry_bytes)
     stalls = [int(soak.samples * share) for share in STALLS]
     seen = 0
-    with Loader(STREAM, group="g", batch_size=batch_size, url=url, notify=lambda _: None, timeout_s=120) as loader:
+    with Loader(STREAM, group="g", batch_size=batch_size, url=url, **PATIENT) as loader:
         due = time.monotonic()
         for _ in range(soak.epochs):
             for batch in loader:

@@ -71,7 +71,9 @@ def passes(batches: Callable[[], Iterator[object]], files: list[Path], total: in
 
 def replaying(url: str, prefetch: int, rounds: int) -> None:
     """A process of its own: replays, tells seconds and memory after each."""
-    with penstock.Replay("disk", url=url, epoch=0, batch_size=BATCH, prefetch_bytes=prefetch) as replay:
+    with penstock.Replay(
+        "disk", url=url, epoch=0, batch_size=BATCH, tuning=penstock.Tuning(prefetch_bytes=prefetch)
+    ) as replay:
         for number in range(rounds):
             began, samples = time.perf_counter(), 0
             for batch in replay:

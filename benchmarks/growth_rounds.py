@@ -140,8 +140,8 @@ def _context() -> Any:
 def _prepare(url: str, size: Size) -> None:
     """The stream, and the epochs before: written, read by every group, and kept."""
     with Writer(
-        STREAM, url=url, notify=_silent, spec={"x": ("uint8", (SAMPLE_BYTES,))}, partitions=size.partitions,
-        budget_bytes=BUDGET_BYTES, block_bytes=BATCH * SAMPLE_BYTES,
+        STREAM, url=url, spec={"x": ("uint8", (SAMPLE_BYTES,))}, partitions=size.partitions,
+        budget_bytes=BUDGET_BYTES, **QUIET, **BLOCKS,
     ) as writer:  # fmt: skip
         loaders = [_loader(url, Size(is_ordered=size.is_ordered), group, 0) for group in range(size.groups)]
         for _ in range(size.retained - 1):
@@ -156,16 +156,19 @@ def _prepare(url: str, size: Size) -> None:
 
 def _loader(url: str, size: Size, group: int, member: int) -> Any:
     name = f"group-{group}"
+    how: dict[str, Any] = {"member": f"member-{member}"}
     if size.is_ordered:
-        return Loader(
-            STREAM, group=name, batch_size=BATCH, url=url, order="canonical", rank=member, world_size=size.members,
-            remainder="drop", notify=_silent,
-        )  # fmt: skip
-    return Loader(STREAM, group=name, batch_size=BATCH, url=url, member=f"member-{member}", notify=_silent)
+        how = {"order": "canonical", "rank": member, "world_size": size.members, "remainder": "drop"}
+    return Loader(STREAM, group=name, batch_size=BATCH, url=url, **QUIET, **how)
 
 
 def _silent(_: str) -> None:
     """What members have to say."""
+
+
+QUIET: dict[str, Any] = {"notify": _silent}
+BLOCKS: dict[str, Any] = {"block_bytes": BATCH * SAMPLE_BYTES}
+"""Named as in the tree that `benchmarks.between` compares with: both take it."""
 
 
 def _rows() -> Any:
@@ -179,7 +182,7 @@ def _sizes(size: Size) -> list[int]:
 
 
 def _write(url: str, size: Size, start: Any, go: Any, results: Any, leave: Any) -> None:
-    with Writer(STREAM, url=url, notify=_silent) as writer:
+    with Writer(STREAM, url=url, **QUIET) as writer:
         start.wait(PATIENCE_S)
         rows = _rows()
         _write_epoch(writer, _sizes(replace(size, samples=size.samples // WARM_SHARE)), rows)
@@ -200,7 +203,7 @@ def _write_epoch(writer: Any, sizes: list[int], rows: Any) -> None:
 
 
 def _hold(url: str, size: Size, start: Any, never: Any) -> None:
-    with Writer(STREAM, url=url, notify=_silent) as writer, writer.epoch(sizes=_sizes(size)):
+    with Writer(STREAM, url=url, **QUIET) as writer, writer.epoch(sizes=_sizes(size)):
         start.wait(PATIENCE_S)
         never.wait()
 

@@ -75,7 +75,9 @@ def slowly(number: int) -> dict[str, Any]:
 
 def train(url: str, group: str, step_s: float) -> None:
     """Train on and on."""
-    with penstock.Loader(STREAM, group=group, batch_size=4, url=url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        STREAM, group=group, batch_size=4, url=url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         for _ in loader:
             time.sleep(step_s)
 

@@ -17,7 +17,7 @@ from chaos.lives import Life
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
 from chaos.sweeper import Sweeper
-from penstock import EmbeddedServer, Writer
+from penstock import EmbeddedServer, Tuning, Writer
 
 AOF = {"appendfsync": "always", "auto-aof-rewrite-min-size": "256mb"}
 """An answered write survives a kill -9 of the server."""
@@ -51,9 +51,14 @@ class Stage:
         groups = {MAIN: options.groups_of_main(), FEED: [FEED_GROUP]}
         for name, members in groups.items():
             with Writer(
-                name, url=self.url, spec=spec(options.sample_bytes), partitions=options.partitions,
-                budget_bytes=options.budget_bytes, block_bytes=options.block_bytes, payload=self._payload,
-            ):  # fmt: skip
+                name,
+                url=self.url,
+                spec=spec(options.sample_bytes),
+                partitions=options.partitions,
+                budget_bytes=options.budget_bytes,
+                tuning=Tuning(block_bytes=options.block_bytes),
+                payload=self._payload,
+            ):
                 pass
             for group in members:  # declared: what it has not read is kept also while no member is there
                 kind = ["--ordered"] if group == RANKS else []

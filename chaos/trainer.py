@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from chaos.journal import Journal, note_stalls
 from chaos.options import RANKS, Options, from_environment
 from chaos.payload import prove
 from chaos.process import prepare
-from penstock import Loader, PenstockError
+from penstock import Canonical, Loader, PenstockError, Tuning
 
 IDLE_S = 0.2
 
@@ -154,7 +155,7 @@ def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
     try:
         with Loader(
             stream, group=group,
-            acknowledge=policy, lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes,  # type: ignore[arg-type]
+            acknowledge=policy,  # type: ignore[arg-type]
             **_place(options, group, member),
         ) as loader:  # fmt: skip
             trainer = Trainer(loader, journal, options, policy)
@@ -175,10 +176,11 @@ def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
 
 def _place(options: Options, group: str, member: str) -> dict[str, Any]:
     """A member by name, or a rank by number."""
+    tuning = Tuning(lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes)
     if group == RANKS:
-        place = {"rank": int(member), "world_size": options.ranks, "batch_size": options.rank_batch}
-        return {"order": "canonical", **place}
-    return {"member": member, "batch_size": options.batch_size}
+        order = Canonical(rank=int(member), world_size=options.ranks)
+        return {"order": order, "batch_size": options.rank_batch, "tuning": tuning}
+    return {"batch_size": options.batch_size, "tuning": replace(tuning, member=member)}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock_common.tuning import FIELDS
+from penstock_common.waiting import to_stderr
+from penstock_consumer.read.loader import LEASE_S, PREFETCH_BYTES
+from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
+from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -81,6 +86,19 @@ def argument_tables() -> dict[str, dict[str, str]]:
     return tables
 
 
+TUNING: Mapping[str, Mapping[str, Any]] = {
+    "Loader": {"prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr},
+    "Replay": {"prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr},
+    "Files": {"prefetch_bytes": PREFETCH_BYTES, "views": False, "notify": to_stderr},
+    "Writer": {"checksum": True, "notify": to_stderr},
+    "produce": {
+        "seed": 0, "block_samples": BLOCK_SAMPLES, "on_error": "quarantine", "sample_limit_s": SAMPLE_LIMIT_S,
+        "notify": to_stderr,
+    },
+}  # fmt: skip
+"""What stands for None in a field of a Tuning."""
+
+
 @pytest.mark.parametrize("name", ["Writer", "Loader", "Replay", "Files", "produce", "EmbeddedServer"])
 def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
     """A default that stands in a signature alone is found by reading code only."""
@@ -89,6 +107,7 @@ def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
         for argument in inspect.signature(getattr(penstock, name)).parameters.values()
         if argument.default is not argument.empty
     }
+    found |= dict.fromkeys(FIELDS.get(name, ())) | TUNING.get(name, {})
     table = argument_tables()[name]
     assert set(table) == set(found)
     for argument, text in table.items():

@@ -34,6 +34,7 @@ PACKAGES = (
 )
 PUBLIC_NAMES = {
     "Batch",
+    "Canonical",
     "EmbeddedServer",
     "Files",
     "Loader",
@@ -41,6 +42,7 @@ PUBLIC_NAMES = {
     "Ragged",
     "Replay",
     "Stats",
+    "Tuning",
     "View",
     "Writer",
     "__version__",

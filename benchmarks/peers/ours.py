@@ -35,11 +35,12 @@ def produce(job: Job, report: Report) -> None:
     import time
 
     room = job.room * 5 // 4 if job.mode == "ordered" else job.room  # a quarter must hold the steps of all ranks
-    settings: dict[str, Any] = {"spec": {"x": ("uint8", (SAMPLE_BYTES,))}, "budget_bytes": room * SAMPLE_BYTES}
+    settings: dict[str, Any] = {"block_bytes": BLOCK * SAMPLE_BYTES, "notify": _quiet}  # named as `between` needs it
+    settings |= {"spec": {"x": ("uint8", (SAMPLE_BYTES,))}, "budget_bytes": room * SAMPLE_BYTES}
     if folder := job.extra.get("segments"):
         settings["payload"] = f"segments:{folder}"
         settings["budget_bytes"] = 32 << 20  # room in files, which are no smaller than a few megabytes
-    with Writer(STREAM, url=job.place, block_bytes=BLOCK * SAMPLE_BYTES, notify=_quiet, **settings) as writer:
+    with Writer(STREAM, url=job.place, **settings) as writer:
         expect_epochs(job.place, STREAM, 1)
         with writer.epoch(0, sizes=[job.samples]).shard(0) as shard:
             while shard.position < job.samples:
@@ -49,15 +50,14 @@ def produce(job: Job, report: Report) -> None:
 
 def read(job: Job, report: Report) -> None:
     """One epoch."""
-    settings: dict[str, Any] = {"member": job.member}
+    settings: dict[str, Any] = {"member": job.member, "lease_s": job.lease_s, "notify": _quiet}
     if job.mode == "ordered":
-        settings = {"order": "canonical", "rank": job.rank, "world_size": job.world}
+        del settings["member"]
+        settings |= {"order": "canonical", "rank": job.rank, "world_size": job.world}
     if job.checkpoint_every:
         settings["acknowledge"] = "on_checkpoint"
     with (
-        Loader(
-            STREAM, group=job.group, batch_size=job.batch, url=job.place, lease_s=job.lease_s, notify=_quiet, **settings
-        ) as loader,
+        Loader(STREAM, group=job.group, batch_size=job.batch, url=job.place, **settings) as loader,
         _finished_is_an_end(),  # the other member may have the last of it
     ):
         if job.state is not None:

@@ -30,7 +30,11 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("workers", "group", "the producer has the workers (`penstock produce --workers 4`); leave it out"),
     ("shuffle", "group", "producers shuffle each epoch already; loader.shuffle(samples=10_000) draws from a window"),
     ("pin_memory", "batch_size", 'penstock.torch.prefetch_to_device(dataset, "cuda") pins and copies; leave it out'),
-    ("drop_last", "remainder", "write remainder='drop'"),
+    (
+        "drop_last",
+        "start",
+        "write order=penstock.Canonical(drop_last=True), in shared reading tuning=Tuning(remainder='drop')",
+    ),
     ("drop_last", "window", "its last batch may be smaller, and batch.size says how large it is; leave it out"),
     ("group", "window", "it reads without a group; leave it out"),
     ("epochs", "group", "each iteration is one epoch: `for _ in range(epochs): for batch in loader: ...`"),

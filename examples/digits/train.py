@@ -25,7 +25,9 @@ def main() -> None:
     """Trains, saving each epoch, and prints one line an epoch and one at the end."""
     args = arguments()
     model, done = load(args.models, args.group) or (build(args.filters), 0)
-    with penstock.Loader("digits", group=args.group, batch_size=BATCH, timeout_s=PATIENCE_S) as loader:
+    with penstock.Loader(
+        "digits", group=args.group, batch_size=BATCH, tuning=penstock.Tuning(timeout_s=PATIENCE_S)
+    ) as loader:
         if done < args.epochs and has_more(loader):
             batches = penstock.tensorflow.dataset(loader, select=("x", "y"))
             saving = keras.callbacks.ModelCheckpoint(args.models / f"{args.group}-{{epoch}}.keras")

@@ -33,7 +33,10 @@ def main() -> None:
 
     # in canonical order every rank has the same number of steps, so no rank waits for a gradient that never comes
     with penstock.Loader(
-        "train", group="ddp", batch_size=BATCH, order="canonical", rank=rank, world_size=world
+        "train",
+        group="ddp",
+        batch_size=BATCH,
+        order=penstock.Canonical(rank=rank, world_size=world),
     ) as loader:
         batches = penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), device)
         for epoch in range(EPOCHS):

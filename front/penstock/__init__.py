@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock_common.errors import PenstockError
     from penstock_common.stream.servers.embedded import EmbeddedServer
+    from penstock_common.tuning import Canonical, Tuning
     from penstock_common.wire.ragged import Ragged
     from penstock_consumer.read.loader import Loader
     from penstock_consumer.read.mixture import mix
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "Canonical",
     "EmbeddedServer",
     "Files",
     "Loader",
@@ -42,6 +44,7 @@ __all__ = [
     "Ragged",
     "Replay",
     "Stats",
+    "Tuning",
     "View",
     "Writer",
     "__version__",
@@ -52,6 +55,7 @@ __all__ = [
 
 _HOMES = {
     "Batch": "penstock_consumer.stages.batch",
+    "Canonical": "penstock_common.tuning",
     "EmbeddedServer": "penstock_common.stream.servers.embedded",
     "Files": "penstock_consumer.replay.files",
     "Loader": "penstock_consumer.read.loader",
@@ -59,6 +63,7 @@ _HOMES = {
     "Ragged": "penstock_common.wire.ragged",
     "Replay": "penstock_consumer.replay.replay",
     "Stats": "penstock_consumer.stages.stats",
+    "Tuning": "penstock_common.tuning",
     "View": "penstock_consumer.read.view",
     "Writer": "penstock_producer.write.writer",
     "mix": "penstock_consumer.read.mixture",

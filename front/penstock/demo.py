@@ -365,9 +365,12 @@ def _tell(**message: Any) -> None:
 def _train(task: TrainerTask, model: Model) -> dict[str, float]:
     speed, told_s = _Speed(), 0.0
     with penstock.Loader(
-        STREAM, group=task.model, batch_size=BATCH, url=task.url, member=task.model,
-        notify=lambda text: _tell(state="notice", text=text),
-    ) as loader:  # fmt: skip
+        STREAM,
+        group=task.model,
+        batch_size=BATCH,
+        url=task.url,
+        tuning=penstock.Tuning(member=task.model, notify=lambda text: _tell(state="notice", text=text)),
+    ) as loader:
 
         def on_step() -> None:
             nonlocal told_s
@@ -577,7 +580,7 @@ def run_demo(
         production = stack.enter_context(
             penstock.produce(
                 train, stream=STREAM, transform=augment, workers=options.workers, epochs=options.epochs,
-                shard_samples=SHARD_SAMPLES, url=server.url, notify=console.notice,
+                tuning=penstock.Tuning(shard_samples=SHARD_SAMPLES, notify=console.notice), url=server.url,
             )
         )  # fmt: skip
 

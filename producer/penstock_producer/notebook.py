@@ -15,12 +15,12 @@ from typing import Any, Self
 from penstock_common.errors import PenstockError, WaitTimeout
 from penstock_common.hints import callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
+from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production as Loop
 from penstock_producer.jobs.production import refuse_path
 from penstock_producer.jobs.progress import ProductionProgress, ProductionSummary
-from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import LocalConfig
@@ -125,29 +125,20 @@ class BackgroundProduction:
             )
 
 
+@takes_old_names
 @explained
 def produce(
     dataset: Any,
     *,
     stream: str = "train",
     transform: Callable[..., Any] | str | None = None,
-    block_transform: Callable[..., Any] | str | None = None,
-    block_samples: int = BLOCK_SAMPLES,
     workers: int = 2,
     epochs: int = 1,
     url: str | None = None,
-    seed: int = 0,
     shuffle: bool = True,
-    shard_samples: int | None = None,
     spec: Mapping[str, Any] | None = None,
-    budget_bytes: int | None = None,
-    retention: str | None = None,
-    durability: str | None = None,
-    on_error: OnError = "quarantine",
-    sample_limit_s: float = SAMPLE_LIMIT_S,
-    worker_memory_bytes: int | None = None,
     wait: bool = False,
-    notify: Notify = to_stderr,
+    tuning: Tuning | None = None,
 ) -> BackgroundProduction:
     """Let worker processes produce epochs of an object with a length and items, of batches or of an iterable.
 
@@ -157,24 +148,14 @@ def produce(
         dataset: the object.
         stream: the stream's name.
         transform: ``f(item)`` or ``f(item, rng)``, or its import name. It returns a dict of tensors, (x, y) or x.
-        block_transform: a function of ``block_samples`` samples at once, or its import name.
-        block_samples: the samples of one block.
         workers: the number of processes, at least 1.
         epochs: how many epochs are produced.
         url: the server's address. None means the one in the environment.
-        seed: of the order and of the samples' random numbers.
         shuffle: whether each epoch has an order of its own.
-        shard_samples: the samples of one job. None means that it follows from the number of workers.
         spec: the tensors' dtypes and shapes. None means that the first sample decides.
-        budget_bytes: the payload bytes that a new stream may hold.
-        retention: the policy of a new stream.
-        durability: what must have happened to a write before it counts as committed.
-        on_error: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip" accepts any
-            number of them, and "fail" ends the epoch at the first one.
-        sample_limit_s: the seconds after which a sample counts as hanging.
-        worker_memory_bytes: a worker that grows beyond it is replaced. None means a part of the host's memory.
         wait: whether the call returns only when everything is produced.
-        notify: called with each line for the user.
+        tuning: what most programs leave as it is: seed, block_transform, block_samples, shard_samples, budget_bytes,
+            retention, durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
 
     Returns:
         The production, which continues in the background unless ``wait`` is true.
@@ -186,11 +167,14 @@ def produce(
         >>> with penstock.produce(dataset, transform=augment, workers=4) as production:
         ...     production.wait()
     """
+    tuning = tuning_of("produce", tuning)
+    notify, sample_limit_s = chosen(tuning.notify, to_stderr), chosen(tuning.sample_limit_s, SAMPLE_LIMIT_S)
     refuse_path(dataset)
-    workers, epochs, seed = whole("workers", workers, 0), whole("epochs", epochs), whole("seed", seed, 0)
-    block_samples = whole("block_samples", block_samples)
-    shard_samples = None if shard_samples is None else whole("shard_samples", shard_samples)
-    budget_bytes = None if budget_bytes is None else whole("budget_bytes", budget_bytes)
+    workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
+    seed = whole("seed", chosen(tuning.seed, 0), 0)
+    block_samples = whole("block_samples", chosen(tuning.block_samples, BLOCK_SAMPLES))
+    shard_samples = None if tuning.shard_samples is None else whole("shard_samples", tuning.shard_samples)
+    budget_bytes = None if tuning.budget_bytes is None else whole("budget_bytes", tuning.budget_bytes)
     seconds("sample_limit_s", sample_limit_s)
     callable_of("notify", notify, "print")
     if workers < 1:
@@ -199,6 +183,7 @@ def produce(
     if callable(transform):
         tokens.append(register(transform))
         transform = tokens[-1]
+    block_transform = tuning.block_transform
     if callable(block_transform):
         tokens.append(register(block_transform))
         block_transform = tokens[-1]
@@ -206,13 +191,13 @@ def produce(
     url = url or settings.url
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
-        shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=retention,
-        durability=durability, on_error=on_error, sample_limit_s=sample_limit_s,
+        shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=tuning.retention,
+        durability=tuning.durability, on_error=tuning.on_error or "quarantine", sample_limit_s=sample_limit_s,
         block_transform=block_transform, block_samples=block_samples,
     )  # fmt: skip
     options = WorkerOptions(
         url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",
-        memory_bytes=worker_memory_bytes,
+        memory_bytes=tuning.worker_memory_bytes,
     )  # fmt: skip
     try:
         loop = Loop(plan, options, workers=workers, notify=notify)

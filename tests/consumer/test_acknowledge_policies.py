@@ -15,8 +15,10 @@ from penstock_common.errors import BudgetFull, CheckpointOverdue, WaitTimeout
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
+from tests.tuned import tuned
 
 BLOCK = 10 * SAMPLE_BYTES
 BUDGET = 40 * BLOCK
@@ -169,7 +171,10 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
 
     def write() -> None:
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET}
-        with Writer("t", url=url, notify=lambda _: None, **settings) as writer, suppress(BudgetFull):
+        with (
+            Writer("t", url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer,
+            suppress(BudgetFull),
+        ):
             writer.should_stop = is_over.is_set
             epoch = writer.epoch()
             for number in range(count):

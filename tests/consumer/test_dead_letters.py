@@ -16,6 +16,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.mending.drop import drop_bad
+from penstock_common.tuning import Tuning
 from penstock_consumer.read import dead_letters
 from penstock_consumer.read.dead_letters import HOPELESS_ENTRIES
 from penstock_consumer.read.heartbeat import MANY_DELIVERIES, LeaseRenewer
@@ -65,7 +66,7 @@ def test_a_reader_that_can_read_nothing_buries_nothing(
 
 def test_bad_entries_before_the_first_good_one_are_buried_once_that_is_read(any_url: str, any_client: Client) -> None:
     """Held back, not forgotten: then it is they that are bad."""
-    with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(any_client, "t").partitions[0].entries(0)
         for _ in range(HOPELESS_ENTRIES - 1):
@@ -81,7 +82,7 @@ def test_bad_entries_before_the_first_good_one_are_buried_once_that_is_read(any_
 
 def test_a_flood_of_forged_entries_is_swept_away_by_one_command(any_url: str, any_client: Client) -> None:
     """A hundred of them end the reading; the operator drops what no producer committed, and training goes on."""
-    with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(any_client, "t").partitions[0].entries(0)
         for _ in range(HOPELESS_ENTRIES + 10):
@@ -109,9 +110,14 @@ def tell(*words: object) -> None:
 def train(url: str, poison: str) -> None:
     """A trainer that the sample ``poison`` kills, as a bug of a kernel does; prints what it trained on, and alarms."""
     with Loader(
-        "t", group="g", batch_size=10, url=url, member="m", lease_s=1.0, timeout_s=20, prefetch_bytes=3000,
-        notify=lambda text: tell("said", text),
-    ) as loader:  # fmt: skip
+        "t",
+        group="g",
+        batch_size=10,
+        url=url,
+        tuning=Tuning(
+            member="m", lease_s=1.0, timeout_s=20, prefetch_bytes=3000, notify=lambda text: tell("said", text)
+        ),
+    ) as loader:
         for batch in loader:
             if int(poison) in batch["y"]:
                 tell("dies", *batch["y"].tolist())
@@ -189,7 +195,7 @@ def lose_one_answer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> l
 
 def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
     """All of an epoch of COUNT samples, forged entries first, given to a member that is gone; returns their key."""
-    with Writer("t", url=url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None) as writer:
+    with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(client, "t").partitions[0].entries(0)
         for _ in range(bad):
@@ -230,7 +236,13 @@ def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(
 
 def step_by_step(url: str, steps: str) -> None:
     """Batches of 64 of an entry of 1000; prints the identities of each before it is acknowledged; then sleeps."""
-    with Loader("t", group="g", batch_size=64, url=url, member="dies", lease_s=1.0, timeout_s=20) as loader:
+    with Loader(
+        "t",
+        group="g",
+        batch_size=64,
+        url=url,
+        tuning=Tuning(member="dies", lease_s=1.0, timeout_s=20),
+    ) as loader:
         for number, batch in enumerate(loader):
             if number == int(steps):
                 print("middle", flush=True)

@@ -19,6 +19,7 @@ from penstock_common.stream.groups.roster import WaitingWriter
 from penstock_producer.write.writer import Writer
 from tests.consumer.test_acknowledge_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
+from tests.tuned import tuned
 
 COUNT = 1000
 """Samples of the epoch; the budget holds 400."""
@@ -72,11 +73,11 @@ def two_shards(url: str, partitions: int = 1) -> Iterator[Callable[[], None]]:
     """An epoch in two shards: the second begins to be written at once, the first when what is yielded is called."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET, "notify": lambda _: None}
     is_over = threading.Event()
-    with Writer("t", url=url, partitions=partitions, **settings) as writer:
+    with Writer("t", url=url, partitions=partitions, **tuned("Writer", settings)) as writer:
         writer.epoch(sizes=[COUNT // 2, COUNT // 2])
 
     def write(shard: int) -> None:
-        with Writer("t", url=url, **settings) as writer, suppress(BudgetFull):
+        with Writer("t", url=url, **tuned("Writer", settings)) as writer, suppress(BudgetFull):
             writer.should_stop = is_over.is_set
             with writer.epoch(0).shard(shard) as part:
                 for number in range(COUNT // 2):

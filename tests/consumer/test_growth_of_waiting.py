@@ -14,6 +14,7 @@ from penstock_common.stream.entries import list_held, list_overdue, pending_memb
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.removal.release import release_epoch
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, open_stream, produce, sample
@@ -40,7 +41,7 @@ def waiting_member(url: str, planned: int, done: int) -> Iterator[None]:
                 if count == done:
                     read.set()
 
-        with Loader("t", group="g", batch_size=1, url=url, notify=lambda _: None) as loader:
+        with Loader("t", group="g", batch_size=1, url=url, tuning=Tuning(notify=lambda _: None)) as loader:
             thread = threading.Thread(target=train)
             thread.start()
             try:
@@ -104,7 +105,7 @@ def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_
     with (
         Writer("slow", url=any_url, spec=SLOW_SPEC) as writer,
         writer.epoch(sizes=[4 * ENTRIES]) as epoch,
-        Loader("slow", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader,
+        Loader("slow", group="g", batch_size=4, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader,
         epoch.shard(0) as shard,
     ):
         batches = iter(loader)
@@ -128,7 +129,7 @@ def test_a_member_among_many_is_given_a_few_entries_at_a_time(any_url: str, any_
         with (
             writer.epoch(sizes=[4 * ENTRIES]) as epoch,
             epoch.shard(0) as shard,
-            Loader("many", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader,
+            Loader("many", group="g", batch_size=4, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader,
         ):
             batches = iter(loader)
             shard.write_batch(ROWS)

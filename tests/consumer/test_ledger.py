@@ -12,6 +12,7 @@ from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import acknowledge, bury, dead_letters, runs, settled_bits, uncovered
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, entries, open_stream, produce
 
@@ -54,7 +55,7 @@ def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, clie
 
 def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, any_client: Client) -> None:
     """An epoch closes when nothing is owed, and what is missing has a name."""
-    with Writer("t", url=any_url, spec=SPEC, block_bytes=240, partitions=2) as writer:
+    with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=240), partitions=2) as writer:
         epoch = writer.epoch(sizes=[20, 20])
         for number in range(2):
             with epoch.shard(number) as shard:

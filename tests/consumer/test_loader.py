@@ -20,6 +20,7 @@ from penstock_common.errors import (
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_plan
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, sample
@@ -50,7 +51,7 @@ class TestDelivery:
     @pytest.mark.parametrize("partitions", [1, 3])
     def test_the_members_of_a_group_share_an_epoch(self, any_url: str, any_client: Client, partitions: int) -> None:
         """Two trainers of one group do together what one would do alone."""
-        with Writer("t", url=any_url, spec=SPEC, block_bytes=200, partitions=partitions) as writer:
+        with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=200), partitions=partitions) as writer:
             for _ in range(2):
                 epoch = writer.epoch(sizes=[100] * 6)
                 for number in range(6):
@@ -97,7 +98,7 @@ class TestDelivery:
     def test_ragged_tensors_and_bytes_arrive_as_written(self, any_url: str) -> None:
         """Boxes differ in number from image to image."""
         spec = {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int64", ())}
-        with Writer("t", url=any_url, spec=spec, block_bytes=300) as writer, writer.epoch() as epoch:
+        with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=300)) as writer, writer.epoch() as epoch:
             for number in range(70):
                 boxes = np.full((number % 5, 4), number, np.float32)
                 epoch.write({"boxes": boxes, "name": b"n" * number, "y": number})

@@ -28,6 +28,7 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.streams import set_plan
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.member import await_stream
@@ -44,6 +45,7 @@ from tests.contracts.feed import (
     sample,
     writer_of,
 )
+from tests.tuned import tuned
 
 
 def our_threads() -> set[threading.Thread]:
@@ -159,7 +161,7 @@ class TestWaits:
     def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
         """A producer that gave up must not leave trainers waiting."""
         said: list[str] = []
-        with Writer("t", url=any_url, spec=SPEC, block_bytes=SAMPLE_BYTES) as writer:
+        with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES)) as writer:
             epoch = writer.epoch()
             for number in range(6):
                 epoch.write(sample(number))
@@ -184,7 +186,7 @@ class TestWaits:
     def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
         """The room an abandoned epoch takes is given away first, readers or not."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}
-        with Writer("t", url=any_url, **settings) as writer:
+        with Writer("t", url=any_url, **tuned("Writer", settings)) as writer:
             epoch = writer.epoch()
             for number in range(400):
                 epoch.write(sample(number))
@@ -321,7 +323,7 @@ class TestBadEntries:
 
     def test_a_hostile_entry_is_named_and_the_epoch_goes_on(self, url: str, client: Client) -> None:
         """Whoever can write to a stream can do no more to a trainer than waste its time."""
-        with Writer("t", url=url, spec=SPEC, block_bytes=240) as writer, writer.epoch() as epoch:
+        with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=240)) as writer, writer.epoch() as epoch:
             for number in range(50):
                 epoch.write(sample(number))
             epoch.flush()
@@ -402,7 +404,9 @@ class TestMembers:
         """Few people close what they iterate."""
         produce(any_url, "t", 400, block_samples=2)
         before = our_threads()
-        loader = Loader("t", group="g", batch_size=8, url=any_url, notify=lambda _: None, prefetch_bytes=100)
+        loader = Loader(
+            "t", group="g", batch_size=8, url=any_url, tuning=Tuning(notify=lambda _: None, prefetch_bytes=100)
+        )
         next(iter(loader))
         del loader
         gc.collect()

@@ -10,6 +10,7 @@ import pytest
 from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
@@ -91,7 +92,7 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
 def test_what_was_settled_of_an_epoch_that_was_given_up_is_not_handed_out_again(any_url: str) -> None:
     """An abandoned epoch takes no acknowledgements: its entries stay pending, though they were trained on."""
     spec = {"y": ("int64", ())}
-    with Writer("t", url=any_url, spec=spec, block_bytes=8 * BLOCK, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=8 * BLOCK, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         for y in range(COUNT):
             epoch.write({"y": y})

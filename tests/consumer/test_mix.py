@@ -22,6 +22,7 @@ from penstock_consumer.read.mixture import Mixture, choice, mix
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 SIZES = {"a": 160, "b": 80}
 WEIGHTS = {"a": 0.7, "b": 0.3}
@@ -42,7 +43,7 @@ def mixture(
     settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
     if ordered:
         settings["order"] = "canonical"
-    loaders = {name: Loader(name, group=group, batch_size=8, url=url, **settings) for name in SIZES}
+    loaders = {name: Loader(name, group=group, batch_size=8, url=url, **tuned("Loader", settings)) for name in SIZES}
     with mix({name: (loader, WEIGHTS[name]) for name, loader in loaders.items()}, seed=seed, ends=ends) as mixed:
         yield mixed
 
@@ -245,7 +246,7 @@ def test_streams_of_different_samples_are_named_where_one_spec_is_wanted(any_url
     streams(any_url)
     produce(any_url, "c", 10, spec={"x": ("float32", (4,)), "y": ("int32", ())})
     settings: dict[str, Any] = {"group": "g", "batch_size": 8, "url": any_url, "notify": lambda _: None}
-    loaders = {name: (Loader(name, **settings), 1.0) for name in ("a", "c")}
+    loaders = {name: (Loader(name, **tuned("Loader", settings)), 1.0) for name in ("a", "c")}
     with mix(loaders) as mixed, pytest.raises(SpecMismatch, match="mix streams whose tensors are the same"):
         _ = mixed.spec
 

@@ -12,6 +12,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
 from penstock_common.stream.groups.ledger import dead_letters
 from penstock_common.stream.keys import RELEASED
+from penstock_common.tuning import Tuning
 from penstock_common.wire import codec, header
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import commit
@@ -34,7 +35,10 @@ def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> 
         (name, meta), *payload = encode(*args, **options)
         return [(name, json.dumps(json.loads(bytes(meta)) | change).encode()), *payload]
 
-    with Writer("t", url=url, spec=SPEC, block_bytes=240, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with (
+        Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=240, notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
         for number in range(30):
             if number == 10:
                 epoch.flush()

@@ -15,6 +15,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.mending.bad import retry_dead
+from penstock_common.tuning import Canonical, Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import entries, loader_of, numbers, open_stream, produce, replayed, sample
 from tests.contracts.ordered import (
@@ -266,7 +267,7 @@ class TestErrors:
         for settings in wrong:
             with pytest.raises(ValueError, match=r"rank|remainder|member|order"), rank_of(any_url, **settings):
                 pass
-        with pytest.raises(ValueError, match="belong to order='canonical'"), loader_of(any_url, world_size=2):
+        with pytest.raises(ValueError, match=r"rank is 2 of world_size 2"), loader_of(any_url, order=Canonical(2, 2)):
             pass
         with pytest.raises(ValueError, match="order is 'random'"), loader_of(any_url, order="random"):
             pass
@@ -275,7 +276,7 @@ class TestErrors:
 def test_what_waits_to_be_trained_on_is_bounded(any_url: str) -> None:
     """An epoch of 40 MB passes through a prefetch budget of 1 MB, for ranks that skip most of every entry too."""
     spec = {"x": ("uint8", (10_000,)), "y": ("int64", ())}
-    with Writer("t", url=any_url, spec=spec, block_bytes=200_000, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=200_000, notify=lambda _: None)) as writer:
         epoch = writer.epoch(sizes=[4000])
         with epoch.shard(0) as shard:
             for number in range(4000):

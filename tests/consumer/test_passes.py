@@ -12,6 +12,7 @@ from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replay.files import Files
 from penstock_consumer.replay.replay import Replay
 from tests.contracts.feed import numbers, produce
+from tests.tuned import tuned
 
 COUNT = 2000
 QUIET = {"notify": lambda _: None}
@@ -19,7 +20,7 @@ QUIET = {"notify": lambda _: None}
 
 def replay(url: str, batch_size: int = 16, **settings: object) -> Replay:
     """Of the epoch that `produce` made."""
-    return Replay("t", url=url, epoch=0, batch_size=batch_size, **{**QUIET, **settings})  # type: ignore[arg-type]
+    return Replay("t", url=url, epoch=0, batch_size=batch_size, **tuned("Replay", {**QUIET, **settings}))
 
 
 @pytest.fixture
@@ -61,7 +62,10 @@ def test_files_are_shuffled_as_the_stream_they_come_from(made: str, tmp_path: Pa
     """Moving from the server to files in the middle of an experiment changes nothing."""
     with connect(made) as client:
         export_stream(client, "t", tmp_path / "out", file_bytes=8192)
-    with replay(made, shuffle=7) as shuffled, Files(tmp_path / "out", batch_size=16, shuffle=7, **QUIET) as files:  # type: ignore[arg-type]
+    with (
+        replay(made, shuffle=7) as shuffled,
+        Files(tmp_path / "out", batch_size=16, shuffle=7, **tuned("Files", QUIET)) as files,
+    ):
         for _ in range(2):
             assert numbers(files) == numbers(shuffled)
 

@@ -25,6 +25,7 @@ from penstock_common.stream.groups.positions import known_positions, report, rew
 from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, join_group, load_roster, rank_member
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.cleaner import Cleaner
@@ -321,9 +322,13 @@ class TestRetention:
     def write(self, url: str, total: int) -> None:
         """An epoch of two shards, in two partitions."""
         with Writer(
-            "t", url=url, spec=WIDE, block_bytes=2016, budget_bytes=BUDGET, partitions=2,
-            notify=lambda _: None,
-        ) as writer:  # fmt: skip
+            "t",
+            url=url,
+            spec=WIDE,
+            tuning=Tuning(block_bytes=2016, notify=lambda _: None),
+            budget_bytes=BUDGET,
+            partitions=2,
+        ) as writer:
             epoch = writer.epoch(sizes=[total // 4] * 4)
             for number in range(4):
                 with epoch.shard(number) as shard:
@@ -350,7 +355,9 @@ class TestRetention:
 
     def test_an_epoch_larger_than_the_budget_passes_through(self, any_url: str, any_client: Client) -> None:
         """Two ranks read while it is written; the last step is padded with the first samples all the same."""
-        with Writer("t", url=any_url, spec=WIDE, block_bytes=2016, budget_bytes=BUDGET, partitions=2) as writer:
+        with Writer(
+            "t", url=any_url, spec=WIDE, tuning=Tuning(block_bytes=2016), budget_bytes=BUDGET, partitions=2
+        ) as writer:
             assert writer.stream.budget_bytes == BUDGET
         with rank_of(any_url, 0, 2, 3, group="g"):
             pass

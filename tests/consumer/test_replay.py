@@ -15,6 +15,7 @@ from penstock_common.errors import BadEntry, EpochIncomplete, EpochNotFound, Rep
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.streams import set_field, set_plan
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -56,7 +57,7 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
     monkeypatch.setenv("PENSTOCK_AWAITED", "other,t")
     preparing = threading.Thread(target=prepare, daemon=True)
     preparing.start()
-    with Replay("t", url=any_url, epoch=0, batch_size=8, notify=said.append) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=8, tuning=Tuning(notify=said.append)) as replay:
         assert numbers(replay) == list(range(8))
     preparing.join()
 
@@ -75,7 +76,7 @@ def test_an_epoch_that_penstock_run_will_not_make_is_not_waited_for(
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partitions: int) -> None:
     """The seeded permutation made the order random once; everyone must then see the same."""
-    with Writer("t", url=url, spec=SPEC, block_bytes=7 * SAMPLE_BYTES, partitions=partitions) as writer:
+    with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=7 * SAMPLE_BYTES), partitions=partitions) as writer:
         epoch = writer.epoch(sizes=[20] * 5)
         for number in (3, 0, 4, 2, 1):
             with epoch.shard(number) as shard:
@@ -111,7 +112,7 @@ def test_a_replay_is_bit_exact_for_every_kind_of_tensor(any_url: str) -> None:
         }
         for number in range(200)
     ]
-    with Writer("t", url=any_url, spec=spec, block_bytes=500) as writer, writer.epoch() as epoch:
+    with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=500)) as writer, writer.epoch() as epoch:
         for one in samples:
             epoch.write(one)
     with Replay("t", url=any_url, epoch=0, batch_size=32) as replay:
@@ -126,7 +127,7 @@ def test_a_replay_is_bit_exact_for_every_kind_of_tensor(any_url: str) -> None:
 def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
     """A debugging session over last night's epoch must see last night's samples, settled or not."""
     produce(any_url, "t", 100, epochs=2)
-    with Loader("t", group="g", batch_size=9, url=any_url, timeout_s=10) as loader:
+    with Loader("t", group="g", batch_size=9, url=any_url, tuning=Tuning(timeout_s=10)) as loader:
         given = {
             identity: row for batch in loader for identity, row in zip(batch.identities(), batch["x"], strict=True)
         }
@@ -141,7 +142,7 @@ def test_a_replay_goes_on_beside_production(any_url: str) -> None:
     """Nothing that is written meanwhile gets into an epoch that is complete."""
     produce(any_url, "t", 500, block_samples=3)
     producing = threading.Thread(target=produce, args=(any_url, "t", 500), kwargs={"epochs": 3})
-    with Replay("t", url=any_url, epoch=0, batch_size=10, prefetch_bytes=500) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=10, tuning=Tuning(prefetch_bytes=500)) as replay:
         producing.start()
         assert numbers(replay) == list(range(500))
         producing.join()
@@ -151,7 +152,7 @@ def test_a_replay_goes_on_beside_production(any_url: str) -> None:
 def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
     """Looking at the first batch is what replays are for."""
     produce(any_url, "t", 500, block_samples=3)
-    with Replay("t", url=any_url, epoch=0, batch_size=10, prefetch_bytes=500) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=10, tuning=Tuning(prefetch_bytes=500)) as replay:
         before = our_threads()
         for batch in replay:
             assert batch["y"][0] == 0

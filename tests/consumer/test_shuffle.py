@@ -14,6 +14,7 @@ import pytest
 from benchmarks.shuffling import interleaved, measured, windowed
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import Spec
 from penstock_consumer.adapters.settling import Feed
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
@@ -265,9 +266,12 @@ def test_a_window_larger_than_the_budget_stops_nobody(any_url: str) -> None:
     block = 10 * SAMPLE_BYTES
     said: list[str] = []
     with Writer(
-        "t", url=any_url, spec={"x": ("float32", (4,)), "y": ("int64", ())}, block_bytes=block, budget_bytes=20 * block,
-        notify=lambda _: None,
-    ) as writer:  # fmt: skip
+        "t",
+        url=any_url,
+        spec={"x": ("float32", (4,)), "y": ("int64", ())},
+        tuning=Tuning(block_bytes=block, notify=lambda _: None),
+        budget_bytes=20 * block,
+    ) as writer:
 
         def write() -> None:
             with writer.epoch() as epoch:

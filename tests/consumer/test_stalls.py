@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.stats import Stats
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, produce
 from tests.journeys.trouble import at_port
+from tests.tuned import tuned
 
 WIDE = {"x": ("uint8", (20_000,)), "y": ("int64", ())}
 SAMPLES = 120
@@ -31,7 +33,9 @@ ORDERS: list[Literal["canonical"] | None] = [None, "canonical"]
 def write(url: str, name: str = "t", pause_s: float = 0.0, **settings: Any) -> None:
     """An epoch of 2.4 MB in entries of 40 kB, with a pause after each sample."""
     with (
-        Writer(name, url=url, spec=WIDE, block_bytes=40_000, notify=lambda _: None, **settings) as writer,
+        Writer(
+            name, url=url, spec=WIDE, **tuned("Writer", settings, Tuning(block_bytes=40_000, notify=lambda _: None))
+        ) as writer,
         writer.epoch(sizes=[SAMPLES]).shard(0) as shard,
     ):
         for number in range(SAMPLES):
@@ -118,7 +122,7 @@ def require_cause(stats: Stats, cause: str) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_slow_producers_are_found_to_be_the_cause(any_url: str, order: Any) -> None:
     """More workers help then, and nothing else does. Also before the first sample."""
-    with Writer("t", url=any_url, spec=WIDE, notify=lambda _: None):
+    with Writer("t", url=any_url, spec=WIDE, tuning=Tuning(notify=lambda _: None)):
         pass
     writer = threading.Timer(0.5, write, (any_url,), {"pause_s": 0.02})
     writer.start()
@@ -186,7 +190,10 @@ def test_a_replay_has_no_producers_to_wait_for(any_url: str) -> None:
     """What it reads is there: the connection, this process, or nothing is slow."""
     write(any_url)
     said: list[str] = []
-    with slowed(any_url, 2e6) as far, Replay("t", epoch=0, batch_size=BATCH, url=far, notify=said.append) as replay:
+    with (
+        slowed(any_url, 2e6) as far,
+        Replay("t", epoch=0, batch_size=BATCH, url=far, tuning=Tuning(notify=said.append)) as replay,
+    ):
         stats = read(replay)
         require_cause(stats, "server")
         assert stats.producers_s == 0
@@ -202,7 +209,7 @@ def test_a_mixture_tells_of_all_of_its_streams_and_of_each(any_url: str) -> None
     writer = threading.Thread(target=write, args=(any_url, "slow"), kwargs={"pause_s": 0.02})
     writer.start()
     common: Any = {"group": "g", "batch_size": BATCH, "url": any_url, "notify": nothing, "timeout_s": 30}
-    with penstock.mix({name: (Loader(name, **common), 1.0) for name in ("fast", "slow")}) as mixture:
+    with penstock.mix({name: (Loader(name, **tuned("Loader", common)), 1.0) for name in ("fast", "slow")}) as mixture:
         stats = read(mixture, lambda _: time.sleep(0.001))
         view = mixture.stats().as_dict()
     writer.join()

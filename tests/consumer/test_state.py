@@ -12,6 +12,7 @@ import pytest
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.commands import Client
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, produce
@@ -101,7 +102,7 @@ class TestRefusals:
         """Whoever edits a state by hand, or restores a server from an old copy, is told which part differs."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
-        with Writer("u", url=any_url, spec={"x": ("float32", (4,))}, notify=lambda _: None) as writer:
+        with Writer("u", url=any_url, spec={"x": ("float32", (4,))}, tuning=Tuning(notify=lambda _: None)) as writer:
             writer.write({"x": [0, 0, 0, 0]})
         with Loader("u", group="g", batch_size=8, url=any_url) as other:
             state["spec"] = other.state_dict()["spec"]

@@ -9,6 +9,7 @@ import pytest
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_common.tuning import Tuning
 from penstock_consumer.adapters.selection import nested
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.writer import Writer
@@ -57,7 +58,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(any_url: str) 
 def test_names_with_slashes_become_dicts_in_dicts(any_url: str) -> None:
     """A sample's structure is kept, though tensors travel flat."""
     spec = {"image/left": ("uint8", (2,)), "image/right": ("uint8", (2,)), "y": ("int64", ())}
-    with Writer("t", url=any_url, spec=spec, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with Writer("t", url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer, writer.epoch() as epoch:
         epoch.write({"image/left": np.zeros(2, np.uint8), "image/right": np.ones(2, np.uint8), "y": 5})
     with loader_of(any_url) as loader:
         (batch,) = loader.view().nested()

@@ -15,12 +15,14 @@ import pytest
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import SpecLike
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, mix
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 STREAM, GROUP, MEMBER = "train", "net", "first"
 SAMPLES, BATCH = 100, 8
@@ -40,7 +42,9 @@ EVERY_DTYPE: SpecLike = {
 def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
     """A member of the group, waiting ten seconds at most."""
     settings = {"group": GROUP, **settings}
-    with Loader(STREAM, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None, **settings) as loader:
+    with Loader(
+        STREAM, batch_size=BATCH, url=url, **tuned("Loader", settings, Tuning(timeout_s=10, notify=lambda _: None))
+    ) as loader:
         yield loader
 
 
@@ -55,7 +59,7 @@ def ordered(url: str, group: str = GROUP, **settings: Any) -> Iterator[Loader]:
 def mixture(url: str, group: str = GROUP) -> Iterator[Mixture]:
     """Of the streams a and b."""
     settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 10, "notify": lambda _: None}
-    loaders = {name: Loader(name, group=group, order="canonical", **settings) for name in ("a", "b")}
+    loaders = {name: Loader(name, group=group, order="canonical", **tuned("Loader", settings)) for name in ("a", "b")}
     with mix({"a": (loaders["a"], 0.4), "b": (loaders["b"], 0.6)}, seed=3) as mixed:
         yield mixed
 
@@ -173,7 +177,7 @@ class AdapterContract:
         """bfloat16 and the unsigned ones too: no framework's favourite type is forced on anybody."""
         sent: dict[str, np.ndarray[Any, Any]] = {}
         with (
-            Writer(STREAM, url=any_url, spec=EVERY_DTYPE, notify=lambda _: None) as writer,
+            Writer(STREAM, url=any_url, spec=EVERY_DTYPE, tuning=Tuning(notify=lambda _: None)) as writer,
             writer.epoch() as epoch,
         ):
             for tensor in writer.stream.spec or ():
@@ -257,7 +261,7 @@ class AdapterContract:
     def test_a_samples_structure_is_kept(self, any_url: str) -> None:
         """Dicts of names, tuples for `fit`, bare tensors; and names like a/b as dicts within dicts, if asked for."""
         spec: SpecLike = {"eye/left": ("float32", (2,)), "eye/right": ("float32", (2,)), "y": ("int64", ())}
-        with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+        with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
             for _ in range(5):
                 with writer.epoch() as epoch:
                     epoch.write({"eye/left": [1, 2], "eye/right": [3, 4], "y": 5})

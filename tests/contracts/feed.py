@@ -18,10 +18,12 @@ import numpy as np
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.writer import Writer
+from tests.tuned import tuned
 
 SPEC = {"x": ("float32", (4,)), "y": ("int64", ())}
 SAMPLE_BYTES = 24
@@ -35,7 +37,7 @@ def sample(number: int) -> dict[str, Any]:
 def produce(url: str, name: str, count: int, *, epochs: int = 1, block_samples: int = 10, **settings: Any) -> None:
     """Writes epochs of the samples 0 .. count - 1, in one shard each."""
     settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, **settings}
-    with Writer(name, url=url, notify=lambda _: None, **settings) as writer:
+    with Writer(name, url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer:
         for _ in range(epochs):
             with writer.epoch() as epoch:
                 for number in range(count):
@@ -119,13 +121,13 @@ def accounted_bytes(client: Client, name: str) -> tuple[int, dict[int, int]]:
 def loader_of(url: str, group: str = "g", batch_size: int = 8, **settings: Any) -> Iterator[Loader]:
     """A quiet loader of 't' that never waits for long."""
     settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
-    with Loader("t", group=group, batch_size=batch_size, url=url, **settings) as loader:
+    with Loader("t", group=group, batch_size=batch_size, url=url, **tuned("Loader", settings)) as loader:
         yield loader
 
 
 def writer_of(url: str, **settings: Any) -> Writer:
     """A writer of the stream 't' that says nothing."""
-    return Writer("t", url=url, **{"notify": lambda _: None, **settings})
+    return Writer("t", url=url, **tuned("Writer", {"notify": lambda _: None, **settings}))
 
 
 def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from penstock_common.tuning import Canonical
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
+from tests.tuned import tuned
 
 
 def write_shard(epoch: EpochWriter, number: int, sizes: Sequence[int], bad: frozenset[int]) -> None:
@@ -33,7 +35,7 @@ def write_shards(epoch: EpochWriter, numbers: Sequence[int], sizes: Sequence[int
 def planned_writer(url: str, partitions: int = 1, block_samples: int = 7, **settings: Any) -> Writer:
     """A writer of 't'."""
     settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, "notify": lambda _: None, **settings}
-    return Writer("t", url=url, partitions=partitions, **settings)
+    return Writer("t", url=url, partitions=partitions, **tuned("Writer", settings))
 
 
 def plan(
@@ -59,7 +61,12 @@ def rank_of(
     """One rank of an ordered group of 't', quiet, that never waits for long."""
     settings = {"notify": lambda _: None, "timeout_s": 30, **settings}
     with Loader(
-        "t", group=group, batch_size=batch, url=url, order="canonical", rank=rank, world_size=world, **settings
+        "t",
+        group=group,
+        batch_size=batch,
+        url=url,
+        order=Canonical(rank=rank, world_size=world),
+        **tuned("Loader", settings),
     ) as loader:
         yield loader
 

@@ -48,7 +48,9 @@ def told(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 @pytest.fixture
 def writer(url: str) -> Iterator[penstock.Writer]:
     """A stream of two partitions, one sample an entry."""
-    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, block_bytes=1) as made:
+    with penstock.Writer(
+        "train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, tuning=penstock.Tuning(block_bytes=1)
+    ) as made:
         yield made
 
 
@@ -82,7 +84,9 @@ def test_inspect_counts_lag_pending_and_bytes_on_every_server(told: Told, url: s
     produced(writer)
     epoch = writer.epoch(sizes=[5, 5])
     write(epoch, 0, 5)
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0", prefetch_bytes=1) as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0", prefetch_bytes=1)
+    ) as loader:
         batches = iter(loader)
         next(batches), next(batches)
         view, resnet = inspected(told), {}
@@ -110,7 +114,9 @@ def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Wr
     """What a trainer's owner looks for is on the page: spec, bytes of budget, epochs, groups, members."""
     assert "no group reads it yet: start a trainer" in told("inspect", "train")[1]
     produced(writer)
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+    ) as loader:
         assert sum(batch.size for batch in loader) == 28
         out = told("inspect", "train")[1]
     for words in (
@@ -192,8 +198,12 @@ def test_where_each_rank_is_can_be_seen(told: Told, url: str, writer: penstock.W
     produced(writer)
     assert told("groups", "declare", "train", "ddp", "--ordered")[0] == 0
     with penstock.Loader(
-        "train", group="ddp", batch_size=4, url=url, order="canonical", rank=1, world_size=2
-    ) as loader:  # fmt: skip
+        "train",
+        group="ddp",
+        batch_size=4,
+        url=url,
+        order=penstock.Canonical(rank=1, world_size=2),
+    ) as loader:
         next(iter(loader))
     group = json.loads(told("inspect", "train", "--json")[1])["groups"][0]
     assert (group["kind"], group["lag_samples"], group["pending_entries"]) == ("ordered", 28, 0)
@@ -205,7 +215,9 @@ def test_where_each_rank_is_can_be_seen(told: Told, url: str, writer: penstock.W
 def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: str, writer: penstock.Writer) -> None:
     """Dropping it under them would end a training run by a slip of the hand."""
     produced(writer)
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+    ) as loader:
         next(iter(loader))
         code, _, err = told("groups", "drop", "train", "resnet")
         assert code == 1
@@ -220,7 +232,9 @@ def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, wri
     """Three members of which one has died look like three that train."""
     produced(writer)
     partition = writer.stream.partitions[0]
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+    ) as loader:
         next(iter(loader))
         for member, seconds in (("gpu-1", 50), ("gpu-2", 600)):
             seen = {"inc": "x", "seen": server_ms(writer.client) - 1000 * seconds}
@@ -233,7 +247,9 @@ def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, wri
 
 def hold_and_wait(url: str) -> None:
     """A trainer in its first step."""
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+    ) as loader:
         next(iter(loader))
         print("holds", flush=True)
         time.sleep(600)
@@ -308,7 +324,9 @@ def test_the_audit_ends_with_a_verdict_and_a_code_that_scripts_can_use(
 ) -> None:
     """0 only for a clean stream; an entry deleted and a duplicate forged are each named, without a traceback."""
     url = any_server.url
-    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
+    with penstock.Writer(
+        "train", url=url, spec={"x": ("uint8", (1000,))}, tuning=penstock.Tuning(block_bytes=1)
+    ) as writer:
         produced(writer)
     with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
         assert sum(batch.size for batch in loader) == 28

@@ -56,9 +56,14 @@ def label(number: int) -> int:
 def produced(url: str, payload: str) -> None:
     """90 pictures in three shards of two partitions, two samples an entry; sample 1/5 is a bad one."""
     writer = penstock.Writer(
-        "train", url=url, payload=payload, partitions=2, block_bytes=720, info={"classes": {"y": CLASSES}},
+        "train",
+        url=url,
+        payload=payload,
+        partitions=2,
+        tuning=penstock.Tuning(block_bytes=720),
+        info={"classes": {"y": CLASSES}},
         spec={"x": ("uint8", (12, 10, 3)), "y": ("int64", ())},
-    )  # fmt: skip
+    )
     with writer, writer.epoch(sizes=[30, 31, 30]) as epoch:
         for number, start in enumerate((0, 30, 60)):
             with epoch.shard(number) as part:
@@ -137,7 +142,9 @@ def test_the_newest_epoch_with_samples_is_taken(told: Told, any_url: str, any_cl
         assert {one["epoch"] for one in shown} == {view["epoch"]}
         return view["epoch"], view["samples_read"]
 
-    with penstock.Writer("train", url=any_url, block_bytes=1, spec={"x": ("int64", ())}) as writer:
+    with penstock.Writer(
+        "train", url=any_url, tuning=penstock.Tuning(block_bytes=1), spec={"x": ("int64", ())}
+    ) as writer:
         for count in (3, 2):
             with writer.epoch() as epoch:
                 for number in range(count):
@@ -157,7 +164,9 @@ def test_what_is_gone_or_damaged_is_left_out_and_counted(
     told: Told, any_url: str, any_client: Any, tmp_path: Path
 ) -> None:
     """A running epoch is trimmed under the reader, a disk has its bad day: the rest is told, and how much is not."""
-    with penstock.Writer("train", url=any_url, block_bytes=1, spec={"x": ("float32", (4,))}) as writer:
+    with penstock.Writer(
+        "train", url=any_url, tuning=penstock.Tuning(block_bytes=1), spec={"x": ("float32", (4,))}
+    ) as writer:
         epoch = writer.epoch()
         for number in range(5):
             epoch.write({"x": np.full(4, number, np.float32)})
@@ -318,7 +327,9 @@ def test_live_shows_what_has_come_since(
 ) -> None:
     """One watches an augmentation while it runs: the newest first, across epochs, holding nothing."""
     slept: list[float] = []
-    with penstock.Writer("train", url=any_url, spec={"x": ("int64", ())}, block_bytes=1, partitions=2) as writer:
+    with penstock.Writer(
+        "train", url=any_url, spec={"x": ("int64", ())}, tuning=penstock.Tuning(block_bytes=1), partitions=2
+    ) as writer:
         epochs = [writer.epoch()]
 
         def write(count: int) -> None:

@@ -20,7 +20,7 @@ def test_the_recipes_do_what_they_say(any_url: str, any_client: Any, monkeypatch
     """Recipes are copied: each group sees every sample, a resume goes on exactly, ranks have equal steps."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     spec: dict[str, tuple[str, tuple[int | None, ...]]] = {"x": ("uint8", (3,)), "y": ("int64", ())}
-    writer = penstock.Writer("train", url=any_url, spec=spec, block_bytes=80)
+    writer = penstock.Writer("train", url=any_url, spec=spec, tuning=penstock.Tuning(block_bytes=80))
     with writer, writer.epoch(sizes=[100]) as epoch, epoch.shard(0) as part:
         for number in range(100):
             part.write({"x": np.zeros(3, np.uint8), "y": number})

@@ -173,7 +173,7 @@ def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) 
     import penstock.jax
 
     produce(any_url, "train", 45)
-    with penstock.Loader("train", group="pmap", batch_size=10, remainder="drop") as loader:
+    with penstock.Loader("train", group="pmap", batch_size=10, tuning=penstock.Tuning(remainder="drop")) as loader:
         cut = penstock.jax.dataset(loader, map=lambda batch: {"x": batch["x"].reshape(2, -1, 4)})
         assert [batch["x"].shape for batch in cut] == [(2, 5, 4)] * 4
 
@@ -228,7 +228,7 @@ def test_two_views_of_an_image_come_as_one_tensor(folder: Path, any_url: str) ->
     views = [([torch.full((3, 4, 5), 2 * index), torch.full((3, 4, 5), 2 * index + 1)], index) for index in range(20)]
     import penstock.torch
 
-    penstock.produce(views, stream="views", workers=1, wait=True, notify=lambda _: None)
+    penstock.produce(views, stream="views", workers=1, wait=True, tuning=penstock.Tuning(notify=lambda _: None))
 
     seen: list[int] = []
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,11 +40,13 @@ from penstock_consumer.stages.batch import Batch
 from penstock_producer.sources.open import reads_as
 from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.source import in_fork
+from tests.tuned import tuned
 
 X = np.zeros(4, np.float32)
 BATCH = Batch({"x": np.zeros((8, 4), np.float32), "y": np.arange(8)})
 
 
+tuning: Any = penstock.Tuning
 RAGGED = Ragged(np.zeros(3), np.array([[1], [2]]))
 
 
@@ -98,7 +101,11 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: loader(shuffle=True), TypeError, "producers shuffle each epoch already; loader.shuffle(samples=10_000)"),
     (lambda: loader(pin_memory=True), TypeError, 'penstock.torch.prefetch_to_device(dataset, "cuda") pins and copies'),
-    (lambda: loader(drop_last=True), TypeError, "no argument 'drop_last': write remainder='drop'"),
+    (
+        lambda: loader(drop_last=True),
+        TypeError,
+        "no argument 'drop_last': write order=penstock.Canonical(drop_",
+    ),
     (lambda: replay(drop_last=True), TypeError, "its last batch may be smaller, and batch.size says how large it is"),
     (lambda: replay(group="g"), TypeError, "Replay() has no argument 'group': it reads without a group"),
     (lambda: penstock.produce([1], num_workers=2), TypeError, "did you mean 'workers'?"),  # type: ignore[call-arg]
@@ -116,10 +123,22 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "a Loader is no array, it gives batches: `for batch in loader`; mod",
     ),
     (lambda: reads_as(Unsized()), SourceError, "has items by index but no length: give it __len__, the number of it"),
-    (lambda: loader(lease_s=0), ValueError, "lease_s is 0, expected seconds, 0.1 or more (30 if left out)"),
+    (
+        lambda: loader(tuning=penstock.Tuning(lease_s=0)),
+        ValueError,
+        "lease_s is 0, expected seconds, 0.1 or more (30 if left out)",
+    ),
     (lambda: penstock.mix([1], weights=[1]), TypeError, "each loader has its weight beside it: mix({'a': (loader_a"),  # type: ignore[call-arg, arg-type]
-    (lambda: penstock.produce([1], budget_bytes="1gb"), TypeError, "budget_bytes is '1gb', a str; expected a whole nu"),  # type: ignore[arg-type]
-    (lambda: penstock.produce([1], seed="0"), TypeError, "seed is '0', a str; expected a whole number: write seed=0"),  # type: ignore[arg-type]
+    (
+        lambda: penstock.produce([1], tuning=penstock.Tuning(budget_bytes="1gb")),  # type: ignore[arg-type]
+        TypeError,
+        "budget_bytes is '1gb', a str; expected a whole nu",
+    ),
+    (
+        lambda: penstock.produce([1], tuning=penstock.Tuning(seed="0")),  # type: ignore[arg-type]
+        TypeError,
+        "seed is '0', a str; expected a whole number: write seed=0",
+    ),
     (lambda: loader(host="localhost"), TypeError, "no argument 'host': write url='redis://host:6379'"),
     (lambda: loader(device="cuda"), TypeError, "no argument 'device': penstock.torch.prefetch_to_device(dataset"),
     # arguments that lack, or are given by place
@@ -135,11 +154,19 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: loader(batch_size=8.0), TypeError, "batch_size is 8.0, a float; expected a whole number"),
     (lambda: loader(batch_size=0), ValueError, "batch_size is 0, expected at least 1"),
-    (lambda: loader(timeout_s="5"), TypeError, "timeout_s is '5', a str; expected seconds as a number"),
-    (lambda: loader(notify=None), TypeError, "notify is None, a NoneType; expected a function such as notify=print"),
+    (lambda: loader(tuning=tuning(timeout_s="5")), TypeError, "timeout_s is '5', a str; expected seconds as a number"),
+    (
+        lambda: loader(tuning=tuning(notify="x")),
+        TypeError,
+        "notify is 'x', a str; expected a function such as notify=print",
+    ),
     (lambda: loader(start="begin"), ValueError, "expected 'resume', 'earliest' or an epoch's number"),
-    (lambda: loader(order="random"), ValueError, "order is 'random', expected 'canonical' or None"),
-    (lambda: loader(rank=1, world_size=2), ValueError, "belong to order='canonical': add it, or leave both out"),
+    (lambda: loader(order="random"), ValueError, "order is 'random', expected penstock.Canonical(rank="),
+    (
+        lambda: loader(rank=1, world_size=2),
+        ValueError,
+        "belong to order=penstock.Canonical(rank=..., world_size=",
+    ),
     (lambda: loader(group=None), BadName, "group name None: use 1 to 100 letters"),
     (
         lambda: loader(["a", "b"]),
@@ -184,7 +211,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: exec("from penstock import DataLoader"),
         ImportError,
-        "penstock has no 'DataLoader' to import; it has Batch, Embed",
+        "penstock has no 'DataLoader' to import; it has Batch, Can",
     ),
     (lambda: penstock.mix({"a": ("train", 1.0)}), ValueError, "got {'a': ('train', 1.0)}, ends='last'; mix() takes {"),  # type: ignore[dict-item]
     (
@@ -225,7 +252,9 @@ class Session(NamedTuple):
 
     def writer(self, **changed: Any) -> Any:
         """Of a stream of its own."""
-        return penstock.Writer(self.name, url=self.url, notify=lambda _: None, **{"spec": SPEC, **changed})
+        return penstock.Writer(
+            self.name, url=self.url, tuning=penstock.Tuning(notify=lambda _: None), **{"spec": SPEC, **changed}
+        )
 
     def writes(self, value: Any, verb: str = "write", **changed: Any) -> None:
         """Writes it into an epoch."""
@@ -262,7 +291,9 @@ class Session(NamedTuple):
 
     def again(self, **changed: Any) -> Any:
         """Another loader."""
-        return penstock.Loader("train", **{"group": "h", "batch_size": 8, "url": self.url, "timeout_s": 5, **changed})
+        return penstock.Loader(
+            "train", **tuned("Loader", {"group": "h", "batch_size": 8, "url": self.url, "timeout_s": 5, **changed})
+        )
 
     def replay(self) -> Any:
         """The kept epoch once more."""
@@ -396,7 +427,9 @@ def test_a_mistake_with_a_server_is_explained_too(any_url: str) -> None:
     """The same, of what is found out only while one works."""
     produce(any_url, "train", 40)
     wrong: list[str] = []
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as first:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as first:
         session = Session(any_url, first, next(iter(first)), "")
         for number, (attempt, kind, words) in enumerate(ONLINE):
             try:
@@ -412,19 +445,20 @@ def test_a_mistake_with_a_server_is_explained_too(any_url: str) -> None:
 def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
     """The first thing typed in a notebook is the name of the variable; `if loader:` is the second."""
     produce(any_url, "train", 40)
-    quiet = {"url": any_url, "notify": lambda _: None}
+    silent = penstock.Tuning(notify=lambda _: None)
+    quiet: Any = {"url": any_url, "tuning": silent}
     at = f"at redis://127.0.0.1:{any_url.rpartition(':')[2]}"
-    with penstock.Loader("train", group="g", batch_size=8, member="m", **quiet) as shared:  # type: ignore[arg-type]
+    with penstock.Loader("train", group="g", batch_size=8, url=any_url, tuning=replace(silent, member="m")) as shared:
         assert repr(shared) == f"<Loader of 'train' {at}: group 'g', member 'm', batch_size 8>"
         assert all([shared, shared.view(), penstock.mix({"a": (shared, 1.0)})])
-    with penstock.Loader("train", group="o", batch_size=8, order="canonical", world_size=2, **quiet) as rank:  # type: ignore[arg-type]
+    with penstock.Loader("train", group="o", batch_size=8, order=penstock.Canonical(world_size=2), **quiet) as rank:
         assert (
             repr(rank) == f"<Loader of 'train' {at}: group 'o', member 'rank-0' of 2 in canonical order, batch_size 8>"
         )
         assert rank
-    with penstock.Writer("new", **quiet) as new:  # type: ignore[arg-type]
+    with penstock.Writer("new", **quiet) as new:
         assert repr(new) == f"<Writer of 'new' {at}: spec not known yet>"
-    with penstock.Writer("train", **quiet) as old, old.epoch() as epoch:  # type: ignore[arg-type]
+    with penstock.Writer("train", **quiet) as old, old.epoch() as epoch:
         assert repr(old) == f"<Writer of 'train' {at}: x: float32[4], y: int64>"
         assert repr(epoch) == "<EpochWriter of epoch 1 of 'train': of any size>"
         assert repr(old.epoch(7, sizes=[3, 2])) == "<EpochWriter of epoch 7 of 'train': 5 samples in 2 shards>"
@@ -453,10 +487,15 @@ def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str
 def test_a_first_sample_that_looks_like_a_batch_is_asked_about(first: Any, is_asked: bool, any_url: str) -> None:
     """A stream of 64-fold samples is noticed at the loss, if ever."""
     told: list[str] = []
-    with penstock.Writer("train", url=any_url, notify=told.append) as writer, writer.epoch() as epoch:
+    with (
+        penstock.Writer("train", url=any_url, tuning=penstock.Tuning(notify=told.append)) as writer,
+        writer.epoch() as epoch,
+    ):
         epoch.write(first)
-    assert ["if its 8 rows are 8 samples, `penstock delete` the stream and write them with write_batch()" in line
-            for line in told] == [is_asked]  # fmt: skip
+    assert [
+        "if its 8 rows are 8 samples, `penstock delete` the stream and write them with write_batch()" in line
+        for line in told
+    ] == [is_asked]
 
 
 def test_what_was_written_and_never_sent_is_told_when_the_program_ends(any_url: str) -> None:
@@ -488,13 +527,16 @@ closed.close()
 def test_a_writer_that_is_written_to_beside_its_empty_epoch_says_so(any_url: str) -> None:
     """`writer.write` in place of `epoch.write` fills the feed, and the epoch ends empty."""
     told: list[str] = []
-    with penstock.Writer("train", url=any_url, spec=SPEC, notify=told.append) as writer:
+    with penstock.Writer("train", url=any_url, spec=SPEC, tuning=penstock.Tuning(notify=told.append)) as writer:
         with writer.epoch() as epoch:
             epoch.write(sample(0))
             writer.write(sample(1))
         assert told == []
         writer.flush()
-    with penstock.Writer("train", url=any_url, notify=told.append) as writer, writer.epoch() as epoch:
+    with (
+        penstock.Writer("train", url=any_url, tuning=penstock.Tuning(notify=told.append)) as writer,
+        writer.epoch() as epoch,
+    ):
         writer.write(sample(2))
         writer.write(sample(3))
     assert [line for line in told if "stays empty" in line] == told
@@ -506,7 +548,8 @@ def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None
     """Who forgets it reads all of it again, and wonders why."""
     produce(any_url, "train", 40)
     told: list[str] = []
-    wanted: Any = {"group": "g", "batch_size": 8, "url": any_url, "notify": told.append, "acknowledge": "manual"}
+    wanted: Any = {"group": "g", "batch_size": 8, "url": any_url, "acknowledge": "manual"}
+    wanted["tuning"] = penstock.Tuning(notify=told.append)
     with penstock.Loader("train", **wanted) as by_hand:
         for number, batch in enumerate(by_hand):
             if number < 2:
@@ -521,7 +564,9 @@ def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None
 def test_two_loops_on_one_loader_are_refused(any_url: str) -> None:
     """Each asks for its next batch and thereby acknowledges the other's, which may still be trained on."""
     produce(any_url, "train", 400)
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as one:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as one:
         first, second = iter(one), iter(one)
         next(first)
         next(second)
@@ -529,7 +574,9 @@ def test_two_loops_on_one_loader_are_refused(any_url: str) -> None:
             next(first)
         seen = 1 + len(list(second))
     assert seen == 49  # the first loop had one
-    with penstock.Loader("train", group="t", batch_size=1, url=any_url, notify=lambda _: None) as one:
+    with penstock.Loader(
+        "train", group="t", batch_size=1, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as one:
         ended: list[str] = []
 
         def loop() -> None:
@@ -602,7 +649,9 @@ def as_text(attempt: Callable[[], object]) -> Callable[[], str]:
 def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str) -> None:
     """Its copies have no threads and share a connection: they hung, lost samples, or wrote the parent's anew."""
     produce(any_url, "train", 40)
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as mine:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as mine:
         batches = iter(mine)
         next(batches)
         readings: list[Callable[[], object]] = [lambda: next(batches), lambda: next(iter(mine))]

@@ -50,7 +50,9 @@ def test_a_program_catches_what_the_page_names() -> None:
     for name in penstock.errors.__all__:
         assert getattr(penstock.errors, name) is getattr(errors, name)
     with pytest.raises(penstock.errors.ServerUnavailable):
-        penstock.Loader("train", group="resnet", batch_size=4, url="redis://127.0.0.1:1", timeout_s=0.1)
+        penstock.Loader(
+            "train", group="resnet", batch_size=4, url="redis://127.0.0.1:1", tuning=penstock.Tuning(timeout_s=0.1)
+        )
 
 
 @pytest.mark.parametrize("name", SECTIONS)

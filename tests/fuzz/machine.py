@@ -13,12 +13,14 @@ from penstock_common.errors import EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import Cleaner
 from tests.contracts.feed import stored
 from tests.fuzz.model import ModelGroup, ModelMember
 from tests.fuzz.writing import SIZES, Writing, quiet
+from tests.tuned import tuned
 
 LEASE_S = 15.0
 """Longer than any stall of the test itself, so that only the rules decide who is dead."""
@@ -64,9 +66,13 @@ class Machine(Writing):
     def loader(self, group: str, member: str, policy: Any, **options: Any) -> Loader:
         """A member, impatient and quiet."""
         return Loader(
-            self.name, group=group, member=member, url=self.url, batch_size=4, lease_s=LEASE_S, timeout_s=PATIENCE_S,
-            acknowledge=policy, notify=quiet, **options,
-        )  # fmt: skip
+            self.name,
+            group=group,
+            url=self.url,
+            batch_size=4,
+            acknowledge=policy,
+            **tuned("Loader", options, Tuning(member=member, lease_s=LEASE_S, timeout_s=PATIENCE_S, notify=quiet)),
+        )
 
     def first_whole(self) -> int:
         """Where a group begins: with the first retained epoch behind all that retention took entries of."""
@@ -214,7 +220,7 @@ class Machine(Writing):
         number = data.draw(st.sampled_from([n for n, e in self.model.epochs.items() if e.state == "produced"]))
         epoch = self.model.epochs[number]
         is_whole = set(stored(self.client, self.name, number)) == set(epoch.committed)
-        with Replay(self.name, epoch=number, batch_size=5, url=self.url, notify=quiet) as replay:
+        with Replay(self.name, epoch=number, batch_size=5, url=self.url, tuning=Tuning(notify=quiet)) as replay:
             if is_whole:
                 self.steps["replayed"] += 1
                 assert [value for batch in replay for value in batch["y"].tolist()] == epoch.canonical

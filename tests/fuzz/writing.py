@@ -15,6 +15,7 @@ from penstock_common.errors import EpochAbandoned, ShardMismatch
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import load_manifest, size_epoch
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.shard import ShardWriter
@@ -45,7 +46,8 @@ class Writing(RuleBasedStateMachine):
         self.name = f"m{next(self.names)}"
         self.client = connect(self.url)
         self.writers = [
-            Writer(self.name, url=self.url, spec=SPEC, partitions=2, block_bytes=32 * 3, notify=quiet) for _ in range(2)
+            Writer(self.name, url=self.url, spec=SPEC, partitions=2, tuning=Tuning(block_bytes=32 * 3, notify=quiet))
+            for _ in range(2)
         ]
         self.model = Model()
         self.epochs: dict[int, list[EpochWriter]] = {}

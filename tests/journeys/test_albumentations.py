@@ -76,7 +76,13 @@ def crops(url: str, client: redis.Redis, workers: int, dataset: Any = None) -> d
     """Index -> pixels, of a production by a name, as from the command line, or of an object of this process."""
     client.flushall()
     if dataset is not None:
-        penstock.produce(dataset, workers=workers, url=url, seed=5, shard_samples=50, wait=True, notify=_silent)
+        penstock.produce(
+            dataset,
+            workers=workers,
+            url=url,
+            tuning=penstock.Tuning(seed=5, shard_samples=50, notify=_silent),
+            wait=True,
+        )
     else:
         plan = ProductionPlan(stream="train", source=TorchConfig(name=f"{__name__}:photos"), seed=5, shard_samples=50)
         options = WorkerOptions(url=url, queue_url=url)

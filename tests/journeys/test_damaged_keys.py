@@ -28,6 +28,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.stream.client import connect
 from penstock_common.stream.damage import KINDS, kind_of
 from penstock_common.stream.streams import Stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read import shared as shared_reader
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
@@ -174,7 +175,7 @@ def ordered(url: str) -> None:
 
 def replay(url: str) -> None:
     """The epoch once more."""
-    with Replay("t", url=url, epoch=0, batch_size=8, notify=lambda _: None) as epoch:
+    with Replay("t", url=url, epoch=0, batch_size=8, tuning=Tuning(notify=lambda _: None)) as epoch:
         drain(epoch)
 
 
@@ -441,7 +442,7 @@ def test_an_audit_of_a_damaged_stream_ends_with_a_verdict(
 
 def test_an_audit_of_an_open_epoch_whose_index_is_gone_names_its_entries(url: str, client: redis.Redis) -> None:
     """Its entries claim offsets that nothing else knows of: an IndexError was all that the audit said."""
-    with Writer("t", url=url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None) as writer:
+    with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         for number in range(20):
             epoch.write(sample(number))

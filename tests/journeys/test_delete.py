@@ -22,6 +22,7 @@ from penstock_common.stream.removal import deletion, release
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.suitability import admit_stream
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -183,7 +184,9 @@ class TestLive:
     def test_a_loader_stops(self, any_url: str, any_client: Client, is_waiting: bool) -> None:
         """While it trains, and while it waits for the next epoch."""
         produce(any_url, "t", 1000, block_samples=5)
-        loader = Loader("t", group="g", batch_size=5, url=any_url, notify=lambda _: None, prefetch_bytes=500)
+        loader = Loader(
+            "t", group="g", batch_size=5, url=any_url, tuning=Tuning(notify=lambda _: None, prefetch_bytes=500)
+        )
         batches = iter(loader)
         next(batches)
         if is_waiting:
@@ -200,7 +203,7 @@ class TestLive:
     def test_a_replay_stops(self, any_url: str, any_client: Client) -> None:
         """It says that the stream is gone, not that retention was too fast."""
         produce(any_url, "t", 2000, block_samples=5)
-        replay = Replay("t", url=any_url, epoch=0, batch_size=5, prefetch_bytes=500, lease_s=0.5)
+        replay = Replay("t", url=any_url, epoch=0, batch_size=5, tuning=Tuning(prefetch_bytes=500, lease_s=0.5))
         batches = iter(replay)
         next(batches)
         delete_stream(any_client, "t")

@@ -13,6 +13,7 @@ from penstock_common.errors import GroupFinished
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import create_stream, set_plan
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -26,7 +27,7 @@ EVERY = list(range(SHARDS * SIZE))
 def job(url: str, epoch: str, shard: str, pause_s: str) -> None:
     """What a worker does for one shard: goes on where it stands."""
     first = SIZE * int(shard)
-    writer = Writer("t", url=url, spec=SPEC, block_bytes=7 * SAMPLE_BYTES, partitions=2)
+    writer = Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=7 * SAMPLE_BYTES), partitions=2)
     with writer, writer.epoch(int(epoch), sizes=[SIZE] * SHARDS).shard(int(shard)) as one:
         while one.position < SIZE:
             one.write(sample(first + one.position))
@@ -39,7 +40,11 @@ def train(url: str, group: str, member: str, pause_s: str) -> None:
     """A trainer of both epochs: prints epoch and numbers of each batch when its step is done."""
     with (
         Loader(
-            "t", group=group, batch_size=13, url=url, member=member, lease_s=1.0, timeout_s=60, prefetch_bytes=2000
+            "t",
+            group=group,
+            batch_size=13,
+            url=url,
+            tuning=Tuning(member=member, lease_s=1.0, timeout_s=60, prefetch_bytes=2000),
         ) as loader,
         suppress(GroupFinished),
     ):  # the other member may have the last of it
@@ -134,7 +139,9 @@ def test_everything_arrives_once_while_every_connection_is_cut(url: str, client:
     found: Counter[int] = Counter()
 
     def write() -> None:
-        with Writer("t", url=url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None) as writer:
+        with Writer(
+            "t", url=url, spec=SPEC, tuning=Tuning(block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None)
+        ) as writer:
             shard = writer.epoch(0, sizes=[len(EVERY)]).shard(0)
             for number in EVERY:
                 shard.write(sample(number))
@@ -146,7 +153,11 @@ def test_everything_arrives_once_while_every_connection_is_cut(url: str, client:
 
     def read() -> None:
         with Loader(
-            "t", group="g", batch_size=7, url=url, notify=lambda _: None, timeout_s=30, prefetch_bytes=1000, lease_s=5
+            "t",
+            group="g",
+            batch_size=7,
+            url=url,
+            tuning=Tuning(notify=lambda _: None, timeout_s=30, prefetch_bytes=1000, lease_s=5),
         ) as loader:
             for batch in loader:
                 found.update(batch["y"].tolist())

@@ -28,6 +28,7 @@ from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.streams import find_stream, load_stream
+from penstock_common.tuning import Tuning
 from penstock_common.wire.block import Block
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.export import export_stream
@@ -57,9 +58,14 @@ def sample(number: int) -> dict[str, Any]:
 def produce(url: str, name: str, payload: str, *, partitions: int = 2) -> None:
     """Two planned epochs of five shards, written out of order, with bad samples and a shard of nothing else."""
     with Writer(
-        name, url=url, spec=SPEC, payload=payload, partitions=partitions, block_bytes=400, info={"classes": ["a", "ü"]},
-        notify=lambda _: None,
-    ) as writer:  # fmt: skip
+        name,
+        url=url,
+        spec=SPEC,
+        payload=payload,
+        partitions=partitions,
+        tuning=Tuning(block_bytes=400, notify=lambda _: None),
+        info={"classes": ["a", "ü"]},
+    ) as writer:
         for number in range(2):
             epoch = writer.epoch(sizes=[40, 40, 0, 40, 7], seed=5 + number, fingerprint="src")
             for shard in (3, 0, 4, 2, 1):
@@ -113,15 +119,19 @@ def test_a_stream_goes_to_files_and_back_bit_exact(any_url: str, tmp_path: Path,
     assert imported.new == (0, 1)
     for epoch in (0, 1):
         assert all_of(any_url, "u", epoch) == all_of(any_url, "t", epoch)
-        with Replay("t", url=any_url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+        with Replay("t", url=any_url, epoch=epoch, batch_size=8, tuning=Tuning(notify=lambda _: None)) as replay:
             before = rows(replay)
             assert before
-            files = penstock.Files(tmp_path / "out", epoch=epoch, batch_size=8, notify=lambda _: None)
+            files = penstock.Files(
+                tmp_path / "out", epoch=epoch, batch_size=8, tuning=penstock.Tuning(notify=lambda _: None)
+            )
             assert (len(files), files.samples, files.spec) == (len(replay), replay.samples, replay.spec)
             assert rows(files) == rows(files) == before
-        with Replay("u", url=any_url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+        with Replay("u", url=any_url, epoch=epoch, batch_size=8, tuning=Tuning(notify=lambda _: None)) as replay:
             assert rows(replay) == before
-    with Loader("u", group="g", batch_size=9, url=any_url, timeout_s=20, notify=lambda _: None) as loader:
+    with Loader(
+        "u", group="g", batch_size=9, url=any_url, tuning=Tuning(timeout_s=20, notify=lambda _: None)
+    ) as loader:
         assert sorted(rows(loader)) == rows(penstock.Files(tmp_path / "out", epoch=0, batch_size=1))
 
 
@@ -212,7 +222,7 @@ def test_killed_half_way_and_run_again_both_end_with_the_very_epoch(any_url: str
     """SIGKILL wherever it hits: nothing half-written is taken for whole, and nothing is written twice."""
     spec = {"x": ("uint8", (50_000,)), "y": ("int64", ())}
     with (
-        Writer("t", url=any_url, spec=spec, block_bytes=100_000, notify=lambda _: None) as writer,
+        Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=100_000, notify=lambda _: None)) as writer,
         writer.epoch() as epoch,
     ):
         for number in range(1000):
@@ -241,8 +251,8 @@ def test_killed_half_way_and_run_again_both_end_with_the_very_epoch(any_url: str
         assert done.returncode == 0, done.stderr
     assert sorted(path.suffix for path in out.iterdir()) == [".json", ".seg"]
     assert all_of(any_url, "u", 0)[3:] == all_of(any_url, "t", 0)[3:]
-    files = penstock.Files(out, batch_size=50, notify=lambda _: None)
-    with Replay("u", url=any_url, epoch=0, batch_size=50, notify=lambda _: None) as replay:
+    files = penstock.Files(out, batch_size=50, tuning=penstock.Tuning(notify=lambda _: None))
+    with Replay("u", url=any_url, epoch=0, batch_size=50, tuning=Tuning(notify=lambda _: None)) as replay:
         for one, other in zip(replay, files, strict=True):
             assert np.array_equal(one["x"], other["x"])
             assert np.array_equal(one["y"], other["y"])
@@ -265,7 +275,10 @@ def killed_at(words: list[str], progress: Callable[[], int], wanted: int) -> boo
 def test_an_import_never_mixes_two_datasets(any_url: str, tmp_path: Path) -> None:
     """The same numbers, plan and seed, other samples: found by their checksums."""
     for name, base in (("t", 0), ("other", 500)):
-        with Writer(name, url=any_url, spec=SPEC, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        with (
+            Writer(name, url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer,
+            writer.epoch() as epoch,
+        ):
             for number in range(20):
                 epoch.write({**sample(number), "f": np.full(3, base + number, np.float32)})
     with connect(any_url) as client:
@@ -294,7 +307,10 @@ def test_a_small_server_takes_an_import(any_url: str, fresh_server: Callable[...
 
 def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_path: Path) -> None:
     """A running epoch, a strange folder, a stream that is not there."""
-    with Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer, connect(any_url) as client:
+    with (
+        Writer("t", url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer,
+        connect(any_url) as client,
+    ):
         with writer.epoch() as epoch:
             epoch.write(sample(0))
             with pytest.raises(EpochIncomplete, match=r"no produced epoch to export; epochs there: 0 \(open\)"):
@@ -342,7 +358,7 @@ class TestFilesThatLie:
         ):
             (out / names[0]).write_bytes(data)
             with pytest.raises(BadExport, match=match):
-                rows(penstock.Files(out, epoch=0, batch_size=8, notify=lambda _: None))
+                rows(penstock.Files(out, epoch=0, batch_size=8, tuning=penstock.Tuning(notify=lambda _: None)))
             with pytest.raises(BadExport, match=match):
                 import_stream(out, f"u{match[:2].strip()}", url=any_url, epochs=[0], notify=lambda _: None)
         (out / names[0]).unlink()

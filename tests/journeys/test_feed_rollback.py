@@ -21,10 +21,12 @@ from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 Fresh = Callable[..., EmbeddedServer]
 BLOCK = 10
@@ -75,7 +77,7 @@ def rollback(fresh_server: Fresh, tmp_path: Path) -> Rollback:
 def feeder(url: str, payload: str | None = None) -> Writer:
     """A quiet writer of 't' with ten samples in a block."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload}
-    return Writer("t", url=url, notify=lambda _: None, **settings)
+    return Writer("t", url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None)))
 
 
 def feed(writer: Writer, first: int, count: int) -> None:

@@ -15,6 +15,7 @@ from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.export import export_stream
 from penstock_consumer.replay.files import Files
@@ -22,6 +23,7 @@ from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
 from penstock_producer.write.reserve import Reservation
 from penstock_producer.write.writer import Writer
+from tests.tuned import tuned
 
 SPEC: dict[str, Any] = {"x": ("uint8", (30, 5)), "b": ("bool", (3,)), "y": ("int64", ())}
 QUIET: dict[str, Any] = {"notify": lambda _: None}
@@ -29,7 +31,9 @@ QUIET: dict[str, Any] = {"notify": lambda _: None}
 
 def writer_of(url: str, payload: str, **settings: Any) -> Writer:
     """Of a small stream."""
-    return Writer("t", url=url, spec=SPEC, payload=payload, **{"budget_bytes": 1 << 20, **QUIET, **settings})
+    return Writer(
+        "t", url=url, spec=SPEC, payload=payload, **tuned("Writer", {"budget_bytes": 1 << 20, **QUIET, **settings})
+    )
 
 
 def fill(rows: Any, first: int) -> None:
@@ -84,7 +88,7 @@ def test_reserved_samples_are_committed_with_all_others(any_url: str, payload: s
             for stale in dropped:  # a thread of a decoder that does not know of it yet
                 fill(stale, 20_000)
             number += 16
-    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **tuned("Replay", QUIET)) as replay:
         assert [n for batch in replay for n in check(batch)] == list(range(number))
     assert len(in_place) == (0 if payload == "inline" else 32 + len(dropped))
     assert len(set(in_place)) <= 2, "what is dropped takes its own place and no more"
@@ -101,7 +105,7 @@ def test_a_small_shard_takes_a_small_file(any_url: str, memory_path: Path) -> No
                     rows.write({"x": np.full((30, 5), number % 200, np.uint8), "b": [number % 3 > 0] * 3, "y": number})
         assert writer.stream.block_bytes > 1 << 20
     assert sum(file.stat().st_size for file in memory_path.rglob("*.seg")) < 150_000
-    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **tuned("Replay", QUIET)) as replay:
         assert [n for batch in replay for n in check(batch)] == [n for size in shards for n in range(size)]
 
 
@@ -109,7 +113,7 @@ def test_what_cannot_be_reserved_is_said(any_url: str, payload: str) -> None:
     """One line, before anything is made."""
     ragged = {"s": ("bytes", ())}
     for name, spec, match in (("r", ragged, "'s' is ragged: use write"), ("n", None, "it has none yet: give spec=")):
-        with Writer(name, url=any_url, spec=spec, payload=payload, **QUIET) as writer:
+        with Writer(name, url=any_url, spec=spec, payload=payload, **tuned("Writer", QUIET)) as writer:
             epoch = writer.epoch()
             with pytest.raises(PenstockError, match=match):
                 epoch.reserve(4)
@@ -137,7 +141,7 @@ def test_what_cannot_be_reserved_is_said(any_url: str, payload: str) -> None:
         epoch = writer.epoch()
         with pytest.raises(TooLarge):
             epoch.reserve(5000)
-    with Replay("t", url=any_url, epoch=0, batch_size=16, **QUIET) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=16, **tuned("Replay", QUIET)) as replay:
         assert [n for batch in replay for n in check(batch)] == list(range(40))
 
 
@@ -150,7 +154,9 @@ def test_a_reservation_waits_for_room_as_a_write_does(any_url: str, payload: str
                 with epoch.reserve(64) as rows:
                     fill(rows, done)
                 done += 64
-        with Loader("t", group="g", batch_size=64, url=any_url, timeout_s=20, **QUIET) as loader:
+        with Loader(
+            "t", group="g", batch_size=64, url=any_url, **tuned("Loader", QUIET, Tuning(timeout_s=20))
+        ) as loader:
             batches = iter(loader)
             assert check(next(batches)) == list(range(64))
             assert done < 200_000 // 150
@@ -180,10 +186,10 @@ class TestViews:
             export_stream(client, "t", tmp_path / "out")
         loader: dict[str, Any] = {"group": "g", "url": made, "timeout_s": 20, "batch_size": 16, **QUIET}
         for reader in (
-            Replay("t", url=made, epoch=0, batch_size=16, views=True, **QUIET),
-            Files(tmp_path / "out", batch_size=16, views=True, **QUIET),
-            Loader("t", views=True, **loader),
-            Loader("t", views=True, order="canonical", **{**loader, "group": "o"}),
+            Replay("t", url=made, epoch=0, batch_size=16, **tuned("Replay", QUIET, Tuning(views=True))),
+            Files(tmp_path / "out", batch_size=16, **tuned("Files", QUIET, Tuning(views=True))),
+            Loader("t", **tuned("Loader", loader, Tuning(views=True))),
+            Loader("t", order="canonical", **tuned("Loader", {**loader, "group": "o"}, Tuning(views=True))),
         ):
             with reader:
                 batches = list(reader)
@@ -193,14 +199,16 @@ class TestViews:
             assert all(array.ctypes.data % 64 == 0 for batch in seen for array in batch.values())
             with pytest.raises(ValueError, match="read-only"):
                 seen[0]["x"][...] = 0
-        with Replay("t", url=made, epoch=0, batch_size=16, **QUIET) as replay:
+        with Replay("t", url=made, epoch=0, batch_size=16, **tuned("Replay", QUIET)) as replay:
             assert all(batch["x"].flags.writeable for batch in replay)
-        with Replay("t", url=made, epoch=0, batch_size=10, views=True, **QUIET) as replay:
+        with Replay("t", url=made, epoch=0, batch_size=10, **tuned("Replay", QUIET, Tuning(views=True))) as replay:
             assert [n for batch in replay for n in check(batch)] == list(range(647))
 
     def test_a_file_is_not_used_again_while_a_part_of_a_view_lives(self, made: str) -> None:
         """A trainer keeps a batch for its plots: it must be that batch for ever, whatever retention does."""
-        with Loader("t", group="g", batch_size=16, url=made, views=True, timeout_s=20, **QUIET) as loader:
+        with Loader(
+            "t", group="g", batch_size=16, url=made, **tuned("Loader", QUIET, Tuning(views=True, timeout_s=20))
+        ) as loader:
             kept = next(batch for batch in loader if not batch["x"].flags.writeable)["x"][3:5, 2]
         before = kept.copy()
         with connect(made) as client:
@@ -222,7 +230,7 @@ class TestViews:
 
     def test_a_deleted_stream_leaves_views_as_they_are(self, made: str) -> None:
         """Files are cut short before they are removed, but none that is looked at: that would be a SIGBUS."""
-        with Replay("t", url=made, epoch=0, batch_size=16, views=True, **QUIET) as replay:
+        with Replay("t", url=made, epoch=0, batch_size=16, **tuned("Replay", QUIET, Tuning(views=True))) as replay:
             kept = list(replay)
             folder = segments_of(replay.stream)
         assert folder is not None
@@ -240,5 +248,5 @@ def test_a_flush_does_not_let_others_in_beside_reserved_samples(any_url: str, pa
                 with pytest.raises(PenstockError, match="neither committed nor dropped"):
                     write({name: rows[name][:1] if write == epoch.write_batch else rows[name][0] for name in rows})
         epoch.write({name: value[0] for name, value in rows.items()})
-    with Replay("t", url=any_url, epoch=0, batch_size=5, **QUIET) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=5, **tuned("Replay", QUIET)) as replay:
         assert [n for batch in replay for n in check(batch)] == [0, 1, 2, 3, 0]

@@ -19,6 +19,7 @@ from tests.common.wire import independent
 from tests.common.wire.independent import Tensor
 from tests.journeys import independent_reader, independent_segments
 from tests.journeys.independent_reader import Identity
+from tests.tuned import tuned
 
 SPEC = {
     "image": ("uint8", (12, 12, 3)),
@@ -69,7 +70,10 @@ def test_the_documents_suffice_for_a_feed_of_two_writers(any_url: str, any_clien
     rng = np.random.default_rng(7)
     written: dict[Identity, dict[str, Any]] = {}
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 2000, "notify": lambda _: None}
-    with penstock.Writer("train", url=any_url, **settings) as one, penstock.Writer("train", url=any_url) as two:
+    with (
+        penstock.Writer("train", url=any_url, **tuned("Writer", settings)) as one,
+        penstock.Writer("train", url=any_url) as two,
+    ):
         for offset in range(20):
             for shard, writer in enumerate((one, two)):
                 sample = make_sample(rng, offset)
@@ -84,7 +88,9 @@ def produce(url: str, *, shards: list[int] | None = None, **settings: Any) -> di
     """Two epochs; what the second holds, in its order."""
     rng = np.random.default_rng(7)
     written: dict[Identity, dict[str, Any]] = {}
-    with penstock.Writer("train", url=url, spec=SPEC, notify=lambda _: None, **settings) as writer:
+    with penstock.Writer(
+        "train", url=url, spec=SPEC, **tuned("Writer", settings, penstock.Tuning(notify=lambda _: None))
+    ) as writer:
         with writer.epoch(sizes=[1]) as before, before.shard(0) as part:  # another epoch, which must not be mixed in
             part.write({**make_sample(rng, 0), "half": np.zeros(5, numpy_dtype("bfloat16"))})
         with writer.epoch(sizes=SIZES) as epoch:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -27,10 +28,10 @@ def train(url: str, kind: str, is_closed: str) -> None:
     """Prints a line for each batch, at a pace; in a ``with``, or as people write it."""
     loader: Loader | Replay
     if kind == "replay":
-        loader = Replay("t", epoch=0, batch_size=4, url=url, prefetch_bytes=500)
+        loader = Replay("t", epoch=0, batch_size=4, url=url, tuning=Tuning(prefetch_bytes=500))
     else:
         order = "canonical" if kind == "ordered" else None
-        loader = Loader("t", group="g", batch_size=4, url=url, order=order, prefetch_bytes=500)  # type: ignore[arg-type]
+        loader = Loader("t", group="g", batch_size=4, url=url, order=order, tuning=Tuning(prefetch_bytes=500))  # type: ignore[arg-type]
     with loader if is_closed == "closed" else nullcontext():
         for _ in loader:
             print("batch", flush=True)
@@ -108,7 +109,7 @@ def seconds_to_end(server: EmbeddedServer, kind: str, is_closed: str, how: str) 
 def test_an_interrupted_training_ends_at_once(server: EmbeddedServer, kind: str, is_closed: str, how: str) -> None:
     """A training that has to be killed with -9 leaves its leases, and its user, behind."""
     if how == "waiting":
-        with Writer("t", url=server.url, spec=SPEC, block_bytes=240, notify=lambda _: None) as writer:
+        with Writer("t", url=server.url, spec=SPEC, tuning=Tuning(block_bytes=240, notify=lambda _: None)) as writer:
             epoch = writer.epoch()
             for number in range(40):
                 epoch.write(sample(number))

@@ -13,6 +13,7 @@ from penstock_common.stream.commands import Client
 from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import loader_of, produce
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 COUNT, EPOCHS = 100, 2
 Identity = tuple[int, int]
@@ -26,7 +27,7 @@ def way(order: str) -> dict[str, Any]:
 def train(url: str, policy: str, every: str, stop_at: str, order: str) -> None:
     """A trainer that is told what counts: prints each batch before its step, and a line when it was settled."""
     settings: dict[str, Any] = {"acknowledge": policy, "lease_s": 600, **way(order)}
-    loader = Loader("t", group="g", batch_size=10, url=url, **settings)
+    loader = Loader("t", group="g", batch_size=10, url=url, **tuned("Loader", settings))
     step = 0
     for _ in range(EPOCHS):
         for batch in loader:

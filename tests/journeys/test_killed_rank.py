@@ -10,6 +10,7 @@ import pytest
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.positions import known_positions
+from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.ack import Acknowledge
 from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import open_stream
@@ -22,9 +23,14 @@ SIZES, BAD = (200,) * 4, frozenset(range(5, 800, 14))
 def train(url: str, rank: str, world: str, stop: str, state: str = "", policy: Acknowledge = "on_next") -> None:
     """Prints each batch after its step, and the state then; hangs in the middle of step ``stop``, if not -1."""
     with Loader(
-        "t", group="g", batch_size=10, url=url, order="canonical", rank=int(rank), world_size=int(world), timeout_s=30,
-        acknowledge=policy, lease_s=6, prefetch_bytes=4000,
-    ) as loader:  # fmt: skip
+        "t",
+        group="g",
+        batch_size=10,
+        url=url,
+        order=Canonical(rank=int(rank), world_size=int(world)),
+        tuning=Tuning(timeout_s=30, lease_s=6, prefetch_bytes=4000),
+        acknowledge=policy,
+    ) as loader:
         if state:
             loader.load_state_dict(json.loads(state))
         for step, batch in enumerate(loader):

@@ -14,10 +14,12 @@ import pytest
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.streams import set_plan
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, sample
 from tests.contracts.processes import Child, child
+from tests.tuned import tuned
 
 COUNT = 600
 
@@ -25,7 +27,11 @@ COUNT = 600
 def train(url: str, member: str, batches: str, pause_s: str = "0", epochs: str = "1", lease_s: str = "1") -> None:
     """A trainer: prints each batch's numbers after its step; stops in the middle of step ``batches``, if not -1."""
     loader = Loader(
-        "t", group="g", batch_size=10, url=url, member=member, lease_s=float(lease_s), timeout_s=30, prefetch_bytes=3000
+        "t",
+        group="g",
+        batch_size=10,
+        url=url,
+        tuning=Tuning(member=member, lease_s=float(lease_s), timeout_s=30, prefetch_bytes=3000),
     )
     step = 0
     with loader:
@@ -106,7 +112,13 @@ def test_a_member_that_had_gone_on_takes_up_what_one_that_died_later_left_behind
     with child(train, any_url, "dies", 3, 0, 1, 1) as dying:
         logged = run_until_middle(dying)  # with all of the epoch in its hands
         produce(any_url, "t", 20, block_samples=7)
-        with Loader("t", group="g", batch_size=10, url=any_url, member="lives", lease_s=1, timeout_s=20) as lives:
+        with Loader(
+            "t",
+            group="g",
+            batch_size=10,
+            url=any_url,
+            tuning=Tuning(member="lives", lease_s=1, timeout_s=20),
+        ) as lives:
             assert sum(len(batch["y"]) for batch in lives) == 20
             logged += dying.kill()
             rest = [number for batch in lives for number in batch["y"].tolist()]
@@ -118,8 +130,8 @@ def test_a_member_that_closes_hands_over_without_a_lease(any_url: str) -> None:
     """A scaled-down trainer says goodbye: nobody waits for it."""
     produce(any_url, "t", COUNT, block_samples=7)
     settings: dict[str, Any] = {"group": "g", "batch_size": 10, "url": any_url, "timeout_s": 20, "prefetch_bytes": 3000}
-    with Loader("t", member="stays", lease_s=600, **settings) as stays:
-        leaves = Loader("t", member="leaves", lease_s=600, **settings)
+    with Loader("t", **tuned("Loader", settings, Tuning(member="stays", lease_s=600))) as stays:
+        leaves = Loader("t", **tuned("Loader", settings, Tuning(member="leaves", lease_s=600)))
         found = next(iter(leaves))["y"].tolist()
         threading.Timer(0.5, leaves.close).start()
         began = time.monotonic()
@@ -133,7 +145,13 @@ def test_connections_cut_while_reading_repeat_and_lose_nothing(url: str, client:
     produce(url, "t", COUNT, block_samples=3)
     said: list[str] = []
     found: list[int] = []
-    with Loader("t", group="g", batch_size=5, url=url, timeout_s=20, prefetch_bytes=400, notify=said.append) as loader:
+    with Loader(
+        "t",
+        group="g",
+        batch_size=5,
+        url=url,
+        tuning=Tuning(timeout_s=20, prefetch_bytes=400, notify=said.append),
+    ) as loader:
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number % 10 == 5:
@@ -159,7 +177,7 @@ def test_an_epoch_that_is_just_being_opened_is_waited_for_and_not_passed_by(
             assert has_looked.wait(10)
         return run_script(client, script, *rest)
 
-    with Loader("t", group="g", batch_size=5, url=any_url, timeout_s=20) as loader:
+    with Loader("t", group="g", batch_size=5, url=any_url, tuning=Tuning(timeout_s=20)) as loader:
         assert sum(len(batch["y"]) for batch in loader) == 10
         monkeypatch.setattr("penstock_common.stream.manifest.run_script", slow)
         opening = threading.Thread(target=produce, args=(any_url, "t", 10))
@@ -183,7 +201,7 @@ def test_a_connection_cut_while_a_trainer_waits_for_an_epoch_is_made_again(any_u
             )
         produce(any_url, "t", 10)
 
-    with Loader("t", group="g", batch_size=5, url=any_url, timeout_s=20, notify=said.append) as loader:
+    with Loader("t", group="g", batch_size=5, url=any_url, tuning=Tuning(timeout_s=20, notify=said.append)) as loader:
         assert sum(len(batch["y"]) for batch in loader) == 10
         other = threading.Thread(target=cut_and_go_on)
         other.start()
@@ -203,7 +221,10 @@ def test_a_server_that_restarts_while_a_trainer_reads_and_a_writer_writes(fresh_
 
     def write() -> None:
         try:
-            with Writer("t", spec=SPEC, block_bytes=5 * SAMPLE_BYTES, **quiet) as writer, writer.epoch() as epoch:
+            with (
+                Writer("t", spec=SPEC, **tuned("Writer", quiet, Tuning(block_bytes=5 * SAMPLE_BYTES))) as writer,
+                writer.epoch() as epoch,
+            ):
                 for number in range(COUNT):
                     epoch.write(sample(number))
                     time.sleep(0.002)
@@ -212,7 +233,9 @@ def test_a_server_that_restarts_while_a_trainer_reads_and_a_writer_writes(fresh_
 
     def read() -> None:
         try:
-            with Loader("t", group="g", batch_size=5, timeout_s=30, lease_s=2, **quiet) as loader:
+            with Loader(
+                "t", group="g", batch_size=5, **tuned("Loader", quiet, Tuning(timeout_s=30, lease_s=2))
+            ) as loader:
                 for batch in loader:
                     found.extend(batch["y"].tolist())
         except BaseException as error:
@@ -241,8 +264,8 @@ def test_a_server_that_stood_still_takes_nothing_from_the_living(fresh_server: A
     }  # fmt: skip
     said: list[str] = []
     with (
-        Loader("t", member="one", notify=said.append, **settings) as one,
-        Loader("t", member="two", notify=said.append, **settings) as two,
+        Loader("t", **tuned("Loader", settings, Tuning(member="one", notify=said.append))) as one,
+        Loader("t", **tuned("Loader", settings, Tuning(member="two", notify=said.append))) as two,
     ):
         ones, twos = iter(one), iter(two)
         found = next(ones)["y"].tolist() + next(twos)["y"].tolist()
@@ -259,7 +282,7 @@ def test_a_server_that_stood_still_takes_nothing_from_the_living(fresh_server: A
 
 def idle(url: str) -> None:
     """A trainer that ends without closing anything, with a reader, a keeper and a full queue."""
-    loader = Loader("t", group="g", batch_size=10, url=url, member="m", prefetch_bytes=1000)
+    loader = Loader("t", group="g", batch_size=10, url=url, tuning=Tuning(member="m", prefetch_bytes=1000))
     print(*next(iter(loader))["y"].tolist(), flush=True)
 
 
@@ -270,7 +293,7 @@ def test_a_program_that_just_ends_does_not_hang_and_hands_back(any_url: str, any
         trainer.rest(timeout_s=10)
     began = time.monotonic()
     set_plan(any_client, open_stream(any_client, "t"), 1)
-    with Loader("t", group="g", batch_size=10, url=any_url, timeout_s=20) as loader:
+    with Loader("t", group="g", batch_size=10, url=any_url, tuning=Tuning(timeout_s=20)) as loader:
         assert sorted(number for batch in loader for number in batch["y"].tolist()) == list(range(COUNT))
     assert time.monotonic() - began < 5
 
@@ -282,7 +305,7 @@ def test_ctrl_c_ends_a_trainer_within_seconds(any_url: str, where: str) -> None:
         produce(any_url, "t", COUNT, block_samples=7)
     else:
         with (
-            Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer,
+            Writer("t", url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer,
             writer.epoch(sizes=[20]).shard(0) as s,
         ):
             for number in range(20):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock_common.stream.commands import Client
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 
 BUDGET = 32 << 20
@@ -51,7 +52,7 @@ def test_an_epoch_of_three_times_the_memory_is_replayed_three_times_by_two_with_
     with (
         Writer(
             "t", url=any_url, spec=spec, payload=f"segments:{tmp_path}", budget_bytes=8 * BUDGET, retention="epochs:1",
-            notify=lambda _: None,
+            tuning=Tuning(notify=lambda _: None),
         ) as writer,
         writer.epoch() as epoch,
     ):  # fmt: skip

@@ -19,6 +19,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.heartbeat import LOOKS_PER_LEASE
 from penstock_consumer.read.loader import LEASE_S, Loader
 from tests.contracts.feed import open_stream, produce
@@ -43,7 +44,11 @@ def train(
         time.time_ns = lambda: int(time.time() * 1e9)
     try:
         with Loader(
-            "t", group="g", batch_size=BATCH, url=url, member=member, lease_s=float(lease_s), prefetch_bytes=int(ahead)
+            "t",
+            group="g",
+            batch_size=BATCH,
+            url=url,
+            tuning=Tuning(member=member, lease_s=float(lease_s), prefetch_bytes=int(ahead)),
         ) as loader:
             for step, batch in enumerate(loader):
                 print(*batch["y"].tolist(), flush=True)

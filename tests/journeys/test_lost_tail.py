@@ -21,6 +21,7 @@ from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import EpochWriter, Writer
@@ -76,7 +77,7 @@ def aging(fresh_server: Fresh, tmp_path: Path) -> AgingServer:
 @contextmanager
 def writing(url: str, said: list[str], **epoch: Any) -> Iterator[EpochWriter]:
     """A writer's epoch; whatever the epoch is at the end, it stays so."""
-    with Writer("t", url=url, spec=SPEC, block_bytes=10 * SAMPLE_BYTES, notify=said.append) as writer:
+    with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=10 * SAMPLE_BYTES, notify=said.append)) as writer:
         yield writer.epoch(**epoch)
 
 

@@ -24,6 +24,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import WaitingWriter, load_roster
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.fleet import Fleet
@@ -36,6 +37,7 @@ from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child
 from tests.producer.made import SAMPLES
+from tests.tuned import tuned
 
 PATIENCE_S = 60.0
 BUDGET, BLOCK, SHARD = 1500, 120, 15
@@ -88,7 +90,7 @@ def read_all(url: str, epochs: int = 1, name: str = "train", **settings: Any) ->
     """What a trainer is handed of the next epochs: the first number of each sample, sorted."""
     found: list[int] = []
     settings = {"group": "g", "batch_size": 5, "timeout_s": PATIENCE_S, "notify": lambda _: None, **settings}
-    with Loader(name, url=url, **settings) as loader:
+    with Loader(name, url=url, **tuned("Loader", settings)) as loader:
         for _ in range(epochs):
             for batch in loader:
                 found += [int(x) for x in batch["x"][:, 0]]
@@ -177,10 +179,13 @@ def test_a_checkpoint_window_below_the_budget_passes_and_a_larger_one_is_named(a
         "notify": lambda _: None, **ranked,
     }  # fmt: skip
     plan = plan_of("with_pid", block_bytes=2 * SAMPLE_BYTES)
-    with producing(plan, options_of(any_url), 2) as (_, running), Loader("train", url=any_url, **settings) as loader:
+    with (
+        producing(plan, options_of(any_url), 2) as (_, running),
+        Loader("train", url=any_url, **tuned("Loader", settings)) as loader,
+    ):
         assert train(loader, window=24) == SAMPLES // 2
         running.finish()
-    with producing(plan, options_of(any_url), 2), Loader("train", url=any_url, **settings) as loader:
+    with producing(plan, options_of(any_url), 2), Loader("train", url=any_url, **tuned("Loader", settings)) as loader:
         began = time.monotonic()
         with pytest.raises(CheckpointOverdue, match="budget"):
             train(loader, window=1000)
@@ -250,7 +255,9 @@ def test_uneven_shards_in_several_partitions_all_pass(any_url: str) -> None:
     """A partition's part of the budget is small, and the shards in it may be long: each has its own lowest shard."""
     sizes = [3, 200, 1, 90, 7, 2, 150]
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 5 * SAMPLE_BYTES, "budget_bytes": 3 * 40 * SAMPLE_BYTES}
-    with Writer("train", url=any_url, partitions=3, notify=lambda _: None, **settings) as writer:
+    with Writer(
+        "train", url=any_url, partitions=3, **tuned("Writer", settings, Tuning(notify=lambda _: None))
+    ) as writer:
         writer.epoch(sizes=sizes)
     writers = [child(write_shards, any_url, *shards) for shards in ((6, 4, 2), (5, 3), (1, 0))]
     with writers[0] as first, writers[1] as second, writers[2] as third:
@@ -261,7 +268,7 @@ def test_uneven_shards_in_several_partitions_all_pass(any_url: str) -> None:
 
 def write_shards(url: str, *shards: str) -> None:
     """A process that writes some shards of epoch 0, one after the other."""
-    with Writer("train", url=url, notify=lambda _: None) as writer:
+    with Writer("train", url=url, tuning=Tuning(notify=lambda _: None)) as writer:
         manifest = find_manifest(writer.client, writer.stream, 0)
         assert manifest is not None
         for shard in map(int, shards):
@@ -274,7 +281,7 @@ def test_a_stream_nobody_reads_holds_up_no_other(any_url: str, control: Client) 
     """Budgets are per stream: one that is full must cost the others nothing."""
     settings: dict[str, Any] = {"budget_bytes": 40 * SAMPLE_BYTES, "block_bytes": 5 * SAMPLE_BYTES, "spec": SPEC}
     for name in ("full", "train"):
-        with Writer(name, url=any_url, notify=lambda _: None, **settings) as writer:
+        with Writer(name, url=any_url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer:
             writer.epoch(0, sizes=[300])
     with child(write_epoch, any_url, "full") as full, child(write_epoch, any_url, "train") as other:
         await_that(lambda: waiters(control, "full"), "the first stream is full")
@@ -287,7 +294,7 @@ def test_a_stream_nobody_reads_holds_up_no_other(any_url: str, control: Client) 
 
 def write_epoch(url: str, name: str) -> None:
     """A process that writes the one shard of epoch 0."""
-    with Writer(name, url=url, notify=lambda _: None) as writer:
+    with Writer(name, url=url, tuning=Tuning(notify=lambda _: None)) as writer:
         manifest = find_manifest(writer.client, writer.stream, 0)
         assert manifest is not None
         with writer.open_shard(manifest, 0) as one:

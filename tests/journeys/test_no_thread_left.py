@@ -20,6 +20,7 @@ from penstock_consumer.replay.replay import Replay
 from penstock_consumer.stages.queue import PrefetchQueue
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 SAMPLES = 4000
 BATCH = 8
@@ -31,11 +32,11 @@ def opened(url: str, kind: str, **settings: Any) -> Any:
     """A way of reading, with a queue too small for the epoch: its thread always has something left to do."""
     settings = {"batch_size": BATCH, "url": url, "prefetch_bytes": 1000, "notify": _silent, **settings}
     if kind == "replay":
-        return Replay("t", epoch=0, **settings)
+        return Replay("t", epoch=0, **tuned("Replay", settings))
     if kind == "mixture":
-        return penstock.mix({name: (Loader("t", group=name, **settings), 1.0) for name in "ab"})
+        return penstock.mix({name: (Loader("t", group=name, **tuned("Loader", settings)), 1.0) for name in "ab"})
     order: Any = "canonical" if kind == "ordered" else None
-    return Loader("t", group="g", order=order, **settings)
+    return Loader("t", group="g", order=order, **tuned("Loader", settings))
 
 
 def _silent(_: str) -> None:

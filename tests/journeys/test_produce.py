@@ -25,7 +25,9 @@ def test_a_closure_over_a_list_becomes_an_epoch(url: str) -> None:
     def counted(word: str) -> dict[str, object]:
         return {"x": np.full(3, len(word) * scale, np.float32), "word": word.encode(), "pid": os.getpid()}
 
-    production = penstock.produce(words, transform=counted, workers=2, epochs=2, url=url, shard_samples=4)
+    production = penstock.produce(
+        words, transform=counted, workers=2, epochs=2, url=url, tuning=penstock.Tuning(shard_samples=4)
+    )
     summary = production.wait(20)
     assert (summary.samples, summary.bad, summary.epochs) == (80, 0, (0, 1))
     for epoch in (0, 1):
@@ -53,7 +55,13 @@ def test_the_same_seed_augments_alike_whoever_does_it(any_url: str) -> None:
     made = []
     for workers, stream in ((1, "one"), (2, "two")):
         penstock.produce(
-            range(40), transform=noisy, stream=stream, workers=workers, url=any_url, shard_samples=5, seed=3, wait=True
+            range(40),
+            transform=noisy,
+            stream=stream,
+            workers=workers,
+            url=any_url,
+            tuning=penstock.Tuning(shard_samples=5, seed=3),
+            wait=True,
         )
         made.append({identity: s["x"].tolist() for identity, s in read_epoch(any_url, stream).items()})
     assert made[0] == made[1]
@@ -66,7 +74,9 @@ def test_stopping_ends_the_workers_and_tells_the_trainers(any_url: str) -> None:
         time.sleep(0.05)
         return number
 
-    with penstock.produce(range(1000), transform=slowly, workers=2, url=any_url, shard_samples=10) as production:
+    with penstock.produce(
+        range(1000), transform=slowly, workers=2, url=any_url, tuning=penstock.Tuning(shard_samples=10)
+    ) as production:
         with pytest.raises(WaitTimeout, match="still at work"):
             production.wait(0.5)
         pids = production.progress.pids
@@ -83,7 +93,7 @@ def test_what_fails_is_raised_where_it_is_waited_for(any_url: str) -> None:
         return 10 // (number % 20)
 
     with pytest.raises(PenstockError, match=r"range local-\w+\[\d+\].*ZeroDivisionError.*test_produce.py:\d+"):
-        penstock.produce(range(100), transform=picky, url=any_url, on_error="fail", wait=True)
+        penstock.produce(range(100), transform=picky, url=any_url, tuning=penstock.Tuning(on_error="fail"), wait=True)
 
 
 def _has_ended(pid: int) -> bool:

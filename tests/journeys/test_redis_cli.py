@@ -25,7 +25,9 @@ MOST_LINES = 40
 def server() -> Iterator[EmbeddedServer]:
     """One server with a stream in use: two epochs, a bad sample, a group at rest and one in the middle."""
     with EmbeddedServer() as running:
-        with penstock.Writer("train", url=running.url, block_bytes=150_000, partitions=2) as writer:
+        with penstock.Writer(
+            "train", url=running.url, tuning=penstock.Tuning(block_bytes=150_000), partitions=2
+        ) as writer:
             for _ in range(2):
                 with writer.epoch() as epoch:
                     for number in range(30):
@@ -33,7 +35,9 @@ def server() -> Iterator[EmbeddedServer]:
                     epoch.quarantine("truncated image")
         with penstock.Loader("train", group="vit", batch_size=8, url=running.url) as done:
             assert sum(batch.size for batch in done) == 30
-        with penstock.Loader("train", group="resnet", batch_size=8, url=running.url, prefetch_bytes=1) as loader:
+        with penstock.Loader(
+            "train", group="resnet", batch_size=8, url=running.url, tuning=penstock.Tuning(prefetch_bytes=1)
+        ) as loader:
             next(iter(loader))
             yield running
 

@@ -13,6 +13,7 @@ from penstock_common.errors import ReplayTruncated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import clean_up
 from tests.contracts.feed import loader_of, writer_of
@@ -52,7 +53,7 @@ def replay_with_pauses(url: str, epoch: int, lease_s: str) -> None:
     """Prints each number it is given, and how it ended."""
     try:
         with Replay(
-            "t", url=url, epoch=int(epoch), batch_size=1, prefetch_bytes=1000, lease_s=float(lease_s)
+            "t", url=url, epoch=int(epoch), batch_size=1, tuning=Tuning(prefetch_bytes=1000, lease_s=float(lease_s))
         ) as replay:
             for batch in replay:
                 print(int(batch["y"][0]), flush=True)
@@ -122,7 +123,7 @@ def test_a_lapsed_lease_is_an_error_even_if_nothing_was_removed_yet(any_url: str
         for number in range(SAMPLES):
             epoch.write({"x": row(0, number), "y": number})
     roster = load_stream(any_client, "t").partitions[0].roster
-    with Replay("t", url=any_url, epoch=0, batch_size=1, prefetch_bytes=1000, lease_s=1.0) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=1, tuning=Tuning(prefetch_bytes=1000, lease_s=1.0)) as replay:
         batches = iter(replay)
         next(batches)
         (lease,) = [field for field in any_client.hkeys(roster) if field.startswith(b"r:")]

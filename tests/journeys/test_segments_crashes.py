@@ -12,6 +12,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.processes import child
 from tests.journeys import turnover
@@ -26,7 +27,7 @@ def test_whoever_is_killed_while_segments_turn_over_no_sample_is_lost_and_no_fil
     """Writers, recyclers and trainers are killed one after the other; then the folder is compared with the stream."""
     url = any_server.url
     with Writer("t", url=url, spec=SPEC, payload=f"segments:{memory_path}", budget_bytes=BUDGET_BYTES,
-                block_bytes=BLOCK_BYTES, notify=lambda _: None) as writer:  # fmt: skip
+                tuning=Tuning(block_bytes=BLOCK_BYTES, notify=lambda _: None)) as writer:  # fmt: skip
         join_group(writer.client, Membership(writer.stream, "g", "", ""), declared=True)
     trained: list[str] = []
     with child(turnover.train, url, "a") as reader:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 
@@ -34,15 +35,21 @@ def test_in_the_steady_state_no_new_file_is_made(any_url: str, tmp_path: Path, m
     monkeypatch.setattr(SegmentFolder, "_make_new", counted)
 
     def train() -> None:
-        with Loader("t", group="g", batch_size=10, url=any_url, timeout_s=60, notify=lambda _: None) as loader:
+        with Loader(
+            "t", group="g", batch_size=10, url=any_url, tuning=Tuning(timeout_s=60, notify=lambda _: None)
+        ) as loader:
             while len(read) < SAMPLES:
                 for batch in loader:
                     read.extend(batch["n"].tolist())
 
     with Writer(
-        "t", url=any_url, spec=SPEC, payload=f"segments:{root}", budget_bytes=4 * MIB, block_bytes=100_000,
-        notify=lambda _: None,
-    ) as writer:  # fmt: skip
+        "t",
+        url=any_url,
+        spec=SPEC,
+        payload=f"segments:{root}",
+        budget_bytes=4 * MIB,
+        tuning=Tuning(block_bytes=100_000, notify=lambda _: None),
+    ) as writer:
         trainer = threading.Thread(target=train)
         trainer.start()
         with writer.epoch() as epoch:

@@ -36,6 +36,7 @@ from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments, seal_segments
 from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.tuning import Tuning
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
@@ -85,7 +86,7 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path
 
 def read_all(url: str, name: str = "t", epoch: int = 0) -> list[int]:
     """The epoch once more."""
-    with Replay(name, url=url, epoch=epoch, batch_size=8, notify=lambda _: None) as replay:
+    with Replay(name, url=url, epoch=epoch, batch_size=8, tuning=Tuning(notify=lambda _: None)) as replay:
         return numbers(replay)
 
 

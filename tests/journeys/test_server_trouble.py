@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import stored
 from tests.contracts.processes import child
@@ -228,7 +229,7 @@ def test_an_epoch_opened_at_maxmemory_waits_and_says_so(fresh_server: Fresh) -> 
     opened: list[int] = []
     with (
         redis.Redis.from_url(server.url) as admin,
-        Writer("t", url=server.url, spec=SPEC, budget_bytes=16 << 20, notify=said.append) as writer,
+        Writer("t", url=server.url, spec=SPEC, budget_bytes=16 << 20, tuning=Tuning(notify=said.append)) as writer,
     ):
         admin.config_set("maxmemory", 1)
         opening = threading.Thread(target=lambda: opened.append(writer.epoch().number))

@@ -30,6 +30,7 @@ from tests.contracts.processes import child
 from tests.front.test_cli_produce import start
 from tests.front.test_every_command import LEAVES, STREAMS, arguments
 from tests.journeys.trouble import StandingProxy, stopped
+from tests.tuned import tuned
 
 Fresh = Callable[..., EmbeddedServer]
 PROMISED_S = 5.0
@@ -98,7 +99,7 @@ class Users:
     def write(self, url: str, notify: Heard) -> list[int]:
         """An epoch of one shard."""
         with (
-            penstock.Writer("t", url=url, spec=SPEC, notify=notify) as writer,
+            penstock.Writer("t", url=url, spec=SPEC, tuning=penstock.Tuning(notify=notify)) as writer,
             writer.epoch(sizes=[COUNT]).shard(0) as shard,
         ):
             for number in range(COUNT):
@@ -110,7 +111,7 @@ class Users:
     def feed(self, url: str, notify: Heard) -> list[int]:
         """An endless feed."""
         written = 0
-        with penstock.Writer("f", url=url, spec=SPEC, notify=notify) as writer:
+        with penstock.Writer("f", url=url, spec=SPEC, tuning=penstock.Tuning(notify=notify)) as writer:
             while not self.ending.is_set():
                 writer.write({"y": written})
                 writer.flush()
@@ -123,20 +124,24 @@ class Users:
 
         def act(url: str, notify: Heard) -> list[int]:
             settings: dict[str, Any] = {"group": f"g-{order}", "batch_size": 4, "url": url, "notify": notify}
-            with penstock.Loader("t", order=order, **settings) as loader:
+            with penstock.Loader("t", order=order, **tuned("Loader", settings)) as loader:
                 return [number for batch in loader for number in batch["y"].tolist()]
 
         return act
 
     def wait(self, url: str, notify: Heard) -> list[int]:
         """For a stream that comes later."""
-        with penstock.Loader("later", group="g", batch_size=4, url=url, notify=notify) as loader:
+        with penstock.Loader(
+            "later", group="g", batch_size=4, url=url, tuning=penstock.Tuning(notify=notify)
+        ) as loader:
             return [number for batch in loader for number in batch["y"].tolist()]
 
     def replay(self, url: str, notify: Heard) -> list[int]:
         """An older epoch, again and again."""
         seen: list[int] = []
-        with penstock.Replay("old", epoch=0, batch_size=4, url=url, prefetch_bytes=500, notify=notify) as replay:
+        with penstock.Replay(
+            "old", epoch=0, batch_size=4, url=url, tuning=penstock.Tuning(prefetch_bytes=500, notify=notify)
+        ) as replay:
             while not self.ending.is_set():
                 seen = [number for batch in replay for number in batch["y"].tolist()]
         return seen
@@ -187,7 +192,9 @@ def test_all_who_wait_for_a_server_that_stands_still_name_it_and_lose_nothing(
         for name, one in users.heard.items():
             said = [text for _, text in one.since(went_on_s)]
             assert any(text.startswith(f"{where} answers again, after ") for text in said), (name, one)
-    with penstock.Loader("f", group="g", batch_size=1, url=server.url, timeout_s=5, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "f", group="g", batch_size=1, url=server.url, tuning=penstock.Tuning(timeout_s=5, notify=lambda _: None)
+    ) as loader:
         batches = iter(loader)
         assert sorted(int(next(batches)["y"][0]) for _ in fed) == fed
 
@@ -200,7 +207,9 @@ def test_a_loader_names_a_server_that_stops_at_any_moment_of_its_start(any_url: 
 
     def begin(proxy: StandingProxy, moment: int, notify: Heard) -> list[int]:
         group = f"g-{moment}"
-        with penstock.Loader("t", group=group, order=order, batch_size=4, url=proxy.url, notify=notify) as loader:
+        with penstock.Loader(
+            "t", group=group, order=order, batch_size=4, url=proxy.url, tuning=penstock.Tuning(notify=notify)
+        ) as loader:
             return [number for batch in loader for number in batch["y"].tolist()]
 
     with ExitStack() as stack, ThreadPoolExecutor(len(moments)) as pool:

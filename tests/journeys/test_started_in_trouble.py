@@ -23,11 +23,13 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import join_group, load_roster
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, produce, sample
 from tests.journeys.trouble import CuttingProxy
+from tests.tuned import tuned
 
 Fresh = Callable[..., EmbeddedServer]
 Door = Callable[[], str]
@@ -57,7 +59,9 @@ def test_who_starts_while_connections_are_cut_bears_it_as_who_is_running(
     """Writer, trainer and replay: from the first word to the last, and each step counts once however often asked."""
     said: list[str] = []
     with cutting(any_server, seed) as url:
-        with Writer("t", url=url(), spec=SPEC, block_bytes=4 * SAMPLE_BYTES, notify=said.append) as writer:
+        with Writer(
+            "t", url=url(), spec=SPEC, tuning=Tuning(block_bytes=4 * SAMPLE_BYTES, notify=said.append)
+        ) as writer:
             for _ in range(2):
                 with writer.epoch(sizes=[COUNT // 2] * 2) as epoch:
                     for shard in range(2):
@@ -66,13 +70,15 @@ def test_who_starts_while_connections_are_cut_bears_it_as_who_is_running(
                                 part.write(sample(shard * COUNT // 2 + offset))
         stream = open_stream(any_client, "t")
         assert retained_epochs(any_client, stream) == {0: PRODUCED, 1: PRODUCED}
-        with Loader("t", group="g", batch_size=7, url=url(), notify=said.append, lease_s=5) as loader:
+        with Loader("t", group="g", batch_size=7, url=url(), tuning=Tuning(notify=said.append, lease_s=5)) as loader:
             given = [numbers(loader) for _ in range(2)]
         assert [sorted(one) for one in given] == [list(range(COUNT))] * 2
         rank: dict[str, Any] = {"order": "canonical", "rank": 0, "world_size": 1}
-        with Loader("t", group="o", batch_size=7, url=url(), notify=said.append, **rank) as loader:
+        with Loader(
+            "t", group="o", batch_size=7, url=url(), **tuned("Loader", rank, Tuning(notify=said.append))
+        ) as loader:
             assert numbers(loader) == list(range(COUNT))
-        with Replay("t", epoch=1, batch_size=7, url=url(), notify=said.append) as replay:
+        with Replay("t", epoch=1, batch_size=7, url=url(), tuning=Tuning(notify=said.append)) as replay:
             assert numbers(replay) == list(range(COUNT))
             assert sorted(numbers(replay)) == list(range(COUNT))
     greeted = [line for line in said if "while connecting" in line and f"trying again for {GREETING_S:.0f} s" in line]
@@ -83,9 +89,9 @@ def test_who_starts_while_connections_are_cut_bears_it_as_who_is_running(
 
 
 STARTS: dict[str, Callable[[str], Loader | Replay | Writer]] = {
-    "writer": lambda url: Writer("t", url=url, spec=SPEC, notify=lambda _: None),
-    "loader": lambda url: Loader("t", group="g", batch_size=1, url=url, notify=lambda _: None),
-    "replay": lambda url: Replay("t", epoch=0, batch_size=1, url=url, notify=lambda _: None),
+    "writer": lambda url: Writer("t", url=url, spec=SPEC, tuning=Tuning(notify=lambda _: None)),
+    "loader": lambda url: Loader("t", group="g", batch_size=1, url=url, tuning=Tuning(notify=lambda _: None)),
+    "replay": lambda url: Replay("t", epoch=0, batch_size=1, url=url, tuning=Tuning(notify=lambda _: None)),
 }
 
 
@@ -147,7 +153,7 @@ def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
     said: list[str] = []
     began = time.monotonic()
     with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address} .*penstock server"):
-        Loader("t", group="g", batch_size=1, url=server.url, notify=said.append)
+        Loader("t", group="g", batch_size=1, url=server.url, tuning=Tuning(notify=said.append))
     assert 1.5 <= time.monotonic() - began < 20
     assert any("trying again for 2 s" in line for line in said)
 
@@ -160,7 +166,12 @@ def test_a_replay_goes_on_when_its_server_is_back(fresh_server: Fresh, tmp_path:
     produce(server.url, "t", 400, block_samples=2)
     said: list[str] = []
     with Replay(
-        "t", epoch=0, batch_size=4, url=server.url, prefetch_bytes=500, shuffle=shuffle, notify=said.append
+        "t",
+        epoch=0,
+        batch_size=4,
+        url=server.url,
+        tuning=Tuning(prefetch_bytes=500, notify=said.append),
+        shuffle=shuffle,
     ) as replay:
         replay.set_pass(0)
         whole = numbers(replay)
@@ -182,7 +193,7 @@ def test_a_replay_ends_when_its_server_is_away_for_longer_than_its_lease(fresh_s
     began = time.monotonic()
     with (
         pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address}"),
-        Replay("t", epoch=0, batch_size=4, url=server.url, prefetch_bytes=500, lease_s=1.5) as replay,
+        Replay("t", epoch=0, batch_size=4, url=server.url, tuning=Tuning(prefetch_bytes=500, lease_s=1.5)) as replay,
     ):
         for number, _ in enumerate(replay):
             if number == 10:

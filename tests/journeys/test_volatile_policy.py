@@ -11,6 +11,7 @@ from penstock.__main__ import main
 from penstock_common.errors import ServerUnsuitable
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Canonical
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.jobs.dispatch import Dispatcher
@@ -39,7 +40,13 @@ def test_no_key_of_a_stream_has_a_time_to_live(
             pass
     with Loader("train", group="g", batch_size=1, url=server.url) as shared:
         assert sum(1 for _ in shared) == made.SAMPLES
-    with Loader("train", group="r", batch_size=2, url=server.url, order="canonical", rank=0, world_size=1) as ordered:
+    with Loader(
+        "train",
+        group="r",
+        batch_size=2,
+        url=server.url,
+        order=Canonical(rank=0, world_size=1),
+    ) as ordered:
         assert len(list(ordered)) == made.SAMPLES // 2
     with Replay("train", url=server.url, epoch=0, batch_size=1) as replay:
         assert sum(1 for _ in replay) == made.SAMPLES

@@ -23,6 +23,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.processes import Child
@@ -41,7 +42,7 @@ def write(url: str, count: str, pause_s: str = "0.002", epochs: str = "1", outag
     """A producer: epochs of one shard each, from wherever they stand; prints how far it is, and how it ended."""
     _bear_outages_for(float(outage_s))
     try:
-        with Writer("t", url=url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES) as writer:
+        with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=4 * SAMPLE_BYTES)) as writer:
             for epoch in range(int(epochs)):
                 # samples follow from their numbers, which is what a fingerprint says
                 with writer.epoch(epoch, sizes=[int(count)], fingerprint="numbers").shard(0) as shard:
@@ -61,7 +62,11 @@ def train(url: str, member: str = "m", epochs: str = "1", lease_s: str = "2", ou
     _bear_outages_for(float(outage_s))
     try:
         with Loader(
-            "t", group="g", batch_size=BATCH, url=url, member=member, lease_s=float(lease_s), prefetch_bytes=40_000
+            "t",
+            group="g",
+            batch_size=BATCH,
+            url=url,
+            tuning=Tuning(member=member, lease_s=float(lease_s), prefetch_bytes=40_000),
         ) as loader:
             for _ in range(int(epochs)):
                 for batch in loader:

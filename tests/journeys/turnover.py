@@ -18,6 +18,7 @@ from penstock_common.segments.folder import OpenSegment, SegmentFolder
 from penstock_common.segments.writing import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write import cleaner, segments
 from penstock_producer.write.commit import Committer
@@ -120,7 +121,13 @@ def train(url: str, member: str, deadly_read: str = "0") -> None:
     if int(deadly_read):
         _die_reading(int(deadly_read))
     try:
-        with Loader("t", group="g", batch_size=16, url=url, member=member, lease_s=1, prefetch_bytes=100_000) as loader:
+        with Loader(
+            "t",
+            group="g",
+            batch_size=16,
+            url=url,
+            tuning=Tuning(member=member, lease_s=1, prefetch_bytes=100_000),
+        ) as loader:
             for batch in loader:
                 for row, number in enumerate(batch["y"].tolist()):
                     assert np.array_equal(batch["x"][row], payload(number)), number

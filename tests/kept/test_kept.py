@@ -21,6 +21,7 @@ from penstock.__main__ import main as command
 from tests.kept.keys import describe, restore
 from tests.kept.samples import numbers, sample
 from tests.kept.write import BATCH, HERE, ROOT, STREAMS
+from tests.tuned import tuned
 
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 STATES = EXPECTED["states"]
@@ -60,7 +61,7 @@ def _as_written(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 def loader_of(stream: str, group: str, **settings: Any) -> penstock.Loader:
     """A quiet loader that never waits for long."""
     settings = {"batch_size": BATCH, "timeout_s": 20, "notify": lambda _: None, **settings}
-    return penstock.Loader(stream, group=group, **settings)
+    return penstock.Loader(stream, group=group, **tuned("Loader", settings))
 
 
 def rows(batch: Any) -> list[Any]:
@@ -178,7 +179,10 @@ def test_a_mixture_goes_on_with_the_very_next_batch() -> None:
 @pytest.mark.usefixtures("kept")
 def test_an_open_epoch_is_written_on_where_its_writer_was_killed() -> None:
     """Neither a gap nor a sample twice, and then it is read by who waited for it."""
-    with penstock.Writer("train", notify=lambda _: None) as writer, writer.epoch(3).shard(0) as shard:
+    with (
+        penstock.Writer("train", tuning=penstock.Tuning(notify=lambda _: None)) as writer,
+        writer.epoch(3).shard(0) as shard,
+    ):
         assert shard.position == 317 - 300
         for number in range(317, 320):
             shard.write(sample(number))
@@ -194,7 +198,7 @@ def test_an_open_epoch_is_written_on_where_its_writer_was_killed() -> None:
 def test_a_feed_goes_on_and_its_group_gets_the_rest() -> None:
     """Its first epoch is sealed, with a shard that its writer never ended; its second is open."""
     before = EXPECTED["audits"]["feed"]
-    with penstock.Writer("feed", notify=lambda _: None) as writer:
+    with penstock.Writer("feed", tuning=penstock.Tuning(notify=lambda _: None)) as writer:
         for number in range(900, 910):
             writer.write(sample(number))
     for epoch in ("0", "1"):

@@ -40,6 +40,9 @@ COMMIT = "0be23fc"
 ROOT = "/kept/segments"
 """Stands in the fixture for the folder of segments; whoever restores it names his own."""
 BATCH = 4
+Writer: Any = penstock.Writer
+Loader: Any = penstock.Loader
+"""With the arguments of that commit, which no type checker knows today."""
 SMALL_BUDGET = 32 << 10
 """Of the feed, which goes into its next epoch after an eighth of it, and of the segments, whose files follow it."""
 STREAMS = ("train", "feed", "files", "hurt")
@@ -156,7 +159,7 @@ def write_epoch(writer: Any, sizes: list[int], first: int, bad: tuple[int, ...] 
 
 def loader_of(stream: str, group: str, **settings: Any) -> Any:
     """A quiet loader."""
-    return penstock.Loader(stream, group=group, batch_size=BATCH, notify=quiet, timeout_s=20, **settings)
+    return Loader(stream, group=group, batch_size=BATCH, notify=quiet, timeout_s=20, **settings)
 
 
 def quiet(_: str) -> None:
@@ -165,7 +168,7 @@ def quiet(_: str) -> None:
 
 def write_train(states: dict[str, Any]) -> None:
     """Epoch 0 is released, 1 read by some, 2 pinned and partly read, 3 open."""
-    with penstock.Writer(
+    with Writer(
         "train", spec=SPEC, partitions=2, block_bytes=5 * SAMPLE_BYTES, info={"made": "kept"}, notify=quiet
     ) as writer:
         write_epoch(writer, [12, 9], 0)
@@ -190,7 +193,7 @@ def write_train(states: dict[str, Any]) -> None:
 
 def half_an_epoch(say: Callable[[Any], None]) -> None:
     """A writer that is killed in an open epoch."""
-    writer = penstock.Writer("train", notify=quiet)
+    writer = Writer("train", notify=quiet)
     with writer.epoch().shard(0) as lane:
         for number in range(300, 317):
             lane.write(sample(number))
@@ -263,7 +266,7 @@ def mixture_state(say: Callable[[Any], None]) -> None:
 
 def write_feed() -> None:
     """A feed whose epoch 0 is sealed and has an unfinished shard, and epoch 1 open; a group has read a part."""
-    with penstock.Writer("feed", spec=SPEC, budget_bytes=SMALL_BUDGET, block_bytes=6 * SAMPLE_BYTES, notify=quiet):
+    with Writer("feed", spec=SPEC, budget_bytes=SMALL_BUDGET, block_bytes=6 * SAMPLE_BYTES, notify=quiet):
         pass
     in_process(feed_a_little)
     in_process(feed_a_lot)
@@ -273,7 +276,7 @@ def write_feed() -> None:
 
 def feed_a_little(say: Callable[[Any], None]) -> None:
     """A writer that is killed in its shard."""
-    writer = penstock.Writer("feed", notify=quiet)
+    writer = Writer("feed", notify=quiet)
     for number in range(400, 411):
         writer.write(sample(number))
     writer.flush()
@@ -282,7 +285,7 @@ def feed_a_little(say: Callable[[Any], None]) -> None:
 
 def feed_a_lot(say: Callable[[Any], None]) -> None:
     """A writer that goes on into a second epoch, and seals the first by that."""
-    writer = penstock.Writer("feed", notify=quiet)
+    writer = Writer("feed", notify=quiet)
     number = 500
     while len(asked("inspect", "feed")["epochs"]) < 2:
         for _ in range(100):
@@ -304,7 +307,7 @@ def read_the_feed(say: Callable[[Any], None]) -> None:
 
 def write_files(root: Path) -> None:
     """One epoch in segments, of which a group has read a part."""
-    with penstock.Writer(
+    with Writer(
         "files",
         spec=SPEC,
         payload=f"segments:{root}",
@@ -328,7 +331,7 @@ def read_the_files(say: Callable[[Any], None]) -> None:
 
 def write_hurt(url: str) -> None:
     """Dead letters: an entry that no commit wrote, and one that an operator gave up."""
-    with penstock.Writer("hurt", spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=quiet) as writer:
+    with Writer("hurt", spec=SPEC, block_bytes=5 * SAMPLE_BYTES, notify=quiet) as writer:
         write_epoch(writer, [10, 10], 700)
     with redis.Redis.from_url(url) as client:
         entries = next(client.scan_iter(match="penstock:{hurt.*:entries"))

@@ -13,6 +13,7 @@ import pytest
 from penstock_common.segments.reading import AHEAD_BYTES
 from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import writer as writing
 from tests.common.segments.test_ahead import cached, eventually, forget
@@ -67,6 +68,8 @@ def test_while_a_batch_is_trained_on_the_disk_fetches_those_after_it(
     def fetched() -> float:
         return sum(cached(fd) * os.fstat(fd).st_size for fd in files)
 
-    with Replay("t", url=any_url, epoch=0, batch_size=8, shuffle=shuffle, prefetch_bytes=1 << 20) as replay:
+    with Replay(
+        "t", url=any_url, epoch=0, batch_size=8, shuffle=shuffle, tuning=Tuning(prefetch_bytes=1 << 20)
+    ) as replay:
         next(iter(replay))
         assert eventually(lambda: fetched() > 0.9 * AHEAD_BYTES)

@@ -11,6 +11,7 @@ from penstock_common.errors import SampleError
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.tuning import Tuning
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, fill_batches, fill_samples
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.jobs.repair import RepairResult, repair_epoch
@@ -80,7 +81,7 @@ def produce(url: str, source: Any = None, *, partitions: int = 1, shuffle: bool 
     """One epoch of the source, as jobs make it."""
     source = source or Numbers()
     with Writer(
-        "t", url=url, spec=SPEC, partitions=partitions, block_bytes=BLOCK * 22, notify=lambda _: None
+        "t", url=url, spec=SPEC, partitions=partitions, tuning=Tuning(block_bytes=BLOCK * 22, notify=lambda _: None)
     ) as writer:  # fmt: skip
         order = EpochOrder(source, seed=SEED, epoch=0, shuffle=shuffle, shard_samples=SHARD)
         fingerprint = plan_fingerprint(source.fingerprint, shuffle)

@@ -22,11 +22,13 @@ from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire
 from penstock_common.stream.removal.release import release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.cleaner import SLACK_SHARE
 from penstock_producer.write.quota import GIVE_WAY_S, LOW_SHARE, QuotaState, explain_quota, pause_s
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, payload_bytes, stored
+from tests.tuned import tuned
 
 WIDE = {"x": ("uint8", (1000,))}
 BUDGET = 100_000
@@ -142,7 +144,10 @@ class Producing:
 
     def _run(self) -> None:
         try:
-            with Writer("t", url=self._url, notify=self._hear, **self._settings) as writer, writer.epoch() as epoch:
+            with (
+                Writer("t", url=self._url, **tuned("Writer", self._settings, Tuning(notify=self._hear))) as writer,
+                writer.epoch() as epoch,
+            ):
                 epoch.write(block(0))
                 epoch.flush()
                 self.is_open.set()
@@ -164,7 +169,11 @@ class Producing:
 def loader_of(url: str, group: str, **settings: Any) -> Iterator[Loader]:
     """A quiet loader of the stream 't'."""
     with Loader(
-        "t", group=group, batch_size=10, url=url, **{"notify": lambda _: None, "timeout_s": 20, **settings}
+        "t",
+        group=group,
+        batch_size=10,
+        url=url,
+        **tuned("Loader", {"notify": lambda _: None, "timeout_s": 20, **settings}),
     ) as loader:
         yield loader
 
@@ -186,7 +195,7 @@ def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_
 
 def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:
     """Whoever watches the producer must learn which trainer holds everything up."""
-    with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, notify=lambda _: None):
+    with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, tuning=Tuning(notify=lambda _: None)):
         pass
     with loader_of(any_url, "quick") as quick, loader_of(any_url, "slow", prefetch_bytes=1) as slow:
         producing = Producing(any_url, 300)
@@ -216,7 +225,10 @@ def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_
     """A third block would be gathered in the arrays of the first, which waits yet: other samples in their place."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, "notify": lambda _: None}
     found: list[int] = []
-    with Writer("t", url=any_url, room_wait_s=0.05, **settings) as writer, loader_of(any_url, "g") as loader:
+    with (
+        Writer("t", url=any_url, **tuned("Writer", settings, Tuning(room_wait_s=0.05))) as writer,
+        loader_of(any_url, "g") as loader,
+    ):
         epoch = writer.epoch(sizes=[300])
         shard = epoch.shard(0)
         with pytest.raises(BudgetFull):
@@ -245,7 +257,7 @@ def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_
 def test_shards_that_are_ahead_leave_room_for_the_one_awaited(any_url: str, any_client: Client) -> None:
     """With the budget full of later shards, the one that trainers wait for would never come."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": BUDGET, "notify": lambda _: None}
-    with Writer("t", url=any_url, room_wait_s=0.05, **settings) as writer:
+    with Writer("t", url=any_url, **tuned("Writer", settings, Tuning(room_wait_s=0.05))) as writer:
         epoch = writer.epoch(sizes=[100, 100])
         ahead = epoch.shard(1)
         with pytest.raises(BudgetFull):
@@ -265,7 +277,10 @@ def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_serv
     """Somebody else's keys at maxmemory: writers wait and say so, trainers go on, and all ends when there is room."""
     server = fresh_server(maxmemory_bytes=200 << 20)
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": 20 << 20}
-    with Writer("t", url=server.url, notify=lambda _: None, **settings) as writer, writer.epoch() as epoch:
+    with (
+        Writer("t", url=server.url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer,
+        writer.epoch() as epoch,
+    ):
         for number in range(200):
             epoch.write(block(number))
     with redis.Redis.from_url(server.url) as client, loader_of(server.url, "g", lease_s=0.6) as loader:
@@ -295,7 +310,7 @@ class TestSteps:
     def stream(self, client: Client, url: str, spec: Any = WIDE, **settings: Any) -> Stream:
         """A stream of 1000-byte samples."""
         settings = {"budget_bytes": 1_000_000, "block_bytes": 10_000, **settings}
-        with Writer("t", url=url, spec=spec, notify=lambda _: None, **settings):
+        with Writer("t", url=url, spec=spec, **tuned("Writer", settings, Tuning(notify=lambda _: None))):
             return load_stream(client, "t")
 
     def test_a_step_beyond_the_reserved_quarter_is_refused_with_the_budget_it_needs(
@@ -322,7 +337,7 @@ class TestSteps:
 def test_a_sample_beyond_the_reserved_quarter_is_refused_at_its_first_write(any_url: str) -> None:
     """It might wait for ever: the error says which budget is too small."""
     with (
-        Writer("t", url=any_url, spec=WIDE, budget_bytes=3999, notify=lambda _: None) as writer,
+        Writer("t", url=any_url, spec=WIDE, budget_bytes=3999, tuning=Tuning(notify=lambda _: None)) as writer,
         pytest.raises(TooLarge, match=r"a quarter of the budget.*raise budget_bytes"),
         writer.epoch() as epoch,
     ):
@@ -358,7 +373,10 @@ class TestTheNote:
 
     def test_the_note_of_a_dead_writer_counts_for_nothing_and_is_swept(self, any_url: str, any_client: Client) -> None:
         """Kill -9 takes no note away; a server that stood still makes all of them old."""
-        with Writer("t", url=any_url, spec=WIDE, notify=lambda _: None) as writer, writer.epoch() as epoch:
+        with (
+            Writer("t", url=any_url, spec=WIDE, tuning=Tuning(notify=lambda _: None)) as writer,
+            writer.epoch() as epoch,
+        ):
             epoch.write(block(0))
             roster = writer.stream.partitions[0].roster
             now = server_ms(any_client)
@@ -391,10 +409,18 @@ def _awaited_waiter(client: Client) -> tuple[tuple[int, int], WaitingWriter]:
 def test_a_share_of_the_budget_is_told_as_the_share_of_its_partition(any_url: str) -> None:
     """A user who gave 1 MB and reads of 262 kB that are full looks for another setting."""
     told: list[str] = []
-    with Writer(
-        "t", url=any_url, spec={"x": ("uint8", (1000,))}, partitions=4, budget_bytes=1 << 20, block_bytes=10_000,
-        room_wait_s=0.2, notify=told.append,
-    ) as writer, pytest.raises(BudgetFull) as full, writer.epoch() as epoch:  # fmt: skip
+    with (
+        Writer(
+            "t",
+            url=any_url,
+            spec={"x": ("uint8", (1000,))},
+            partitions=4,
+            budget_bytes=1 << 20,
+            tuning=Tuning(block_bytes=10_000, room_wait_s=0.2, notify=told.append),
+        ) as writer,
+        pytest.raises(BudgetFull) as full,
+        writer.epoch() as epoch,
+    ):
         for _ in range(1000):
             epoch.write({"x": np.zeros(1000, np.uint8)})
     share = re.search(r"partition 0's share of the budget of 't' is full \((\d+) KiB of 256 KiB\)", str(full.value))

@@ -120,7 +120,9 @@ def test_a_notebooks_function_of_blocks_may_be_a_closure(any_url: str) -> None:
     def scaled(block: Block) -> Block:
         return {"x": block["x"] * scale}
 
-    penstock.produce(list(range(20)), block_transform=scaled, url=any_url, wait=True, notify=lambda _: None)
+    penstock.produce(
+        list(range(20)), tuning=penstock.Tuning(block_transform=scaled, notify=lambda _: None), url=any_url, wait=True
+    )
     assert sorted(int(sample["x"]) for sample in read_epoch(any_url).values()) == [n * 10 for n in range(20)]
 
 

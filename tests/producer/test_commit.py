@@ -32,6 +32,7 @@ from tests.contracts.feed import (
     stored,
 )
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 SIZE = 400
 
@@ -39,7 +40,7 @@ SIZE = 400
 def writer_of(url: str, **settings: Any) -> Writer:
     """A quiet writer of 't' with four samples in an entry."""
     settings = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES, "notify": lambda _: None, **settings}
-    return Writer("t", url=url, **settings)
+    return Writer("t", url=url, **tuned("Writer", settings))
 
 
 def require_exactly_once(url: str, client: Client, size: int = SIZE) -> None:

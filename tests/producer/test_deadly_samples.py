@@ -99,7 +99,7 @@ def test_a_transform_that_always_crashes_is_said_before_any_worker_tries_it(any_
 
 def test_a_first_sample_that_hangs_is_passed_over(any_url: str) -> None:
     """Which sample is first is the seed's choice: its command must not stand still with it."""
-    summary = produce(any_url, "first_hangs", sample_limit_s=0.5, shuffle=False, shard_samples=SAMPLES)
+    summary = produce(any_url, "first_hangs", sample_limit_s=0.5, shard_samples=SAMPLES, shuffle=False)
     assert (summary.samples, summary.bad) == (SAMPLES, 1)
 
 

@@ -77,7 +77,9 @@ def produced(url: str) -> int:
 def test_it_waits_for_a_slow_trainer_and_stops_at_a_sample_it_names(any_url: str, folder: Path) -> None:
     """A camera or a simulation never ends: it must not fill the server, nor lose what trainers were promised."""
     seen: list[int] = []
-    with penstock.Loader("train", group="slow", batch_size=10, url=any_url, timeout_s=30) as loader:
+    with penstock.Loader(
+        "train", group="slow", batch_size=10, url=any_url, tuning=penstock.Tuning(timeout_s=30)
+    ) as loader:
         process = feed(folder, any_url, "live:numbers", "--budget", "4mb")
         batches = (batch for _ in itertools.count() for batch in loader)
         while len(seen) < 1000:  # twice what the budget holds

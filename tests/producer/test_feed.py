@@ -11,6 +11,7 @@ import pytest
 from penstock_common.errors import BudgetFull
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write import writer as feeding
 from penstock_producer.write.writer import SEAL_CHECK, Writer
@@ -36,7 +37,9 @@ class TestFeed:
         with writer_of(any_url, **settings) as writer:
             for number in range(2000):
                 writer.write(sample(number))
-        with Loader("t", group="g", batch_size=50, url=any_url, timeout_s=0.3, notify=lambda _: None) as loader:
+        with Loader(
+            "t", group="g", batch_size=50, url=any_url, tuning=Tuning(timeout_s=0.3, notify=lambda _: None)
+        ) as loader:
             found: list[int] = []
             epochs = set()
             with pytest.raises(TimeoutError):
@@ -97,7 +100,9 @@ class TestFeed:
         with writer_of(any_url, spec=SPEC) as writer:
             writer.write(sample(5))
             writer.flush()
-            with Loader("t", group="g", batch_size=1, url=any_url, timeout_s=5, notify=lambda _: None) as loader:
+            with Loader(
+                "t", group="g", batch_size=1, url=any_url, tuning=Tuning(timeout_s=5, notify=lambda _: None)
+            ) as loader:
                 assert numbers([next(iter(loader))]) == [5]
 
     def test_an_error_beside_a_feed_loses_nothing_of_it(self, any_url: str, any_client: Client) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import ShardMismatch
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, numbers, sample, writer_of
@@ -53,9 +54,13 @@ def test_blocks_that_are_large_have_files_of_their_own(
     monkeypatch.setattr("penstock_producer.write.segments.LARGE_BYTES", 1 << 20)
     for name, block_bytes, files in (("large", 1 << 20, 2), ("small", 1 << 19, 1)):
         writer = Writer(
-            name, url=any_url, spec={"x": ("uint8", (block_bytes,))}, block_bytes=block_bytes, budget_bytes=16 << 20,
-            payload=f"segments:{tmp_path}", notify=lambda _: None,
-        )  # fmt: skip
+            name,
+            url=any_url,
+            spec={"x": ("uint8", (block_bytes,))},
+            tuning=Tuning(block_bytes=block_bytes, notify=lambda _: None),
+            budget_bytes=16 << 20,
+            payload=f"segments:{tmp_path}",
+        )
         with writer, writer.epoch() as epoch:
             for _ in range(2):
                 epoch.write({"x": np.ones(block_bytes, np.uint8)})

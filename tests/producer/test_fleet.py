@@ -192,7 +192,9 @@ def test_following_keeps_epochs_ahead_and_goes_on_for_ever(any_url: str) -> None
         waits = awaited(lambda: next(looks).waits)
         assert waits == "trainers have 2 epochs to read, and --ahead is 2"
         assert produced() == 2
-        with penstock.Loader("train", group="g", batch_size=40, url=any_url, notify=lambda line: None) as loader:
+        with penstock.Loader(
+            "train", group="g", batch_size=40, url=any_url, tuning=penstock.Tuning(notify=lambda line: None)
+        ) as loader:
             for done in range(1, 4):
                 assert sum(batch.size for batch in loader) == 120
                 awaited(lambda upto=done: produced() == 2 + upto)  # type: ignore[misc]

@@ -14,11 +14,13 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import segments
 from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, connections_cut, numbers, open_stream, sample
+from tests.tuned import tuned
 
 BLOCK = 400
 """Samples; a segment takes three blocks."""
@@ -27,7 +29,7 @@ BLOCK = 400
 def writer_in(folder: Path, url: str, **settings: Any) -> Writer:
     """Of 't', with small blocks and segments."""
     settings = {"block_bytes": BLOCK * SAMPLE_BYTES, "budget_bytes": 8 << 20, "notify": lambda _: None, **settings}
-    return Writer("t", url=url, spec=SPEC, payload=f"segments:{folder}", **settings)
+    return Writer("t", url=url, spec=SPEC, payload=f"segments:{folder}", **tuned("Writer", settings))
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +118,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(any_url: str, any_client: Cli
         states = sealed(any_client, writer.stream)
         assert len(states) >= 15
         assert all(states.values())
-    with Replay("t", url=any_url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=64, tuning=Tuning(notify=lambda _: None)) as replay:
         assert numbers(replay) == list(range(60 * BLOCK))
 
 
@@ -177,5 +179,5 @@ def test_a_block_whose_segment_was_sealed_is_stored_anew_in_another_one(
             shard.settle()
         (other,) = set(sealed(any_client, stream)) - {name}
     assert sent == [(0, name), (BLOCK, name), (BLOCK, other)]
-    with Replay("t", url=any_url, epoch=0, batch_size=64, notify=lambda _: None) as replay:
+    with Replay("t", url=any_url, epoch=0, batch_size=64, tuning=Tuning(notify=lambda _: None)) as replay:
         assert numbers(replay) == list(range(2 * BLOCK))

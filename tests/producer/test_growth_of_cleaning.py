@@ -11,6 +11,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
+from penstock_common.tuning import Tuning
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.cleaner import Cleaner, Cleaners
 from penstock_producer.write.quota import LOOK_EVERY_S, AdmissionOrder
@@ -65,7 +66,9 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
 def test_a_writer_of_many_shards_removes_each_entry_once(any_url: str, any_client: Client) -> None:
     """Each shard's writer used to begin anew, and to remove again what those before it had removed."""
     shards = 120
-    with Writer("t", url=any_url, spec=SPEC, budget_bytes=20 * SAMPLE_BYTES, notify=lambda _: None) as writer:
+    with Writer(
+        "t", url=any_url, spec=SPEC, budget_bytes=20 * SAMPLE_BYTES, tuning=Tuning(notify=lambda _: None)
+    ) as writer:
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
         epoch = writer.epoch(sizes=[1] * shards)
         manifest = load_manifest(any_client, writer.stream, 0)
@@ -119,7 +122,7 @@ def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, 
 def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any_url: str, any_client: Client) -> None:
     """Many shards are looked at together, of very different length: none may lose, or keep, what is another's."""
     chance, lengths = random.Random(7), [1, 200, 3, 0, 90, 33, 32, 1, 400, 64, 2]
-    with Writer("t", url=any_url, spec=SPEC, partitions=2, block_bytes=1) as writer:
+    with Writer("t", url=any_url, spec=SPEC, partitions=2, tuning=Tuning(block_bytes=1)) as writer:
         for group in ("g", "h"):
             join_group(any_client, Membership(writer.stream, group, "", ""), declared=True)
         epoch = writer.epoch(sizes=lengths)
@@ -211,7 +214,7 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
 def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_url: str, any_client: Client) -> None:
     """A wait that never ended for its keeper would look for room twice a second only, and ignore the low mark."""
     now, budget = 0.0, 100 * SAMPLE_BYTES
-    with Writer("t", url=any_url, spec=SPEC, budget_bytes=budget, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=SPEC, budget_bytes=budget, tuning=Tuning(notify=lambda _: None)) as writer:
         writer.epoch(sizes=[1])
         manifest = load_manifest(any_client, writer.stream, 0)
         resources = SharedResources(any_client, writer.stream, lambda _: None)
@@ -226,7 +229,7 @@ def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_u
 
 def test_what_a_full_server_refused_waits_a_round_though_room_was_made(any_url: str, any_client: Client) -> None:
     """The server may not have the memory back yet: a block sent at once would be refused again and again."""
-    with Writer("t", url=any_url, spec=SPEC, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer:
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
         epoch = writer.epoch(sizes=[1, 1])
         write(epoch, 0)

@@ -35,7 +35,13 @@ def test_a_shard_that_gets_on_outlives_any_number_of_killed_workers(any_url: str
             os.kill(look.pids[0], signal.SIGKILL)
 
     summary = produce(
-        any_url, dataset("very_slowly"), workers=1, shard_samples=SAMPLES, block_bytes=100, patience_s=120, each=kill
+        any_url,
+        dataset("very_slowly"),
+        workers=1,
+        shard_samples=SAMPLES,
+        block_bytes=100,
+        patience_s=120,
+        each=kill,
     )
     assert len(killed) == KILLS
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))

@@ -31,7 +31,9 @@ def test_a_part_that_nobody_reads_does_not_hold_up_the_other(any_url: str) -> No
         "train": plan("train", "wide", budget_bytes=16 << 20, block_bytes=1 << 20),
         "val": plan("val", "with_pid", epochs=3),
     }
-    with penstock.Loader("digits.train", group="late", batch_size=1, url=any_url, timeout_s=30) as _:
+    with penstock.Loader(
+        "digits.train", group="late", batch_size=1, url=any_url, tuning=penstock.Tuning(timeout_s=30)
+    ) as _:
         options = WorkerOptions(url=any_url, queue_url=any_url)
         with SplitProduction(plans, options, workers={"train": 1, "val": 1}) as productions:
             deadline, done = time.monotonic() + 30, dict.fromkeys(plans, 0)

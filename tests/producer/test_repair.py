@@ -14,6 +14,7 @@ from penstock_common.errors import EpochIncomplete, SampleError
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.removal.release import release_epoch
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.jobs.repair import NotRepairable
@@ -34,6 +35,7 @@ from tests.producer.repaired import (
     repair,
     stream_of,
 )
+from tests.tuned import tuned
 
 Identity = tuple[int, int, int]
 
@@ -41,7 +43,13 @@ Identity = tuple[int, int, int]
 def train(url: str, group: str = "g", **settings: Any) -> Counter[Identity]:
     """What the group's next epoch handed out, by identity."""
     found: Counter[Identity] = Counter()
-    with Loader("t", group=group, batch_size=8, url=url, timeout_s=20, notify=lambda _: None, **settings) as loader:
+    with Loader(
+        "t",
+        group=group,
+        batch_size=8,
+        url=url,
+        **tuned("Loader", settings, Tuning(timeout_s=20, notify=lambda _: None)),
+    ) as loader:
         for batch in loader:
             found.update(batch.identities())
     return found
@@ -97,7 +105,10 @@ def test_a_group_that_was_told_of_a_gap_ends_its_epoch_after_the_repair(url: str
     lost = lose_entry(client, 0, 1)
     ranges = [(0, lost.start, lost.stop)]
     first: Counter[Identity] = Counter()
-    with Loader("t", group="g", batch_size=8, url=url, timeout_s=20) as loader, pytest.raises(EpochIncomplete) as told:
+    with (
+        Loader("t", group="g", batch_size=8, url=url, tuning=Tuning(timeout_s=20)) as loader,
+        pytest.raises(EpochIncomplete) as told,
+    ):
         for batch in loader:
             first.update(batch.identities())
     assert told.value.missing == ranges
@@ -115,7 +126,9 @@ def test_a_trainer_that_goes_on_is_given_what_was_repaired_meanwhile(any_url: st
     """It need not be restarted: the next iteration takes up what the epoch lacked, and closes it."""
     produce(any_url)
     lost = lose_entry(any_client, 0, 1)
-    with Loader("t", group="g", batch_size=8, url=any_url, timeout_s=20, notify=lambda _: None) as loader:
+    with Loader(
+        "t", group="g", batch_size=8, url=any_url, tuning=Tuning(timeout_s=20, notify=lambda _: None)
+    ) as loader:
         with pytest.raises(EpochIncomplete):
             list(loader)
         repair(any_url)
@@ -266,7 +279,7 @@ def test_a_killed_repair_is_simply_started_again(any_url: str, any_client: redis
 def test_what_a_living_member_has_in_hand_is_not_made_again_under_it(any_url: str, any_client: redis.Redis) -> None:
     """The entry was deleted while a trainer steps on it: given again, its samples would be trained on twice."""
     produce(any_url)
-    with Loader("t", group="g", batch_size=8, url=any_url, member="m", timeout_s=20) as loader:
+    with Loader("t", group="g", batch_size=8, url=any_url, tuning=Tuning(member="m", timeout_s=20)) as loader:
         batches = iter(loader)
         found = Counter(next(batches).identities())
         lose_entry(any_client, 0, 0)
@@ -317,7 +330,9 @@ def test_who_reads_in_order_finds_repaired_ranges_in_their_place(any_url: str, a
     produce(any_url)
 
     def in_order(group: str) -> list[Identity]:
-        with Loader("t", group=group, batch_size=8, url=any_url, timeout_s=20, order="canonical") as loader:
+        with Loader(
+            "t", group=group, batch_size=8, url=any_url, tuning=Tuning(timeout_s=20), order="canonical"
+        ) as loader:
             return [name for batch in loader for name in batch.identities()]
 
     before = in_order("first")

@@ -171,7 +171,12 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
     with (
         connect(any_url) as client,
         penstock.Loader(
-            "train", group="g", batch_size=10, url=any_url, order=order, lease_s=3.0, notify=lambda line: None
+            "train",
+            group="g",
+            batch_size=10,
+            url=any_url,
+            order=order,
+            tuning=penstock.Tuning(lease_s=3.0, notify=lambda line: None),
         ) as loader,
     ):
         batches = iter(loader)

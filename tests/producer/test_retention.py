@@ -20,6 +20,7 @@ from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import Cleaner
@@ -32,6 +33,7 @@ from penstock_producer.write.retention import (
 )
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import accounted_bytes, open_stream, payload_bytes
+from tests.tuned import tuned
 
 WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}
 BYTES = 1008
@@ -135,7 +137,7 @@ def test_ranges_remember_exactly_what_was_added(numbers: set[int]) -> None:
 def writer_of(url: str, **settings: Any) -> Iterator[Writer]:
     """A quiet writer of 't' with ten samples an entry, that waits for room one second at most."""
     defaults: dict[str, Any] = {"spec": WIDE, "block_bytes": 10 * BYTES, "budget_bytes": BUDGET, "room_wait_s": 1.0}
-    with Writer("t", url=url, notify=lambda _: None, **{**defaults, **settings}) as writer:
+    with Writer("t", url=url, **tuned("Writer", {**defaults, **settings}, Tuning(notify=lambda _: None))) as writer:
         yield writer
 
 
@@ -149,7 +151,13 @@ def write_epoch(writer: Writer, count: int) -> None:
 @contextmanager
 def loader_of(url: str, name: str, **settings: Any) -> Iterator[Loader]:
     """A quiet loader of 't'."""
-    with Loader("t", group=name, batch_size=10, url=url, notify=lambda _: None, timeout_s=10, **settings) as loader:
+    with Loader(
+        "t",
+        group=name,
+        batch_size=10,
+        url=url,
+        **tuned("Loader", settings, Tuning(notify=lambda _: None, timeout_s=10)),
+    ) as loader:
         yield loader
 
 
@@ -335,7 +343,7 @@ def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_
 
 def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_client: Client) -> None:
     """A slow member, or a rank that pads its last step with the first samples, holds little; writers need the rest."""
-    with Writer("t", url=any_url, spec=WIDE, block_bytes=BYTES, budget_bytes=BUDGET) as writer:
+    with Writer("t", url=any_url, spec=WIDE, tuning=Tuning(block_bytes=BYTES), budget_bytes=BUDGET) as writer:
         epoch = writer.epoch(sizes=[60])
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
         with epoch.shard(0) as shard:

@@ -18,6 +18,7 @@ from penstock_common.stream.groups.roster import Membership, Roster, join_group,
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream, read_counters, set_plan
+from penstock_common.tuning import Tuning
 from penstock_producer.write import cleaner
 from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 from penstock_producer.write.retention import (
@@ -232,7 +233,7 @@ def test_retention_works_by_itself_while_a_writer_is_there(
 
 def test_the_timer_ends_with_its_writer_and_with_the_stream(any_url: str, any_client: Client) -> None:
     """A thread that outlives its writer would hold a connection, and a deleted stream needs no care."""
-    with Writer("t", url=any_url, notify=lambda _: None) as writer:
+    with Writer("t", url=any_url, tuning=Tuning(notify=lambda _: None)) as writer:
         timer = cleaner.CleanupTimer(any_client, writer.stream, lambda _: None, every_s=0.01)
         timer.start()
         delete_stream(any_client, "t")

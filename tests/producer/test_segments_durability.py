@@ -12,6 +12,7 @@ import redis
 
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write import cleaner
 from penstock_producer.write.commit import Committer
@@ -117,7 +118,7 @@ def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
         assert shard.position == 150
         for number in range(150, 300):
             shard.write(sample(number))
-    with Replay("t", url=again.url, epoch=0, batch_size=16, notify=lambda _: None) as replay:
+    with Replay("t", url=again.url, epoch=0, batch_size=16, tuning=Tuning(notify=lambda _: None)) as replay:
         assert numbers(replay) == list(range(300))
     with redis.Redis.from_url(again.url) as client:
         assert open_stream(client, "t").payload.startswith("segments:")

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from penstock_common.errors import EpochFailed, SpecMismatch
+from penstock_common.tuning import Tuning
 from penstock_producer.jobs.fill import bad_limit
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
@@ -136,7 +137,7 @@ def test_a_batch_that_does_not_fit_a_declared_spec_is_bad_as_a_whole(any_url: st
 
 def test_a_writers_epoch_is_abandoned_by_a_sample_that_does_not_fit(any_url: str, any_client: redis.Redis) -> None:
     """Trainers end with what is there, instead of waiting for the rest; the error says what was found."""
-    with Writer("train", url=any_url, notify=lambda _: None) as writer:
+    with Writer("train", url=any_url, tuning=Tuning(notify=lambda _: None)) as writer:
         with (
             pytest.raises(SpecMismatch, match=r"tensor 'x': found shape \(2,\), expected shape \(\)") as told,
             writer.epoch() as epoch,

@@ -20,6 +20,7 @@ from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_common.tuning import Tuning
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch
 from penstock_producer.jobs.worker import WorkerOptions
@@ -186,7 +187,7 @@ def test_a_watch_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(any_u
         looks = watch.run()
         until(looks, lambda: next(looks) is not None)
         forget_epoch(client, 0, "train")
-        with Writer("train", url=any_url, notify=told.append) as writer:
+        with Writer("train", url=any_url, tuning=Tuning(notify=told.append)) as writer:
             other = writer.epoch()
             assert other.number == 0
             until(looks, lambda: watch.epochs == 1)

@@ -21,6 +21,7 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
@@ -55,7 +56,7 @@ def test_samples_come_back_in_the_order_they_were_written(url: str) -> None:
 def test_a_missing_spec_is_inferred_said_and_fixed(any_url: str, any_client: Client) -> None:
     """Nobody has to write down a spec to begin, but everyone must learn what it became."""
     said: list[str] = []
-    with Writer("t", url=any_url, notify=said.append) as writer, writer.epoch() as epoch:
+    with Writer("t", url=any_url, tuning=Tuning(notify=said.append)) as writer, writer.epoch() as epoch:
         epoch.write({"image": np.zeros((8, 8, 3), np.uint8), "name": b"a.png", "weight": 0.5})
         with pytest.raises(SpecMismatch):
             epoch.write({"image": np.zeros((8, 9, 3), np.uint8), "name": b"b.png", "weight": 0.5})
@@ -345,7 +346,7 @@ class TestQuarantine:
         reasons = any_client.hgetall(open_stream(any_client, "t").partitions[0].quarantine(0))
         assert set(reasons) == {b"0:0", b"0:7", b"0:19"}
         assert b"image 7 is truncated" in reasons[b"0:7"]
-        with Loader("t", group="g", batch_size=4, url=any_url, notify=lambda _: None) as loader:
+        with Loader("t", group="g", batch_size=4, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader:
             assert sorted(numbers(loader)) == good
 
     def test_an_epoch_of_bad_samples_only_adds_up(self, any_url: str, any_client: Client) -> None:
@@ -357,7 +358,9 @@ class TestQuarantine:
         assert is_contiguous(index_spans(any_client, "t", 0, 0), 10_000)
         assert replayed(any_url) == []
         said: list[str] = []
-        with Loader("t", group="g", batch_size=4, url=any_url, timeout_s=0.5, notify=said.append) as loader:
+        with Loader(
+            "t", group="g", batch_size=4, url=any_url, tuning=Tuning(timeout_s=0.5, notify=said.append)
+        ) as loader:
             with pytest.raises(TimeoutError):
                 list(loader)  # nothing in it to hand out, so it waits for the next
             assert load_manifest(any_client, loader.stream, 0).state == "produced"
@@ -391,14 +394,14 @@ class TestRefusals:
         server, said = fresh_server(maxmemory_bytes=200 << 20), list[str]()
         taken = {}
         for name in ("train", "val", "test"):
-            with Writer(name, url=server.url, notify=said.append) as writer:
+            with Writer(name, url=server.url, tuning=Tuning(notify=said.append)) as writer:
                 taken[name] = writer.stream.budget_bytes >> 20
         assert taken == {"train": 82, "val": 41, "test": 20}
         assert said[1] == (
             "stream 'val' takes a budget of 41 MiB, half of what the other streams leave of the server's maxmemory "
             "200 MiB; budget_bytes (--budget) sets another"
         )
-        with Writer("train", url=server.url, notify=said.append) as writer:
+        with Writer("train", url=server.url, tuning=Tuning(notify=said.append)) as writer:
             assert writer.stream.budget_bytes >> 20 == 82
         assert len(said) == 3
 

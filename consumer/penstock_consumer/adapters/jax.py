@@ -276,7 +276,7 @@ def _refuse_unequal_steps(loader: Loader | Mixture | Passes) -> None:
     except TypeError as error:
         raise ValueError(
             f"this sharding spans several processes, which must all have the same steps: {error}; give the Loader "
-            "order='canonical', rank=jax.process_index(), world_size=jax.process_count()"
+            "order=penstock.Canonical(jax.process_index(), jax.process_count())"
         ) from None
 
 

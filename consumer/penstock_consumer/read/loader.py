@@ -25,7 +25,8 @@ from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
-from penstock_common.waiting import OUTAGE_S, Notify, Wait, to_stderr
+from penstock_common.tuning import Canonical, Tuning, chosen, takes_old_names, tuning_of
+from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
@@ -159,9 +160,10 @@ class Loader(StageMethods, Passing):
     - ``'manual'``: when `acknowledge` is called.
     - ``'on_checkpoint'``: when `checkpointed` is called, so that data and model go back together.
 
-    With ``order='canonical'`` the loader is one rank of an ordered group. The same seed gives the same batches,
-    whichever workers produced them. Every rank has the same number of batches, ``len(loader)``. `load_state_dict`
-    continues exactly where `state_dict` was taken. A batch is acknowledged with all batches before it.
+    With ``order=Canonical(rank, world_size)`` the loader is one rank of an ordered group. The same seed gives the same
+    batches, whichever workers produced them. Every rank has the same number of batches, ``len(loader)``.
+    `load_state_dict` continues exactly where `state_dict` was taken. A batch is acknowledged with all batches before
+    it.
 
     Example:
         >>> with penstock.Loader("train", group="resnet", batch_size=64) as loader:
@@ -169,6 +171,7 @@ class Loader(StageMethods, Passing):
         ...         train(batch["x"], batch["y"])
     """
 
+    @takes_old_names
     @explained
     def __init__(
         self,
@@ -177,20 +180,12 @@ class Loader(StageMethods, Passing):
         group: str,
         batch_size: int,
         url: str | None = None,
-        member: str | None = None,
         start: str | int = "resume",
         create: bool = True,
         wait: bool = True,
         acknowledge: Acknowledge = "on_next",
-        order: Literal["canonical"] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        remainder: Literal["pad", "drop", "keep"] | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        lease_s: float = LEASE_S,
-        timeout_s: float | None = None,
-        views: bool = False,
-        notify: Notify = to_stderr,
+        order: Canonical | Literal["canonical"] | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         """Join the group, and wait for the stream if it does not exist yet.
 
@@ -199,27 +194,16 @@ class Loader(StageMethods, Passing):
             group: the group's name. Each training has a group of its own.
             batch_size: the samples of a batch; in canonical order, of a batch of each rank.
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
-            member: the name of this process in the group. A process that restarts under its name continues with what it
-                held. None means host and process id.
             start: 'resume' continues where the group stands. 'earliest', or the number of an epoch, makes the group
                 read again from there.
             create: whether a group that does not exist is made. It is announced if the stream has other groups.
             wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
                 process prepares is always waited for.
             acknowledge: when a batch counts as trained on; see the class.
-            order: 'canonical' makes this loader one rank of an ordered group.
-            rank: the number of this rank, from 0.
-            world_size: the number of ranks.
-            remainder: the use of a last step that the epoch does not fill. 'pad' fills it with the epoch's first
-                samples, and in shared reading with the batch's own. 'drop' leaves it out, and 'keep' makes it smaller.
-                The default is 'pad' for several ranks, else 'keep'.
-            prefetch_bytes: the payload bytes that are read ahead.
-            lease_s: the seconds after which others may take what this process holds, if it is silent.
-            timeout_s: the longest wait in seconds. None waits without limit and says for what, but at most 60 s for a
-                stream or a first epoch that never comes.
-            views: whether a batch that is one block of a segment is handed out without a copy, read-only. See
-                docs/segments.md.
-            notify: called with each line for the user.
+            order: `Canonical(rank, world_size)` makes this loader one rank of an ordered group. 'canonical' is the only
+                rank of one. None is shared reading.
+            tuning: what most trainings leave as it is: member, timeout_s, remainder, prefetch_bytes, lease_s, views,
+                notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -228,10 +212,14 @@ class Loader(StageMethods, Passing):
             GroupBusy: ranks of another world size are alive.
             GroupKindMismatch: the group is read in another order, or with another batch size.
             EpochsReleased: the group had stopped holding data, and lost epochs.
-            WaitTimeout: a wait took longer than ``timeout_s``.
+            WaitTimeout: a wait took longer than the tuning's ``timeout_s``.
             OrderNeedsSizes: at its first batch, if canonical order needs sizes that the epoch does not have.
         """
-        batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
+        tuning = tuning_of("Loader", tuning)
+        batch_size = whole("batch_size", batch_size)
+        prefetch_bytes = whole("prefetch_bytes", chosen(tuning.prefetch_bytes, PREFETCH_BYTES))
+        lease_s, timeout_s = chosen(tuning.lease_s, LEASE_S), tuning.timeout_s
+        notify = chosen(tuning.notify, to_stderr)
         seconds("lease_s", lease_s)
         if lease_s < SHORTEST_LEASE_S:
             raise ValueError(
@@ -240,7 +228,7 @@ class Loader(StageMethods, Passing):
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         callable_of("notify", notify, "print")
-        ranked = rank_options(order, rank, world_size, batch_size, remainder, member)
+        ranked, remainder = rank_options(order, batch_size, tuning)
         if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
             raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
         settings = Settings.from_environment()
@@ -250,7 +238,7 @@ class Loader(StageMethods, Passing):
             notify(f"url= names another server than the `penstock run` above, which makes {stream!r}: leave out url=")
         self._startup_s = None if is_awaited else STARTUP_S
         self.group = checked_name("group", group)
-        self.member = rank_member(rank) if ranked else checked_name("member", member or default_member())
+        self.member = rank_member(ranked.rank) if ranked else checked_name("member", tuning.member or default_member())
         self.batch_size = batch_size
         self._acknowledger = Acknowledger(acknowledge, self.name, notify)
         self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
@@ -262,8 +250,8 @@ class Loader(StageMethods, Passing):
             lease_s=lease_s,
             notify=notify,
             order=ranked,
-            remainder=remainder or ("keep" if world_size == 1 else "pad"),
-            views=views,
+            remainder=remainder,
+            views=bool(tuning.views),
         )
         patience_s = min(OUTAGE_S, timeout_s or OUTAGE_S)
         self._client: Client = connect(self._url, bears_outages=notify, patience_s=patience_s)

@@ -11,6 +11,7 @@ from typing import Any
 from penstock_common.errors import StateMismatch
 from penstock_common.hints import whole
 from penstock_common.stream.groups.roster import Order
+from penstock_common.tuning import Canonical, Tuning
 from penstock_common.waiting import Notify
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.buffers import ArrayPool
@@ -43,32 +44,32 @@ class LoaderOptions:
         return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
 
 
-def rank_options(
-    order: str | None, rank: int, world_size: int, batch_size: int, remainder: str | None, member: str | None
-) -> Order | None:
-    """Return the checked options of a rank, or None for shared reading."""
-    rank, world_size = whole("rank", rank, None), whole("world_size", world_size, None)
+def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[Order | None, str]:
+    """Return the checked options of a rank, or None for shared reading, and the use of a last step."""
+    remainder = tuning.remainder
+    if remainder not in (None, "pad", "drop", "keep"):
+        raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
     if order is None:
-        if rank != 0 or world_size != 1:
-            raise ValueError(
-                "rank and world_size belong to order='canonical': add it, or leave both out, since members of a group "
-                "share its batches"
-            )
-        if remainder not in (None, "pad", "drop", "keep"):
-            raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")
-        return None
-    if order != "canonical":
-        raise ValueError(f"order is {order!r}, expected 'canonical' or None")
+        return None, remainder or "keep"
+    if order == "canonical":
+        order = Canonical()
+    if not isinstance(order, Canonical):
+        raise ValueError(
+            f"order is {order!r:.60}, expected penstock.Canonical(rank=..., world_size=...), 'canonical' or None"
+        )
+    rank, world_size = whole("rank", order.rank, None), whole("world_size", order.world_size, None)
     if world_size < 1:
         raise ValueError(f"world_size is {world_size}, expected the number of ranks, 1 or more")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}, expected 0 to {world_size - 1}")
-    if remainder not in (None, "pad", "drop", "keep") or (remainder == "keep" and world_size > 1):
-        expected = "'pad' or 'drop'" if world_size > 1 else "'pad', 'drop' or 'keep'"
-        raise ValueError(f"remainder is {remainder!r}, expected {expected}: every rank has the same steps")
-    if member is not None:
-        raise ValueError("a rank's member name is its number: leave member out with order='canonical'")
-    return Order(rank, world_size, batch_size)
+    if remainder == "keep" and world_size > 1:
+        raise ValueError("remainder is 'keep', expected 'pad' or 'drop': every rank has the same steps")
+    if order.drop_last and remainder not in (None, "drop"):
+        raise ValueError(f"drop_last=True and remainder={remainder!r} contradict each other: leave one out")
+    if tuning.member is not None:
+        raise ValueError("a rank's member name is its number: leave member out with order=penstock.Canonical(...)")
+    default = "drop" if order.drop_last else "pad" if world_size > 1 else "keep"
+    return Order(rank, world_size, batch_size), remainder or default
 
 
 VERSION = 1

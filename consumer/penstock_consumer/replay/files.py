@@ -16,11 +16,11 @@ from penstock_common.errors import BadExport
 from penstock_common.hints import explained
 from penstock_common.segments.exports import ExportFolder, complete_epoch
 from penstock_common.segments.reading import SegmentReader
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.tuning import Tuning, takes_old_names, tuning_of
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver
-from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, looked_ahead, permuted
+from penstock_consumer.replay.passes import Passes, looked_ahead, permuted
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import ShuffleOptions
@@ -36,6 +36,7 @@ class Files(Passes):
         ...     evaluate(batch["x"], batch["y"])
     """
 
+    @takes_old_names
     @explained
     def __init__(
         self,
@@ -45,9 +46,7 @@ class Files(Passes):
         epoch: int | None = None,
         shuffle: int | None = None,
         window: int | None = None,
-        views: bool = False,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        notify: Notify = to_stderr,
+        tuning: Tuning | None = None,
     ) -> None:
         """Open an export.
 
@@ -57,15 +56,14 @@ class Files(Passes):
             epoch: the number of the epoch. None means the only one.
             shuffle: a seed, as in `Replay`.
             window: the samples of the window, as in `Replay`.
-            views: whether a batch that is one block is handed out without a copy, read-only.
-            prefetch_bytes: the payload bytes that are read ahead.
-            notify: called with each line for the user.
+            tuning: what most programs leave as it is: prefetch_bytes, views, notify. See `Tuning`.
 
         Raises:
             BadExport: the folder is no export, is not whole, or is damaged.
         """
-        super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
-        self._folder, self._views = ExportFolder(path), views
+        tuning = tuning_of("Files", tuning)
+        super().__init__(batch_size, shuffle, window, tuning)
+        self._folder, self._views = ExportFolder(path), bool(tuning.views)
         self._note = self._folder.contents.require(epoch)
         self.epoch, self.samples = self._note.epoch, self._note.samples
         self._blocks = [

@@ -12,7 +12,8 @@ from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.threads import join
-from penstock_common.waiting import Notify
+from penstock_common.tuning import Tuning, chosen
+from penstock_common.waiting import to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META, Spec
@@ -90,10 +91,10 @@ class Passes(Passing):
     samples: int
     """The samples in the epoch, without bad ones."""
 
-    def __init__(
-        self, batch_size: int, prefetch_bytes: int, shuffle: int | None, window: int | None, notify: Notify
-    ) -> None:
-        batch_size, prefetch_bytes = whole("batch_size", batch_size), whole("prefetch_bytes", prefetch_bytes)
+    def __init__(self, batch_size: int, shuffle: int | None, window: int | None, tuning: Tuning) -> None:
+        batch_size = whole("batch_size", batch_size)
+        prefetch_bytes = whole("prefetch_bytes", chosen(tuning.prefetch_bytes, PREFETCH_BYTES))
+        notify = chosen(tuning.notify, to_stderr)
         callable_of("notify", notify, "print")
         if shuffle is not None and (type(shuffle) is not int or shuffle < 0):
             raise ValueError(f"shuffle is {shuffle!r}, expected a seed, 0 or more, or None for canonical order")

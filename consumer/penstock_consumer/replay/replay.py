@@ -24,13 +24,14 @@ from penstock_common.stream.entries import Record, fetch_command
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_common.waiting import Notify, Wait, to_stderr
+from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
+from penstock_common.waiting import Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.member import await_epoch
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
-from penstock_consumer.replay.passes import PREFETCH_BYTES, Passes, ReadaheadSink, looked_ahead, permuted
+from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
@@ -56,11 +57,7 @@ class Replay(Passes):
         url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
         shuffle: a seed. Blocks are read in a permuted order, and batches are drawn from a window.
         window: the samples of the window. None means as many as ``prefetch_bytes`` hold.
-        views: whether a batch that is one block of a segment is handed out without a copy, read-only. Its file is not
-            used again while the arrays live.
-        prefetch_bytes: the payload bytes that are read ahead.
-        lease_s: the seconds after which a silent replay keeps the epoch no longer.
-        notify: called with each line for the user.
+        tuning: what most programs leave as it is: prefetch_bytes, lease_s, views, notify. See `Tuning`.
 
     Raises:
         EpochNotFound: the epoch is not there.
@@ -72,6 +69,7 @@ class Replay(Passes):
         ...     evaluate(batch["x"], batch["y"])
     """
 
+    @takes_old_names
     @explained
     def __init__(
         self,
@@ -82,17 +80,16 @@ class Replay(Passes):
         url: str | None = None,
         shuffle: int | None = None,
         window: int | None = None,
-        views: bool = False,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        lease_s: float = LEASE_S,
-        notify: Notify = to_stderr,
+        tuning: Tuning | None = None,
     ) -> None:
-        super().__init__(batch_size, prefetch_bytes, shuffle, window, notify)
+        tuning = tuning_of("Replay", tuning)
+        super().__init__(batch_size, shuffle, window, tuning)
+        notify, lease_s = chosen(tuning.notify, to_stderr), chosen(tuning.lease_s, LEASE_S)
         epoch = whole("epoch", epoch, None)
         seconds("lease_s", lease_s)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
-        self.epoch, self._views = epoch, views
+        self.epoch, self._views = epoch, bool(tuning.views)
         try:
             if stream in settings.awaited:
                 await_epoch(self._client, stream, epoch, Wait(notify, server=self._client.where))

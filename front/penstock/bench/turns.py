@@ -25,6 +25,7 @@ from penstock.bench.feeds import Feed, end_with, made, samples_in
 from penstock_common.errors import PenstockError, SampleError
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import HOPELESS, TooManyBad
 from penstock_producer.jobs.plan import ProductionPlan
@@ -185,7 +186,7 @@ class Turn:
 
     def _from_stream(self, number: int) -> Iterator[int]:
         setup, group = self._setup, f"trainer-{number}"
-        with Loader(STREAM, group=group, batch_size=setup.batch, url=setup.url, notify=_quiet) as loader:
+        with Loader(STREAM, group=group, batch_size=setup.batch, url=setup.url, tuning=Tuning(notify=_quiet)) as loader:
             while True:
                 for batch in loader:
                     yield batch.size

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trainer = actions.add_parser("trainer", help=text, description=text)
     trainer.add_argument("stream", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
     trainer.add_argument("--group", type=GROUP_NAME, required=True, metavar="NAME", help="the trainer's group")
-    trainer.add_argument("--member", metavar="NAME", help="of a Loader(member=...), or rank-0 of order='canonical'")
+    trainer.add_argument("--member", metavar="NAME", help="of a Tuning(member=...), or rank-0 of order=Canonical")
     for one in (worker, trainer):
         add_url(one)
         one.add_argument(

@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
 from penstock_producer.jobs.plan import ProductionPlan
@@ -260,10 +261,17 @@ class _Feeder:
         """Bad items before the first good one, which a stream without spec needs to begin."""
         spec = plan.spec if plan.spec is not None else source.spec
         self._writer = Writer(
-            plan.stream, url=url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
-            info=source.info, notify=tell.say,
-        )  # fmt: skip
+            plan.stream,
+            url=url,
+            spec=spec,
+            partitions=plan.partitions,
+            budget_bytes=plan.budget_bytes,
+            tuning=Tuning(block_bytes=plan.block_bytes, notify=tell.say),
+            retention=plan.retention,
+            durability=plan.durability,
+            payload=plan.payload,
+            info=source.info,
+        )
         self._writer.should_stop = lambda: stop.is_set
 
     def feed(self) -> None:

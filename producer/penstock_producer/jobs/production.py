@@ -38,6 +38,7 @@ from penstock_common.stream.streams import (
     require_there,
     set_plan,
 )
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
@@ -147,10 +148,17 @@ class Production:
         self._tasted = seen_through(self._source, plan.block_transform)
         spec = plan.spec if plan.spec is not None else self._tasted.spec
         self._writer = Writer(
-            plan.stream, url=options.url, spec=spec, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability,
-            payload=plan.payload, info=self._source.info, notify=self._notify,
-        )  # fmt: skip
+            plan.stream,
+            url=options.url,
+            spec=spec,
+            partitions=plan.partitions,
+            budget_bytes=plan.budget_bytes,
+            tuning=Tuning(block_bytes=plan.block_bytes, notify=self._notify),
+            retention=plan.retention,
+            durability=plan.durability,
+            payload=plan.payload,
+            info=self._source.info,
+        )
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)

@@ -26,6 +26,7 @@ from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, size_epoch
 from penstock_common.stream.reported_rates import REPORT_EVERY_S, RateReporter, worker_field
 from penstock_common.stream.streams import Stream, find_stream, is_released
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
     HOPELESS,
@@ -195,7 +196,7 @@ class TaskRunner:
                 )
             if writer is not None:
                 writer.close()
-            writer = Writer(task.stream, url=self._url, room_wait_s=self._room_wait_s, notify=self._tell)
+            writer = Writer(task.stream, url=self._url, tuning=Tuning(room_wait_s=self._room_wait_s, notify=self._tell))
             self._writer = writer
         else:
             found = find_stream(writer.client, task.stream)

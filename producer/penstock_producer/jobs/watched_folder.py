@@ -19,6 +19,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
@@ -121,10 +122,15 @@ class FolderWatch:
         if found is not None:
             return found
         with Writer(
-            plan.stream, url=self._options.url, partitions=plan.partitions, budget_bytes=plan.budget_bytes,
-            block_bytes=plan.block_bytes, retention=plan.retention, durability=plan.durability, payload=plan.payload,
-            notify=self._notify,
-        ) as writer:  # fmt: skip
+            plan.stream,
+            url=self._options.url,
+            partitions=plan.partitions,
+            budget_bytes=plan.budget_bytes,
+            tuning=Tuning(block_bytes=plan.block_bytes, notify=self._notify),
+            retention=plan.retention,
+            durability=plan.durability,
+            payload=plan.payload,
+        ) as writer:
             return writer.stream
 
     def run(self) -> Iterator[ProductionProgress | None]:

@@ -23,6 +23,7 @@ from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.servers.suitability import default_budget
 from penstock_common.stream.streams import find_stream
+from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import decode
@@ -100,7 +101,7 @@ def import_stream(
                 settings["budget_bytes"] = total
             settings |= {"partitions": contents.partitions, "info": contents.info}
     segments = SegmentReader(folder)
-    with Writer(name, url=url, spec=contents.spec, notify=notify, **settings) as writer:
+    with Writer(name, url=url, spec=contents.spec, tuning=Tuning(notify=notify), **settings) as writer:
         try:
             runs = [_EpochImport(writer, segments, folder, note, found.pop(note.epoch), progress) for note in notes]
             is_written = {run.note.epoch: run.all_of_it() for run in runs}

@@ -40,7 +40,8 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
 from penstock_common.stream.servers.suitability import admit_stream, largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
+from penstock_common.waiting import to_stderr
 from penstock_common.wire.spec import Spec, SpecLike, flattened
 from penstock_producer.write.cleaner import CleanupTimer
 from penstock_producer.write.commit import Committer
@@ -76,6 +77,7 @@ class Writer:
         ...     epoch.write({"x": image, "y": 3})
     """
 
+    @takes_old_names
     @explained
     def __init__(
         self,
@@ -85,14 +87,11 @@ class Writer:
         spec: SpecLike | Spec | None = None,
         partitions: int | None = None,
         budget_bytes: int | None = None,
-        block_bytes: int | None = None,
         retention: str | None = None,
         durability: str | None = None,
         payload: str | None = None,
         info: Mapping[str, Any] | None = None,
-        checksum: bool = True,
-        room_wait_s: float | None = None,
-        notify: Notify = to_stderr,
+        tuning: Tuning | None = None,
     ) -> None:
         """Open the stream, and make it if it does not exist.
 
@@ -106,7 +105,6 @@ class Writer:
             partitions: the number of partitions of a new stream.
             budget_bytes: the payload bytes that a new stream may hold. None means 1 GiB, or half of what the other
                 streams leave of the server's maxmemory if that is less.
-            block_bytes: the payload bytes of one entry.
             retention: what is kept of epochs that every group has acknowledged: ``budget``, ``epochs:3``,
                 ``time:24h`` or ``bytes:500mb``.
             durability: what must have happened to a write before it counts as committed: ``memory``, ``fsync``,
@@ -114,10 +112,7 @@ class Writer:
             payload: where payloads are, for good: ``inline``, or ``segments:/dev/shm/penstock``, a folder that all
                 readers see.
             info: facts about the stream that JSON can hold, for its readers.
-            checksum: whether entries carry checksums.
-            room_wait_s: the longest wait in seconds for space in a full budget. None waits without limit and says
-                why.
-            notify: called with each line for the user.
+            tuning: what most programs leave as it is: block_bytes, checksum, room_wait_s, notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -125,6 +120,8 @@ class Writer:
             BudgetRefused: the server has not enough memory for the budget.
             StreamConflict: the stream exists with another spec or other partitions.
         """
+        tuning = tuning_of("Writer", tuning)
+        block_bytes, room_wait_s, notify = tuning.block_bytes, tuning.room_wait_s, chosen(tuning.notify, to_stderr)
         for name, value in (("partitions", partitions), ("budget_bytes", budget_bytes), ("block_bytes", block_bytes)):
             if value is not None:
                 whole(name, value)
@@ -134,7 +131,7 @@ class Writer:
         require_json("info", info)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
-        self._checksum, self._room_wait_s, self._notify = checksum, room_wait_s, notify
+        self._checksum, self._room_wait_s, self._notify = chosen(tuning.checksum, True), room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)

@@ -9,6 +9,7 @@ from penstock_common.explain.sentences import SHOWN, told_missing
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
+from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, sample
@@ -18,7 +19,7 @@ LATER_MS = 60_000
 
 def written(url: str, count: int = 40) -> Writer:
     """An open epoch's writer, with its first samples committed."""
-    writer = Writer("t", url=url, spec=SPEC, block_bytes=240, notify=lambda _: None)
+    writer = Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=240, notify=lambda _: None))
     shard = writer.epoch(0, sizes=[100]).shard(0)
     for number in range(count):
         shard.write(sample(number))
@@ -47,7 +48,9 @@ def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_c
 
 def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> None:
     """An ordered group settles nothing without its slowest rank; one that left is on no list of members."""
-    first = Loader("t", group="o", url=any_url, batch_size=5, order="canonical", rank=0, world_size=2, timeout_s=20)
+    first = Loader(
+        "t", group="o", url=any_url, batch_size=5, order=Canonical(rank=0, world_size=2), tuning=Tuning(timeout_s=20)
+    )
     with written(any_url) as writer, first:
         next(iter(first))
         roster, found = look(writer, any_client)

@@ -21,12 +21,15 @@ from penstock_common.stream.manifest import begun_shards, find_manifest, retaine
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write.writer import EpochWriter
+from tests.tuned import tuned
 
 
 @pytest.fixture
 def writer(url: str) -> Iterator[penstock.Writer]:
     """Two partitions, one sample of 1000 bytes an entry."""
-    with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, block_bytes=1) as made:
+    with penstock.Writer(
+        "train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, tuning=penstock.Tuning(block_bytes=1)
+    ) as made:
         yield made
 
 
@@ -94,7 +97,9 @@ def agrees(snapshot: StreamSnapshot, client: Client) -> None:
 
 def take(url: str, group: str, batches: int, **how: Any) -> None:
     """A trainer that takes so many batches of four and leaves."""
-    with penstock.Loader("train", group=group, batch_size=4, url=url, prefetch_bytes=1, **how) as loader:
+    with penstock.Loader(
+        "train", group=group, batch_size=4, url=url, **tuned("Loader", how, penstock.Tuning(prefetch_bytes=1))
+    ) as loader:
         for number, _ in enumerate(loader, 1):
             if number == batches:
                 break
@@ -181,7 +186,9 @@ def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
         monitor = StreamMonitor(client, "train")
         for _ in range(2):
             with (
-                penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer,
+                penstock.Writer(
+                    "train", url=any_url, spec={"x": ("uint8", (1000,))}, tuning=penstock.Tuning(block_bytes=1)
+                ) as writer,
                 writer.epoch(sizes=[3]) as epoch,
             ):
                 write(epoch, 0, 3)

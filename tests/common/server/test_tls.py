@@ -23,6 +23,7 @@ from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer
 from tests.contracts.channel import ChannelContract, pattern
@@ -141,7 +142,7 @@ def test_samples_of_any_size_travel_by_tls(
     sizes = [1, 4096, 16_384, 16_385, 150_528, 3_000_001]
     name = f"tls-{order}"
     with (
-        Writer(name, url=url, spec={"x": ("uint8", (None,))}, notify=lambda _: None) as writer,
+        Writer(name, url=url, spec={"x": ("uint8", (None,))}, tuning=Tuning(notify=lambda _: None)) as writer,
         writer.epoch(sizes=[len(sizes)]) as epoch,
         epoch.shard(0) as shard,
     ):

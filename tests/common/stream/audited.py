@@ -11,6 +11,7 @@ from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import EpochWriter, Writer
@@ -28,8 +29,13 @@ def sample(number: int) -> dict[str, object]:
 def writer(url: str, partitions: int = 1, budget_bytes: int | None = None) -> Writer:
     """A writer that packs `PER_ENTRY` samples into each entry."""
     return Writer(
-        "train", url=url, spec=SPEC, block_bytes=1000 * PER_ENTRY, partitions=partitions, budget_bytes=budget_bytes
-    )  # fmt: skip
+        "train",
+        url=url,
+        spec=SPEC,
+        tuning=Tuning(block_bytes=1000 * PER_ENTRY),
+        partitions=partitions,
+        budget_bytes=budget_bytes,
+    )
 
 
 def fill(url: str, sizes: tuple[int, ...] = (40, 24), partitions: int = 1, bad: tuple[int, ...] = (3,)) -> None:

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import redis
 
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import EpochWriter
 from tests.common.stream.audited import (
@@ -23,7 +24,10 @@ from tests.common.stream.audited import (
 
 def test_a_running_epoch_with_pending_and_unread_samples_is_clean(url: str) -> None:
     """An audit during the run must not cry wolf: what is still to come is not lost."""
-    with writer(url) as made, Loader("train", group="resnet", batch_size=8, url=url, prefetch_bytes=1) as loader:
+    with (
+        writer(url) as made,
+        Loader("train", group="resnet", batch_size=8, url=url, tuning=Tuning(prefetch_bytes=1)) as loader,
+    ):
         epoch = unfinished(made)
         batches = iter(loader)
         next(batches), next(batches)

@@ -14,6 +14,7 @@ from penstock_common.stream.groups.roster import Membership, Order, join_group, 
 from penstock_common.stream.mending.bad import list_bad, retry_dead, show_entry
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_common.stream.streams import load_stream
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from tests.common.stream.audited import (
     PER_ENTRY,
@@ -46,7 +47,9 @@ def join(client: redis.Redis, group: str) -> None:
 def read(url: str, group: str = "resnet") -> Counter[tuple[int, int, int]]:
     """What the group's next epoch hands out."""
     found: Counter[tuple[int, int, int]] = Counter()
-    with Loader("train", group=group, batch_size=10, url=url, timeout_s=20, notify=lambda _: None) as loader:
+    with Loader(
+        "train", group=group, batch_size=10, url=url, tuning=Tuning(timeout_s=20, notify=lambda _: None)
+    ) as loader:
         for batch in loader:
             found.update(batch.identities())
     return found
@@ -137,7 +140,11 @@ def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(
     fill(any_url)
     refuse_first(monkeypatch, 9)
     with Loader(
-        "train", group="g", batch_size=10, url=any_url, lease_s=1.0, timeout_s=20, notify=lambda _: None
+        "train",
+        group="g",
+        batch_size=10,
+        url=any_url,
+        tuning=Tuning(lease_s=1.0, timeout_s=20, notify=lambda _: None),
     ) as loader:
         assert sum(batch.size for batch in loader) == ALL - PER_ENTRY
         monkeypatch.undo()
@@ -232,7 +239,9 @@ def test_a_pending_entry_is_dropped_by_its_id(any_url: str, any_client: redis.Re
     (dropped,) = drop_bad(any_client, stream, 0, group="g", reason="training dies on it", entry=poison)
     assert (dropped.shard, dropped.first, dropped.end) == (0, 8, 16)
     found = Counter[tuple[int, int, int]]()
-    with Loader("train", group="g", batch_size=10, url=any_url, lease_s=1.0, notify=lambda _: None) as loader:
+    with Loader(
+        "train", group="g", batch_size=10, url=any_url, tuning=Tuning(lease_s=1.0, notify=lambda _: None)
+    ) as loader:
         for batch in loader:
             found.update(batch.identities())
     assert set(found) == {(0, 0, n) for n in range(40) if not 8 <= n < 16} | {(0, 1, n) for n in range(24)}
@@ -295,7 +304,7 @@ def test_a_ledger_takes_about_a_bit_a_sample_and_goes_with_its_epoch(any_url: st
     from tests.contracts.feed import produce
 
     produce(any_url, "train", 100_000, block_samples=1000)
-    with Loader("train", group="g", batch_size=700, url=any_url, notify=lambda _: None) as loader:
+    with Loader("train", group="g", batch_size=700, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader:
         assert sum(batch.size for batch in loader) == 100_000
     key = partition_of(any_client).ledger(0, "g", 0)
     assert any_client.strlen(key) == 100_000 // 8

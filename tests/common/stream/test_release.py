@@ -23,7 +23,10 @@ from penstock_common.stream.streams import Stream, load_stream
 def made(url: str, client: redis.Redis, *, good: int) -> Stream:
     """One epoch: some good samples, one bad."""
     spec = {"x": ("uint8", (100,))}
-    with penstock.Writer("train", url=url, spec=spec, block_bytes=1) as writer, writer.epoch() as epoch:
+    with (
+        penstock.Writer("train", url=url, spec=spec, tuning=penstock.Tuning(block_bytes=1)) as writer,
+        writer.epoch() as epoch,
+    ):
         for _ in range(good):
             epoch.write({"x": np.zeros(100, dtype=np.uint8)})
         epoch.quarantine("truncated")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
+from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.stages.batch import Batch
@@ -31,6 +32,7 @@ from tests.contracts.adapter import (
 )
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
+from tests.tuned import tuned
 
 jax = pytest.importorskip("jax")
 
@@ -42,7 +44,7 @@ DEVICES = 4
 
 def train_until_killed(url: str) -> None:
     """Reads ahead."""
-    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     report_until_killed(batch["y"].tolist() for batch in dataset(loader, prefetch=6))
 
 
@@ -164,8 +166,10 @@ def test_what_has_arrived_is_put_on_the_device_ahead_and_not_more(any_url: str) 
 def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url: str) -> None:
     """A writer may be waiting for the room of just that batch."""
     with (
-        Writer(STREAM, url=any_url, notify=lambda _: None) as writer,
-        Loader(STREAM, group=GROUP, batch_size=BATCH, url=any_url, timeout_s=1, notify=lambda _: None) as loader,
+        Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer,
+        Loader(
+            STREAM, group=GROUP, batch_size=BATCH, url=any_url, tuning=Tuning(timeout_s=1, notify=lambda _: None)
+        ) as loader,
         writer.epoch() as epoch,
     ):
         epoch.write_batch({"y": np.arange(BATCH)})
@@ -206,7 +210,10 @@ def test_labels_of_64_bits_become_32_without_a_word(any_url: str) -> None:
 @pytest.mark.parametrize(("kind", "value"), [("int64", -(2**31) - 1), ("uint64", 2**32)])
 def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int, any_url: str) -> None:
     """JAX itself would cut them off: an id becomes another id, and nobody is told."""
-    with Writer(STREAM, url=any_url, spec={"id": (kind, ())}, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with (
+        Writer(STREAM, url=any_url, spec={"id": (kind, ())}, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
         epoch.write({"id": value})
     with loader_of(any_url) as loader:
         with pytest.raises(SpecMismatch, match=f"'id'.*{value}.*JAX_ENABLE_X64"):
@@ -221,7 +228,7 @@ def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int,
 def test_ragged_tensors_are_refused_with_what_to_write_and_that_works(any_url: str) -> None:
     """JAX has arrays of one shape only; which length is right for padding is the user's to say."""
     spec = {"t": ("int32", (None,)), "y": ("int32", ())}
-    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+    with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
             with writer.epoch() as epoch:
                 for length in (3, 1, 2):
@@ -267,7 +274,12 @@ def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, 
 def ordered(url: str, group: str) -> Iterator[Loader]:
     """A rank alone in its group."""
     with Loader(
-        STREAM, group=group, batch_size=BATCH, url=url, timeout_s=10, order="canonical", notify=lambda _: None
+        STREAM,
+        group=group,
+        batch_size=BATCH,
+        url=url,
+        tuning=Tuning(timeout_s=10, notify=lambda _: None),
+        order="canonical",
     ) as loader:
         yield loader
 
@@ -320,7 +332,9 @@ def train_on_several_devices(url: str) -> None:
     whole = NamedSharding(cut.mesh, PartitionSpec())
     add = jax.jit(lambda x: x.sum(axis=1))
     seen: list[int] = []
-    with Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, timeout_s=10, notify=lambda _: None) as loader:
+    with Loader(
+        STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(timeout_s=10, notify=lambda _: None)
+    ) as loader:
         with pytest.raises(ValueError, match=r"'y' of shape \(8,\).*batch_size"):
             dataset(loader, sharding=NamedSharding(cut.mesh, PartitionSpec(None, ("data",))), select=("x", "y"))
         for batch in dataset(loader, sharding=cut):
@@ -360,11 +374,13 @@ def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None
     total = jax.jit(lambda y: y.sum(), out_shardings=NamedSharding(rows.mesh, PartitionSpec()))
     settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 20, "notify": lambda _: None}
     with (
-        Loader(STREAM, group="shared", **settings) as shared,
+        Loader(STREAM, group="shared", **tuned("Loader", settings)) as shared,
         pytest.raises(ValueError, match=r"order='canonical', rank=jax\.process_index"),
     ):
         dataset(shared, sharding=rows)
-    with Loader(STREAM, group=GROUP, order="canonical", rank=int(rank), world_size=2, **settings) as loader:
+    with Loader(
+        STREAM, group=GROUP, order=Canonical(rank=int(rank), world_size=2), **tuned("Loader", settings)
+    ) as loader:
         for y in dataset(loader, select="y", sharding=rows):
             assert y.shape == (2 * BATCH,)
             own = [number for piece in y.addressable_shards for number in np.asarray(piece.data).tolist()]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.commands import Client
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, ordered, settled
 from tests.contracts.feed import open_stream, produce
@@ -161,7 +162,9 @@ def train(url: str, folder: str, save_freq: str, is_first: str) -> None:
             super()._save_model(*args, **settings)
             sys.stdout.write(f"saved {stop.steps + (self.save_freq != 'epoch' and is_first == '1')}\n")
 
-    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER, acknowledge="on_checkpoint")
+    loader = Loader(
+        STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER), acknowledge="on_checkpoint"
+    )
     stop = Stop()
     saving = Said(loader, f"{folder}/m.weights.h5", save_weights_only=True, save_freq=_freq(save_freq))
     callbacks = [saving, stop] if is_first == "1" else [stop, saving]

@@ -67,7 +67,9 @@ def test_a_loop_that_takes_dicts_apart_is_told_how_to_get_tuples(framework: str,
     produce(any_url, "train", 160)  # each look takes a batch or two
     adapter = importlib.import_module(f"penstock.{framework}")
     verb = rf"penstock\.{framework}\.dataset\(loader, select=\('x', 'y'\)\)"
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         dataset = adapter.dataset(loader)
         loops: list[Callable[[Any], None]] = [taken_apart, taken_apart_by_number, taken_apart_at_once]
         for loop in loops:
@@ -92,7 +94,9 @@ def test_an_adapter_says_what_it_takes(framework: str, given: Any) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_adapter_asks_for_the_loader_of_a_view(framework: str, any_url: str) -> None:
     """A view's verbs are the adapter's arguments."""
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         with pytest.raises(TypeError, match=r"got a View, expected its loader: write dataset\(loader, select="):
             importlib.import_module(f"penstock.{framework}").dataset(loader.view())
         with pytest.raises(TypeError, match=r"dataset\(\) has no argument 'batch_size'"):
@@ -105,7 +109,9 @@ def test_an_adapter_asks_for_the_loader_of_a_view(framework: str, any_url: str) 
 def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
     """They were bare dicts: "KeyError: 'image'" names neither the tensors nor the way."""
     produce(any_url, "train", 40)
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         dataset = penstock.torch.dataset(loader)  # type: ignore[attr-defined]
         for way in (dataset, DataLoader(dataset, batch_size=None)):
             element: Any = next(iter(way))
@@ -128,7 +134,9 @@ def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
 def test_a_dataset_of_torch_has_no_length_and_says_why(any_url: str) -> None:
     """Schedules and random_split() ask for one; Keras and others must not find one."""
     produce(any_url, "train", 40)
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         dataset: Any = penstock.torch.dataset(loader)  # type: ignore[attr-defined]
         asked: list[Callable[[Any], Any]] = [len, lambda whole: random_split(whole, [0.9, 0.1])]
         for ask in asked:
@@ -145,7 +153,9 @@ def test_a_dataset_of_torch_has_no_length_and_says_why(any_url: str) -> None:
 def test_a_device_that_is_not_there_is_named(any_url: str) -> None:
     """Torch speaks of streams, or of seventeen devices."""
     produce(any_url, "train", 40)
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         dataset = penstock.torch.dataset(loader)  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="device is 'gpu', expected one such as 'cuda', 'cuda:1' or 'cpu'"):
             penstock.torch.prefetch_to_device(dataset, "gpu")  # type: ignore[attr-defined]
@@ -174,7 +184,9 @@ def test_what_jax_is_given_is_checked(any_url: str) -> None:
     """`map` is called far from where it was given."""
     produce(any_url, "train", 40)
     jax = importlib.import_module("penstock.jax")
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         with pytest.raises(TypeError, match=r"map is 5, an int; expected a function such as map=lambda batch"):
             jax.dataset(loader, map=5)
         with pytest.raises(TypeError, match="map's function gave an int, expected a dict of arrays by name"):
@@ -191,7 +203,9 @@ def test_a_second_batch_is_told_that_there_are_batches_already(
     """tf.data takes it, and a model trains on batches of batches or fails far away."""
     produce(any_url, "train", 160)
     adapter = importlib.import_module("penstock.tensorflow")
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         dataset = adapter.dataset(loader, select=("x", "y"))
         next(iter(dataset.batch(4)))
         assert "gives batches of 8 already, and .batch(4) makes batches of batches" in capsys.readouterr().err
@@ -206,7 +220,9 @@ def test_fit_on_a_loader_or_on_dicts_is_told_what_fit_takes(any_url: str, capsys
     produce(any_url, "train", 160)
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse")
-    with penstock.Loader("train", group="g", batch_size=8, url=any_url, notify=lambda _: None) as loader:
+    with penstock.Loader(
+        "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
+    ) as loader:
         with pytest.raises((TypeError, AttributeError), match=r"model\.fit takes penstock\.tensorflow"):
             model.fit(loader)
         with pytest.raises(Exception):  # noqa: B017, PT011 - Keras's own, of several kinds

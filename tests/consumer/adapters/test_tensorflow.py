@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import PenstockError
+from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import SpecLike
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
@@ -43,7 +44,7 @@ BATCHES = -(-SAMPLES // BATCH)
 
 def train_until_killed(url: str) -> None:
     """Reads ahead."""
-    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     report_until_killed(batch["y"].numpy().tolist() for batch in dataset(loader).prefetch(6))
 
 
@@ -150,7 +151,7 @@ def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
 
 def test_a_filter_that_drops_an_epoch_goes_on_to_the_next(any_url: str) -> None:
     """Keras takes an empty pass for an error, and iterating the loader goes on too."""
-    with Writer(STREAM, url=any_url, notify=lambda _: None) as writer:
+    with Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer:
         for numbers in (range(SAMPLES), range(SAMPLES, 2 * SAMPLES)):
             with writer.epoch() as epoch:
                 for number in numbers:
@@ -290,7 +291,10 @@ def test_ragged_tensors_and_bytes_have_their_tensorflow_types(any_url: str) -> N
         }
         for i in range(20)
     ]
-    with Writer(STREAM, url=any_url, spec=RAGGED, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with (
+        Writer(STREAM, url=any_url, spec=RAGGED, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
         for sample in samples:
             epoch.write(sample)
     with loader_of(any_url) as loader:

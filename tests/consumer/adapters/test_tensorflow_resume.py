@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import StateMismatch
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, ordered
 from tests.contracts.feed import produce
@@ -106,7 +107,7 @@ def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
 def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be_padded(any_url: str) -> None:
     """A compiled step wants to know its shapes before the first batch."""
     spec: Any = {"t": ("int32", (None,)), "y": ("int64", ())}
-    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+    with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
             with writer.epoch() as epoch:
                 for number in range(SAMPLES):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import BudgetFull
+from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
+from tests.tuned import tuned
 
 tf = pytest.importorskip("tensorflow")
 
@@ -103,7 +105,10 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
 
     def write() -> None:
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 10 * SAMPLE_BYTES, "budget_bytes": 400 * SAMPLE_BYTES}
-        with Writer(STREAM, url=any_url, notify=lambda _: None, **settings) as writer, suppress(BudgetFull):
+        with (
+            Writer(STREAM, url=any_url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer,
+            suppress(BudgetFull),
+        ):
             writer.should_stop = is_over.is_set
             epoch = writer.epoch()
             for number in range(1000):

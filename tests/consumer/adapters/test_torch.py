@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import WaitTimeout
+from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_producer.write.writer import Writer
@@ -37,7 +38,7 @@ from penstock_consumer.adapters.torch_device import OnDevice  # noqa: E402 - onl
 
 def train_until_killed(url: str) -> None:
     """One batch is sent ahead."""
-    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, member=MEMBER)
+    loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere())
     report_until_killed(batch["y"].tolist() for batch in batches)
 
@@ -137,7 +138,7 @@ def test_a_tensor_is_the_batchs_own_memory(any_url: str, monkeypatch: pytest.Mon
 def test_ragged_tensors_and_bytes(any_url: str) -> None:
     """Text and boxes: a list of views of one flat tensor, or one padded tensor; byte strings stay what they are."""
     spec: Any = {"boxes": ("bfloat16", (None, 2)), "name": ("bytes", ()), "y": ("int64", ())}
-    with Writer(STREAM, url=any_url, spec=spec, notify=lambda _: None) as writer:
+    with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
             with writer.epoch() as epoch:
                 for n in range(3):
@@ -183,8 +184,10 @@ WAYS: dict[str, Callable[..., Any]] = {
 def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(way: str, any_url: str) -> None:
     """A writer may be waiting for the room of just that batch."""
     with (
-        Writer(STREAM, url=any_url, notify=lambda _: None) as writer,
-        Loader(STREAM, group=GROUP, batch_size=BATCH, url=any_url, timeout_s=1, notify=lambda _: None) as loader,
+        Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer,
+        Loader(
+            STREAM, group=GROUP, batch_size=BATCH, url=any_url, tuning=Tuning(timeout_s=1, notify=lambda _: None)
+        ) as loader,
         writer.epoch() as epoch,
     ):
         epoch.write_batch({"y": np.arange(BATCH)})

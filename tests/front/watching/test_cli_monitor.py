@@ -45,11 +45,15 @@ def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
 ) -> None:
     """Someone who never saw Penstock finds with this alone why a training is slow."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
-    with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}, block_bytes=1) as writer:
+    with penstock.Writer(
+        "train", url=any_url, spec={"x": ("uint8", (1000,))}, tuning=penstock.Tuning(block_bytes=1)
+    ) as writer:
         with writer.epoch(sizes=[30]) as epoch:
             assert shown(capsys)["bottleneck"]["cause"] == "no trainers"
             write(epoch, 30)
-        with penstock.Loader("train", group="resnet", batch_size=4, url=any_url, member="gpu-0") as loader:
+        with penstock.Loader(
+            "train", group="resnet", batch_size=4, url=any_url, tuning=penstock.Tuning(member="gpu-0")
+        ) as loader:
             next(iter(loader))
             record = shown(capsys)
             (group,) = record["groups"]

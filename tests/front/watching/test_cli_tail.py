@@ -27,7 +27,7 @@ def writer(any_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[penstock.W
     """Two partitions, one sample of 1000 bytes an entry."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     spec = {"x": ("uint8", (1000,))}
-    with penstock.Writer("train", url=any_url, spec=spec, partitions=2, block_bytes=1) as made:
+    with penstock.Writer("train", url=any_url, spec=spec, partitions=2, tuning=penstock.Tuning(block_bytes=1)) as made:
         yield made
 
 
@@ -90,7 +90,9 @@ def test_a_group_that_was_reset_reads_its_epochs_again(
         write(writer, [4])
 
     def read() -> list[int]:
-        with penstock.Loader("train", group="resnet", batch_size=4, url=any_url, timeout_s=1.0) as loader:
+        with penstock.Loader(
+            "train", group="resnet", batch_size=4, url=any_url, tuning=penstock.Tuning(timeout_s=1.0)
+        ) as loader:
             return [sum(batch.size for batch in loader) for _ in range(2)]
 
     assert read() == [4, 4]

@@ -88,10 +88,14 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
     server = fresh_server(maxmemory_bytes=256 << 20)
     url = server.url
     spec = {"x": ("uint8", (1000,))}
-    with penstock.Writer("train", url=url, spec=spec, block_bytes=1, budget_bytes=1 << 20) as writer:
+    with penstock.Writer(
+        "train", url=url, spec=spec, tuning=penstock.Tuning(block_bytes=1), budget_bytes=1 << 20
+    ) as writer:
         write(writer, 20)
     with exporting("--url", url) as (ran, where):
-        with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+        with penstock.Loader(
+            "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+        ) as loader:
             assert sum(batch.size for batch in loader) == 20
             members = of("penstock_group_members", stream="train", group="resnet")
             found = until(where, lambda now: now.get(members) == 1)
@@ -233,7 +237,9 @@ def slow(sample, rng):
 
 def train(url: str) -> None:
     """Trains on and on, faster than a worker makes samples."""
-    with penstock.Loader("train", group="resnet", batch_size=4, url=url, member="gpu-0") as loader:
+    with penstock.Loader(
+        "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
+    ) as loader:
         while True:
             for _ in loader:
                 time.sleep(0.005)

@@ -23,6 +23,7 @@ from penstock.__main__ import main
 from penstock_common.stream.groups import presence
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.processes import ROOT, child
+from tests.tuned import tuned
 
 PATIENCE_S = 90.0
 SPEC = {"x": ("uint8", (1000,)), "y": ("int64", ())}
@@ -56,7 +57,11 @@ def member(url: str, stream: str, name: str, rank: str, way: str) -> None:
         {"order": "canonical", "rank": int(rank), "world_size": 2} if rank != "-" else {"member": name}
     )
     with penstock.Loader(
-        stream, group="resnet", batch_size=5, url=url, lease_s=300, prefetch_bytes=5000, **ranks
+        stream,
+        group="resnet",
+        batch_size=5,
+        url=url,
+        **tuned("Loader", ranks, penstock.Tuning(lease_s=300, prefetch_bytes=5000)),
     ) as loader:
         for _ in loader:
             if way == "holds":
@@ -151,7 +156,7 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
     """With a lease of five minutes nobody else takes over what a killed trainer held: somebody has to be told."""
     for stream in ("pair", "only", "ranks"):
         with (
-            penstock.Writer(stream, url=any_url, spec=SPEC, block_bytes=1) as writer,
+            penstock.Writer(stream, url=any_url, spec=SPEC, tuning=penstock.Tuning(block_bytes=1)) as writer,
             writer.epoch(sizes=[60]) as epoch,
             epoch.shard(0) as part,
         ):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from penstock_common.errors import SampleError, SourceError
+from penstock_common.tuning import Tuning
 from penstock_consumer.adapters.torch import dataset
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import EpochSeed
@@ -166,7 +167,10 @@ def test_bfloat16_tensors_are_written_bit_for_bit(any_url: str, spec: Any) -> No
     """Torch refuses to hand them to numpy, and a detour by float32 would lose what a NaN carries."""
     bits = torch.tensor([0x3F80, -0x8000, 0x7FC1, -0x41], dtype=torch.int16)
     x = bits.view(torch.bfloat16)
-    with Writer("half", url=any_url, spec=spec, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with (
+        Writer("half", url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
         for y in (1.5, 2.5):
             epoch.write({"x": x, "y": torch.tensor(y, dtype=torch.bfloat16)})
         epoch.write({"x": torch.stack([x, x], 1)[:, 0], "y": torch.tensor(3.5, dtype=torch.bfloat16)})
@@ -211,7 +215,10 @@ def test_the_detection_form_of_torchvision_comes_back_as_it_was(any_url: str) ->
         "x": ("float32", (3, None, None)), "y/boxes": ("float32", (None, 4)), "y/labels": ("int64", (None,)),
         "y/image_id": ("int64", ()),
     }  # fmt: skip
-    with Writer("boxes", url=any_url, spec=spec, notify=lambda _: None) as writer, writer.epoch() as epoch:
+    with (
+        Writer("boxes", url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
         for index in range(5):
             epoch.write(read(source, index))
     with Loader("boxes", group="g", url=any_url, batch_size=5) as loader:

@@ -1,0 +1,184 @@
+"""Options in groups: `Canonical`, `Tuning`, and the names that calls took before the groups existed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from penstock_common.hints import HABITS, near
+from penstock_common.waiting import Notify
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """Canonical order: a position of the epoch belongs to one rank, whoever made the samples and however fast.
+
+    Args:
+        rank: the number of this rank, from 0.
+        world_size: the number of ranks.
+        drop_last: whether a last step that the epoch does not fill is left out. Otherwise several ranks fill it with
+            the epoch's first samples, and one rank alone gets a smaller batch.
+
+    Example:
+        >>> penstock.Loader("train", group="ddp", batch_size=64, order=penstock.Canonical(rank=0, world_size=4))
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Options that most programs leave as they are, for ``tuning=`` of Loader, Replay, Writer and produce.
+
+    Each call takes the fields that belong to it, and refuses the others. None is the default of every field.
+
+    Args:
+        member: Loader: the name of this process in the group. A process that restarts under its name continues with
+            what it held. The default is host and process id.
+        timeout_s: Loader: the longest wait in seconds. The default waits without limit and says for what, but at most
+            60 s for a stream or a first epoch that never comes.
+        remainder: Loader: the use of a last step that the epoch does not fill. 'pad' fills it with the epoch's first
+            samples, and in shared reading with the batch's own. 'drop' leaves it out, and 'keep' makes it smaller. The
+            default is 'pad' for several ranks, else 'keep'.
+        prefetch_bytes: Loader, Replay, Files: the payload bytes that are read ahead, 64 MiB by default.
+        lease_s: Loader: the seconds after which others may take what this process holds, if it is silent; 30 by
+            default. Replay: the seconds after which a silent replay keeps its epoch no longer.
+        views: Loader, Replay, Files: whether a batch that is one block of a segment is handed out without a copy,
+            read-only. See docs/segments.md.
+        block_bytes: Writer: the payload bytes of one entry.
+        checksum: Writer: whether entries carry checksums, which they do by default.
+        room_wait_s: Writer: the longest wait in seconds for space in a full budget. The default waits without limit
+            and says why.
+        seed: produce: of the order and of the samples' random numbers.
+        block_transform: produce: a function of ``block_samples`` samples at once, or its import name.
+        block_samples: produce: the samples of one block.
+        shard_samples: produce: the samples of one job. The default follows from the number of workers.
+        budget_bytes: produce: the payload bytes that a new stream may hold.
+        retention: produce: the policy of a new stream.
+        durability: produce: what must have happened to a write before it counts as committed.
+        on_error: produce: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip"
+            accepts any number of them, and "fail" ends the epoch at the first one.
+        sample_limit_s: produce: the seconds after which a sample counts as hanging.
+        worker_memory_bytes: produce: a worker that grows beyond it is replaced. The default is a part of the host's
+            memory.
+        notify: all: called with each line for the user, which goes to stderr by default.
+
+    Example:
+        >>> penstock.Loader("train", group="resnet", batch_size=64, tuning=penstock.Tuning(prefetch_bytes=256 << 20))
+    """
+
+    member: str | None = None
+    timeout_s: float | None = None
+    remainder: Literal["pad", "drop", "keep"] | None = None
+    prefetch_bytes: int | None = None
+    lease_s: float | None = None
+    views: bool | None = None
+    block_bytes: int | None = None
+    checksum: bool | None = None
+    room_wait_s: float | None = None
+    seed: int | None = None
+    block_transform: Callable[..., Any] | str | None = None
+    block_samples: int | None = None
+    shard_samples: int | None = None
+    budget_bytes: int | None = None
+    retention: str | None = None
+    durability: str | None = None
+    on_error: Literal["quarantine", "skip", "fail"] | None = None
+    sample_limit_s: float | None = None
+    worker_memory_bytes: int | None = None
+    notify: Notify | None = None
+
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "Loader": ("member", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "views", "notify"),
+    "Replay": ("prefetch_bytes", "lease_s", "views", "notify"),
+    "Files": ("prefetch_bytes", "views", "notify"),
+    "Writer": ("block_bytes", "checksum", "room_wait_s", "notify"),
+    "produce": (
+        "seed", "block_transform", "block_samples", "shard_samples", "budget_bytes", "retention", "durability",
+        "on_error", "sample_limit_s", "worker_memory_bytes", "notify",
+    ),
+}  # fmt: skip
+"""Call -> the fields of a Tuning that it takes. Until the next version each is also an argument of the call."""
+OLD_RANK = ("rank", "world_size")
+"""The old arguments of a Loader that `Canonical` took over, until the next version."""
+
+
+def tuning_of(call: str, tuning: Tuning | None) -> Tuning:
+    """Return the tuning of a call, or one of defaults.
+
+    Args:
+        call: a key of `FIELDS`.
+        tuning: what the caller gave.
+
+    Raises:
+        TypeError: it is no Tuning, or has fields that this call does not take.
+    """
+    if tuning is None:
+        return Tuning()
+    if not isinstance(tuning, Tuning):
+        raise TypeError(f"tuning is {tuning!r:.60}, expected penstock.Tuning({FIELDS[call][0]}=...)")
+    for each in fields(tuning):
+        if each.name not in FIELDS[call] and getattr(tuning, each.name) is not None:
+            raise TypeError(f"{call}() takes no tuning {each.name!r}; it takes {', '.join(FIELDS[call])}")
+    return tuning
+
+
+def chosen(value: R | None, default: R) -> R:
+    """Return the value of a field, or its default."""
+    return default if value is None else value
+
+
+def takes_old_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a call of `FIELDS` so that it still takes its former arguments, with a DeprecationWarning."""
+    call_name = function.__qualname__.removesuffix(".__init__")
+    moved = FIELDS[call_name]
+    habits = {habit for habit, _, _ in HABITS}
+    taken = {*signature(function).parameters, *moved, *(OLD_RANK if call_name == "Loader" else ())}
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in taken and name not in habits and (meant := near(name, taken)) in moved:
+                raise TypeError(
+                    f"{call_name}() has no argument {name!r}; did you mean tuning=penstock.Tuning({meant}=...)?"
+                )
+        old = {name: kwargs.pop(name) for name in moved if name in kwargs}
+        if old:
+            _warn(call_name, old, "tuning=penstock.Tuning")
+            kwargs["tuning"] = replace(tuning_of(call_name, kwargs.get("tuning")), **old)  # type: ignore[arg-type]
+        if call_name == "Loader" and (rank := {name: kwargs.pop(name) for name in OLD_RANK if name in kwargs}):
+            kwargs["order"] = _ranked(kwargs.get("order"), rank)
+            _warn(call_name, rank, "order=penstock.Canonical")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _ranked(order: object, rank: Mapping[str, Any]) -> object:
+    if order is None:
+        if rank.get("rank", 0) == 0 and rank.get("world_size", 1) == 1:
+            return None
+        raise ValueError(
+            "rank and world_size belong to order=penstock.Canonical(rank=..., world_size=...): add it, or leave both "
+            "out, since members of a group share its batches"
+        )
+    return Canonical(**rank) if order == "canonical" else order
+
+
+def _warn(call: str, old: Mapping[str, Any], group: str) -> None:
+    names = ", ".join(f"{name}=..." for name in old)
+    warnings.warn(
+        f"{call}({names}) is now {call}({group}({names})); the old form ends with the next version",
+        DeprecationWarning,
+        stacklevel=3,
+    )
