@@ -124,6 +124,10 @@ class Committer:
         self._confirmed = 0
         """The offset after the last sample that the server said to be committed."""
         self._is_taken = False
+        self._was_cut = False
+        """Whether a connection broke. What was committed before this writer sent it may then be its own."""
+        self._left_out: dict[int, int] = {}
+        """First offset of a block -> its samples that another run had committed."""
         """Whether the epoch went on without this writer's shard."""
         try:
             self._begin()
@@ -135,6 +139,11 @@ class Committer:
     def position(self) -> int:
         """The offset after the last committed one, as last seen; of another writer's shard, after this one's last."""
         return self._confirmed if self._is_anothers else self._progress.end
+
+    @property
+    def left_out(self) -> int:
+        """The samples that were not sent, because another run of the shard had committed their offsets."""
+        return sum(self._left_out.values())
 
     @property
     def _is_anothers(self) -> bool:
@@ -343,6 +352,8 @@ class Committer:
                 f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block "
                 f"starts at {block.first}: the server lost data; abandon the epoch and produce it again"
             )
+        if end > block.first and not self._was_cut:  # a broken connection may have committed it unanswered
+            self._left_out[block.first] = min(end, block.end) - block.first
         if end >= block.end:
             return None
         return block if end == block.first else block.tail(end)
@@ -466,6 +477,7 @@ class Committer:
             self._admission.end_wait()
 
     def _reconnect(self, error: ServerUnavailable) -> None:
+        self._was_cut = True
         self._channel.close()
         self._come_back(error)
 

@@ -86,6 +86,8 @@ class ShardWriter:
         """When the block being gathered is sent though it is not full."""
         self._reserved = 0
         """Samples that are being made in place."""
+        self._is_busy = False
+        """Whether a thread is inside `write` or `write_batch`."""
         self.bytes_written = 0
         """Payload bytes handed to the committer by this writer."""
         self._lost, self._owner, self._is_ended = lost, os.getpid(), False
@@ -101,36 +103,53 @@ class ShardWriter:
         """Offset after the last sample that is known to be committed."""
         return self._committer.position
 
+    @property
+    def left_out(self) -> int:
+        """The samples of this writer, at least, whose offsets another run of the shard had committed before."""
+        return self._committer.left_out
+
     def write(self, sample: Mapping[str, Any]) -> None:
         """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
 
         A dict among the values is written as tensors named ``y/boxes``.
         Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
         """
+        if self._is_busy:
+            raise two_threads()
+        self._is_busy = True  # a flag, because a lock would cost every row more
         try:
-            is_full = self._builder.add(sample)
-        except BlockFull:
-            self._make_way(1)
-            is_full = self._builder.add(sample)
-        except TypeError:
-            if isinstance(sample, Mapping):
-                raise
-            raise TypeError(not_a_sample(sample, self.spec.names)) from None
-        if is_full or self._clock() >= self._due:
-            self.flush()
+            try:
+                is_full = self._builder.add(sample)
+            except BlockFull:
+                self._make_way(1)
+                is_full = self._builder.add(sample)
+            except TypeError:
+                if isinstance(sample, Mapping):
+                    raise
+                raise TypeError(not_a_sample(sample, self.spec.names)) from None
+            if is_full or self._clock() >= self._due:
+                self.flush()
+        finally:
+            self._is_busy = False
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
         rows = flattened(rows)
         count = check_rows(self.spec, rows)
-        self._make_way(count)
-        start = 0
-        while start < count:
-            start += self._builder.add_rows(rows, start, count)
-            if self._builder.is_full:
+        if self._is_busy:
+            raise two_threads()
+        self._is_busy = True
+        try:
+            self._make_way(count)
+            start = 0
+            while start < count:
+                start += self._builder.add_rows(rows, start, count)
+                if self._builder.is_full:
+                    self.flush()
+            if self._clock() >= self._due:
                 self.flush()
-        if self._clock() >= self._due:
-            self.flush()
+        finally:
+            self._is_busy = False
 
     def reserve(self, count: int) -> Reservation:
         """Arrays for the next ``count`` samples, to be filled in place: see `Reservation`. Nothing is copied later.
@@ -320,6 +339,14 @@ def require_own(owner: int) -> None:
         raise PenstockError(
             f"this writer was made by process {owner}, and a fork copied it: make a penstock.Writer in each process"
         )
+
+
+def two_threads() -> PenstockError:
+    """Return the error for a thread that writes while another one does: their samples would get lost."""
+    return PenstockError(
+        "two threads write through one writer at once: make a penstock.Writer in each thread, each with shards of its "
+        "own, or let one thread write what the others put into a queue.Queue"
+    )
 
 
 class _Copied(ShardWriter):

@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Never
+from typing import Any, Never, NoReturn
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.hints import (
@@ -49,7 +49,7 @@ from penstock_producer.write.reserve import Reservation
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.retention import parse_policy
 from penstock_producer.write.segments import prepare_folder, require_capacity
-from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own
+from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own, two_threads
 
 SHARD_SAMPLES = 1 << 20
 """The most samples of a shard. With one partition, an unplanned epoch needs no second shard."""
@@ -150,7 +150,7 @@ class Writer:
         self.should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard that was opened from now on waits for quota. True ends the wait with BudgetFull."""
         self._resources = SharedResources(self._client, self.stream, notify)
-        self._is_closed = False
+        self._is_closed = self._is_opening = False
         self._owner = os.getpid()
         self._begun: Callable[[], EpochWriter | None] = lambda: None
         """Returns the epoch that was opened last."""
@@ -171,6 +171,12 @@ class Writer:
     def __repr__(self) -> str:
         spec = "spec not known yet" if self.stream.spec is None else f"{self.stream.spec}"
         return f"<Writer of {self.stream.name!r} at {self._client.where}: {spec}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Writer cannot go to another process: make one there, each with shards of its own")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a Writer gives no samples: penstock.Loader or penstock.Replay reads what it wrote")
 
     def make_safe(self) -> None:
         """Return once everything written so far is as safe as the stream's durability says. Raises DurabilityLost."""
@@ -234,14 +240,20 @@ class Writer:
         return self._ended_bytes + (0 if self._feed is None else self._feed.bytes_written)
 
     def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
-        if self._feed is not None and self._is_stretch_over(self._feed):
-            self._end_feed()
-        if self._feed is None:
-            self._require_open()
-            self._tell_mistaken()
-            self.require_spec(sample)
-            self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
-            self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
+        if self._is_opening:
+            raise two_threads()
+        self._is_opening = True
+        try:
+            if self._feed is not None and self._is_stretch_over(self._feed):
+                self._end_feed()
+            if self._feed is None:
+                self._require_open()
+                self._tell_mistaken()
+                self.require_spec(sample)
+                self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
+                self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
+        finally:
+            self._is_opening = False
         return self._feed
 
     def _take_slot(self) -> ShardSlot:
@@ -428,7 +440,7 @@ class EpochWriter:
         self._shard_limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
         """The most samples of a shard that is not planned."""
         self._sizes: list[int] = []
-        self._is_closed = False
+        self._is_closed = self._is_opening = False
 
     def __repr__(self) -> str:
         sizes = self._manifest.sizes
@@ -483,7 +495,7 @@ class EpochWriter:
             raise not_one_sample("write", named)
         current = self._current
         if current is None or current.is_over:
-            current = self._next_shard(sample)
+            current = self._next_shard(sample, current)
         current.write(sample)
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
@@ -503,7 +515,7 @@ class EpochWriter:
         start = 0
         while start < count:
             if self._current is None or self._current.is_over:
-                self._next_shard({name: values[start] for name, values in rows.items()})
+                self._next_shard({name: values[start] for name, values in rows.items()}, self._current)
             assert self._current is not None
             stop = min(count, start + self._shard_limit - self._current.position)
             whole = start == 0 and stop == count
@@ -535,24 +547,37 @@ class EpochWriter:
             return self._current
         if self._writer.stream.spec is None:
             raise PenstockError(f"{why}: give spec=")
-        return self._next_shard({})
+        return self._next_shard({}, self._current)
 
-    def _next_shard(self, sample: Mapping[str, Any]) -> ShardWriter:
+    def _next_shard(self, sample: Mapping[str, Any], before: ShardWriter | None) -> ShardWriter:
+        """Return the writer of the next shard, after the shard ``before``. Raises PenstockError in a second thread."""
         if self._is_closed:
             raise PenstockError(f"epoch {self.number} is closed: writer.epoch() opens the next one")
         if self._manifest.sizes is not None:
             raise PenstockError(f"epoch {self.number} is planned in shards: write with .shard(n)")
-        if self._writer.stream.spec is None:
-            self._writer.require_spec(sample)
-        self._end_shard()
-        self._current = self._writer.open_shard(self._manifest, len(self._sizes), self._shard_limit)
+        if self._is_opening or self._current is not before:
+            raise two_threads()
+        self._is_opening = True
+        try:
+            if self._writer.stream.spec is None:
+                self._writer.require_spec(sample)
+            self._end_shard()
+            self._current = self._writer.open_shard(self._manifest, len(self._sizes), self._shard_limit)
+        finally:
+            self._is_opening = False
         return self._current
 
     def _end_shard(self) -> None:
         if self._current is not None:
             self._current.close()
             self._sizes.append(self._current.position)
-            self._current = None
+            shard, self._current = self._current, None
+            if shard.left_out:
+                raise ShardMismatch(
+                    f"epoch {self.number} of {self._writer.stream.name!r}: {shard.left_out} samples or more of this "
+                    "program were left out, because another program wrote the same shard: give each shards of its own "
+                    f"(writer.epoch({self.number}, sizes=[...]) and .shard(n)) or an epoch of its own (writer.epoch())"
+                )
 
     def flush(self) -> None:
         """Return once everything written so far is committed."""
