@@ -107,7 +107,7 @@ def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
         for argument in inspect.signature(getattr(penstock, name)).parameters.values()
         if argument.default is not argument.empty
     }
-    found |= dict.fromkeys(FIELDS.get(name, ())) | TUNING.get(name, {})
+    found |= {**dict.fromkeys(FIELDS.get(name, ())), **TUNING.get(name, {})}
     table = argument_tables()[name]
     assert set(table) == set(found)
     for argument, text in table.items():

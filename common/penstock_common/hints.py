@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from itertools import pairwise
 from numbers import Real
 from opcode import opmap
 from types import FrameType, MappingProxyType
@@ -260,7 +261,8 @@ def _calls_next(frame: FrameType) -> bool:
     import dis  # only where it looks like that
 
     before = [step for step in dis.get_instructions(frame.f_code) if step.offset < frame.f_lasti]
-    return [step.argval for step in before if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")][-3:][:2] == ["next", "iter"]
+    names = [step.argval for step in before if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")][-8:]
+    return ("next", "iter") in pairwise(names)
 
 
 def whole(name: str, value: Any, least: int | None = 1) -> int:
@@ -308,6 +310,25 @@ def callable_of(name: str, value: object, like: str) -> None:
     """Raise TypeError, with an example of what it is ``like``, unless ``value`` can be called."""
     if not callable(value):
         raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected a function such as {name}={like}")
+
+
+def one_argument(verb: str, function: Callable[..., Any], what: str, instead: str) -> None:
+    """Raise TypeError for a function that needs more than one argument, as ``lambda x, y: ...``."""
+    import inspect
+
+    try:
+        needed = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # some builtins tell nothing of themselves
+        return
+    if len(needed) > 1:
+        raise TypeError(
+            f"{verb}()'s function takes {', '.join(needed)}, expected one argument, the {what}, a dict of tensors; "
+            f"{instead}"
+        )
 
 
 def an(value: object) -> str:

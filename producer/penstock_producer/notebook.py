@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import PenstockError, WaitTimeout
-from penstock_common.hints import callable_of, explained, seconds, whole
+from penstock_common.hints import Answering, an, callable_of, explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import Notify, to_stderr
@@ -31,7 +31,7 @@ END_S = 5.0
 """How long the end of the program waits for workers to stop."""
 
 
-class BackgroundProduction:
+class BackgroundProduction(Answering):
     """A running production, with its `progress`. Leaving a ``with`` block stops it, and so does the program's end."""
 
     def __init__(self, loop: Loop, stream: str, tokens: list[str], notify: Notify) -> None:
@@ -107,6 +107,11 @@ class BackgroundProduction:
                             self._tell_stopped()
                         return
                 self._summary = loop.summary()
+                if bad := self._summary.bad:
+                    self._notify(
+                        f"{bad} of {self._summary.samples} samples of {self._stream!r} could not be made and are "
+                        f"left out: `penstock bad list {self._stream}` says why"
+                    )
         except Exception as error:
             self._error = error
             to_stderr(f"production failed: {error}")
@@ -170,6 +175,15 @@ def produce(
     tuning = tuning_of("produce", tuning)
     notify, sample_limit_s = chosen(tuning.notify, to_stderr), chosen(tuning.sample_limit_s, SAMPLE_LIMIT_S)
     refuse_path(dataset)
+    if isinstance(dataset, type):
+        raise TypeError(f"dataset is the class {dataset.__name__}, expected an object: write {dataset.__name__}()")
+    if transform is not None and not callable(transform) and not isinstance(transform, str):
+        raise TypeError(
+            f"transform is {an(transform)}; expected a function f(sample) or f(sample, rng), not what it returned: "
+            "write transform=function"
+        )
+    if not isinstance(stream, str):
+        raise TypeError(f"stream is {stream!r:.40}, {an(stream)}; expected a stream's name such as 'train'")
     workers, epochs = whole("workers", workers, 0), whole("epochs", epochs)
     seed = whole("seed", chosen(tuning.seed, 0), 0)
     block_samples = whole("block_samples", chosen(tuning.block_samples, BLOCK_SAMPLES))

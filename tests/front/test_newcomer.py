@@ -113,7 +113,10 @@ ANSWERS = {
     "produce images photos --labels missing.csv": (1, "labels file missing.csv: No such file or directory"),
     "produce images photos --transform augment:flip": (1, "no module 'augment' on the import path or in "),
     "produce dataset mydata:dta": (1, "mydata has no 'dta'; did you mean data?"),
-    "produce dataset mydata:zzz": (1, "mydata has no 'zzz'; it has Rows, Sized, argued, broken, data, number, resized"),
+    "produce dataset mydata:zzz": (
+        1,
+        "mydata has no 'zzz'; it has Rows, Sized, argued, both, broken, data, number, resized",
+    ),
     "produce dataset photos/": (2, "type `penstock produce images photos/`"),
     "produce arrays a.npy": (1, "a.npy is not a readable .npy: it does not begin as numpy.save writes it"),
     # the server
@@ -130,6 +133,28 @@ ANSWERS = {
     "stat train --epoch 7": (1, "stream 'train' has no epoch 7; retained epochs: 0"),
     "delete train": (1, "give --yes to do it without being asked"),
     "import photos train": (1, "is no export: it has no export.json; `penstock export STREAM DIR` makes one"),
+    "show train --out sheet.pdf": (2, "'sheet.pdf': a PNG is written, so give a name that ends in .png"),
+    "produce images photos --stream a --stream b": (2, "--stream is given twice, with 'a' and 'b': once is enough"),
+    "produce images split": (
+        1,
+        "its folders are parts, train, val, and below them lie cat, dog: give one of",
+    ),
+    "produce images photos --balance": (
+        1,
+        "there is no tensor 'y' to balance by: images have one from their cla",
+    ),
+    "import nowhere train": (
+        1,
+        "there is no folder {folder}/nowhere: name the one that `penstock export",
+    ),
+    "produce images photos --transform mydata:both": (
+        1,
+        "a transform of two parameters is given (sample, rng)",
+    ),
+    "inspect train --url redis://:p@ss/w#d@127.0.0.1": (
+        2,
+        "in a user or password write %2F for /, %3F for ?, %23 f",
+    ),
     "export train /dev/null/out": (1, "/dev/null/out cannot be exported to: Not a directory"),
 }
 
@@ -145,6 +170,10 @@ def broken():
 
 def argued(path):
     yield path
+
+
+def both(x, y):
+    return {"x": x[:4] + y}
 
 
 def resized(sample):
@@ -202,6 +231,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "photos").mkdir()
     (here / "text").mkdir()
     Image.new("RGB", (8, 8)).save(here / "photos" / "0.png")
+    for place in ("split/train/cat", "split/train/dog", "split/val/cat"):
+        (here / place).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(here / place / "0.png")
     for name in ("text/a.txt", "a.zip", "a.npy"):
         (here / name).write_text("words")
     (here / "mydata.py").write_text(MYDATA)
@@ -227,7 +259,7 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
-    places = {"port": str(server.port), "http": str(http)}
+    places = {"port": str(server.port), "http": str(http), "folder": str(folder)}
     given, (code, words) = line, ANSWERS[line]
     for name, value in places.items():
         given, words = (text.replace(f"{{{name}}}", value) for text in (given, words))
@@ -253,7 +285,23 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
         ),
         (
             "pyhton train.py",
+            "no such command; did you mean python?",
+        ),
+        (
+            "trainit train.py",
             "No such file or directory: after -- comes a command as you would type",
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0 python train.py",
+            "write -- env CUDA_VISIBLE_DEVICES=0 python train.py",
+        ),
+        (
+            "source venv/bin/activate",
+            "it is a word of the shell: write -- bash -c 'source venv/bin/activate && python ...'",
+        ),
+        (
+            "'python train.py'",
+            "command and arguments are words of their own: write -- python train.py",
         ),
     ],
 )
@@ -266,5 +314,18 @@ def test_a_training_command_that_cannot_start_is_explained(
     (folder / "train.py").write_text("import penstock\n")
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert main(["run", "images", "photos", "--", *command.split()]) == 1
+    assert main(["run", "images", "photos", "--", *shlex.split(command)]) == 1
     assert answer in capsys.readouterr().err
+
+
+def test_a_training_command_that_was_killed_is_told(
+    server: EmbeddedServer, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that took too much memory ends without a word of its own, and code 137 tells few people anything."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PENSTOCK_URL", server.url)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    killed = ["python", "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert main(["run", "images", "photos", "--stream", "killed", "--", *killed]) == 137
+    assert "python was ended by signal 9 (SIGKILL)" in capsys.readouterr().err
+    assert main(["delete", "killed", "--yes", "--force"]) == 0

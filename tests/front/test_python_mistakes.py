@@ -225,8 +225,19 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         PenstockError,
         "is no export: it has no export.json; `penstock",
     ),
+    (lambda: penstock.produce(Unsized), TypeError, "dataset is the class Unsized, expected an object: write Unsized()"),
+    (
+        lambda: penstock.produce([1], transform={"x": 1}),  # type: ignore[arg-type]
+        TypeError,
+        "transform is a dict; expected a function f(sample) or f(sample, rng), not what it returned",
+    ),
+    (lambda: penstock.produce([1], stream=None), TypeError, "stream is None, a NoneType; expected a stream's name"),  # type: ignore[arg-type]
     (lambda: operator.attrgetter("loader")(penstock), AttributeError, "did you mean 'Loader'?"),
-    (lambda: penstock.Files(Path("/nowhere"), batch_size=8), PenstockError, "`penstock export STREAM DIR` makes one"),
+    (
+        lambda: penstock.Files(Path("/nowhere"), batch_size=8),
+        PenstockError,
+        "there is no folder /nowhere: name the one",
+    ),
 ]
 
 
@@ -334,6 +345,23 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (lambda s: s.loader.zzz, AttributeError, "a Loader has no attribute 'zzz'; it has acknowledge, adapter"),
     (lambda s: setattr(s.loader, "batch_size", 4), AttributeError, "batch_size changes nothing now: make another one"),
     (lambda s: pickle.dumps(s.loader), TypeError, "a Loader cannot go to another process: make one there"),
+    (lambda s: pickle.dumps(s.writer()), TypeError, "a Writer cannot go to another process: make one there"),
+    (lambda s: list(s.writer()), TypeError, "a Writer gives no samples: penstock.Loader or penstock.Replay reads"),
+    (
+        lambda s: s.loader.view().map(lambda x, y: x),
+        TypeError,
+        "map()'s function takes x, y, expected one argument, the batch, a dict of tensors; select('x', 'y').collate(",
+    ),
+    (
+        lambda s: penstock.mix({"a": (s.loader, 1), "b": (s.loader, 1)}),
+        ValueError,
+        "mix() got one loader under two names: make a penstock.Loader for each",
+    ),
+    (
+        lambda s: s.writes({"x": X}, spec={"x": ("float32", (None, *X.shape))}),
+        SpecMismatch,
+        "a spec is of one sample, without the dimension of the batch",
+    ),
     (lambda s: s.loader.acknowledge(), TypeError, "acknowledge() needs batch: the batch that was trained on"),
     (lambda s: next(s.replay()), TypeError, "a Replay is no iterator"),
     (lambda s: s.replay().view(), AttributeError, "penstock.torch.dataset(replay, select=('x', 'y')) tuples"),
@@ -669,3 +697,84 @@ def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str
         epoch.write(sample(1))
     with penstock.Replay("other", epoch=0, batch_size=8, url=any_url) as kept:
         assert [len(each["y"]) for each in kept] == [2]
+
+
+def test_an_epoch_that_the_options_leave_nothing_of_is_told(any_url: str) -> None:
+    """A loop that never runs says nothing by itself, and the group has read the epoch."""
+    produce(any_url, "train", 20)
+    told: list[str] = []
+    tuning = penstock.Tuning(remainder="drop", timeout_s=1.0, notify=told.append)
+    with (
+        penstock.Loader("train", group="a", batch_size=64, url=any_url, tuning=tuning) as dropping,
+        pytest.raises(penstock.errors.WaitTimeout),
+    ):
+        list(dropping)
+    assert "gave no batch: its 20 samples do not fill one step of 64, and remainder='drop' leaves the rest" in told[0]
+    told.clear()
+    tuning = penstock.Tuning(timeout_s=1.0, notify=told.append)
+    with (
+        penstock.Loader("train", group="b", batch_size=8, url=any_url, tuning=tuning) as filtering,
+        pytest.raises(penstock.errors.WaitTimeout),
+    ):
+        list(filtering.filter(lambda batch: batch["y"] < 0))
+    assert "gave no batch: filter() kept none of the samples that this loader received" in told[1]
+
+
+def test_a_production_of_a_program_names_its_bad_samples(any_url: str) -> None:
+    """It returns as if all were well: whoever counts the samples only later looks for them elsewhere."""
+    told: list[str] = []
+
+    class Data:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> dict[str, object]:
+            if index % 5 == 4:
+                raise ValueError("no such row")
+            return {"x": np.zeros(3, np.float32)}
+
+    tuning = penstock.Tuning(notify=told.append, on_error="skip")
+    penstock.produce(Data(), stream="holes", url=any_url, workers=1, wait=True, tuning=tuning)
+    assert "2 of 10 samples of 'holes' could not be made and are left out: `penstock bad list holes` says why" in told
+
+
+def test_threads_that_share_a_writer_are_told(any_url: str) -> None:
+    """Their samples would overwrite each other's, and the epoch would end as if all of them were there."""
+    refused: list[str] = []
+    written = [0] * 4
+    with penstock.Writer("threads", url=any_url, spec={"x": ("int64", ())}) as writer, writer.epoch() as epoch:
+
+        def write(place: int) -> None:
+            try:
+                for number in range(500):
+                    epoch.write({"x": number})
+                    written[place] += 1
+            except PenstockError as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=write, args=(place,)) for place in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    with penstock.Replay("threads", url=any_url, epoch=0, batch_size=100) as replay:
+        assert sum(batch.size for batch in replay) == sum(written)
+    assert len(refused) == sum(count < 500 for count in written)
+    assert all("two threads write through one writer at once: make a penstock.Writer" in line for line in refused)
+
+
+def test_programs_that_write_one_epoch_are_told(any_url: str) -> None:
+    """Both counted on 20 samples each, and the epoch has 20."""
+    spec = {"x": ("int64", ())}
+    with (
+        penstock.Writer("one", url=any_url, spec=spec) as first,
+        penstock.Writer("one", url=any_url, spec=spec) as second,
+        first.epoch(0) as early,
+    ):
+        late = second.epoch(0)
+        for epoch in (early, late):
+            for number in range(20):
+                epoch.write({"x": number})
+        early.flush()
+        with pytest.raises(ShardMismatch, match=r"20 samples .* were left out, because another program wrote the same"):
+            late.close()

@@ -45,6 +45,11 @@ class ExportFolder:
         """Open it. Raises BadExport if there is none, or if it has no finished epoch."""
         self.path = Path(path).expanduser().absolute()
         found = load_contents(self.path)
+        if not self.path.exists():
+            raise BadExport(
+                f"there is no folder {self.path}: name the one that `penstock export STREAM DIR` made "
+                "(`penstock import DIR STREAM`)"
+            )
         if found is None:
             raise BadExport(f"{self.path} is no export: it has no {CONTENTS}; `penstock export STREAM DIR` makes one")
         if not found.epochs:

@@ -136,6 +136,13 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
         text = " ".join(str(error).replace(url, redacted(url)).split())
         if "://" not in url:
             text = "it does not begin with redis://"
+        secret = url.partition("://")[2].rpartition("@")[0]
+        if any(letter in secret for letter in "/?#@"):  # what Python says of it would quote a part of the password
+            scheme, host = url.partition("://")[0], url.rpartition("@")[2]
+            raise ServerUnavailable(
+                f"{scheme}://...@{host} is no Redis URL: in a user or password write "
+                "%2F for /, %3F for ?, %23 for # and %40 for @ (urllib.parse.quote(password, safe=''))"
+            ) from None
         raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
     return cast(AnyClient, client)
 

@@ -222,12 +222,12 @@ class TensorSpec:
         if wire_name(dtype) != self.dtype:
             raise SpecMismatch(self.name, f"dtype {dtype}", f"dtype {self.dtype}", self._remedy(dtype))
         if not self.admits(shape):
-            is_batch = len(shape) == len(self.shape) + 1 and self.admits(shape[1:])
-            advice = (
-                "write_batch() writes a batch, one sample a row"
-                if is_batch
-                else "a size that differs is None in the spec"
-            )
+            if len(shape) == len(self.shape) + 1 and self.admits(shape[1:]):
+                advice = "write_batch() writes a batch, one sample a row"
+            elif len(shape) + 1 == len(self.shape) and self.shape[0] is None and shape == self.shape[1:]:
+                advice = f"a spec is of one sample, without the dimension of the batch: {self.shape[1:]}"
+            else:
+                advice = "a size that differs is None in the spec"
             raise SpecMismatch(self.name, f"shape {shape}", f"shape {self.shape}", advice)
 
     def _remedy(self, found: np.dtype[Any]) -> str:

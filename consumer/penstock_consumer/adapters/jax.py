@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
-from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking
+from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.read.loader import Loader
@@ -122,6 +122,13 @@ class Placing(Passing):
         remainder: str | None,
         map: Callable[[Batch], Mapping[str, Any]] | None,
     ) -> None:
+        for one in sharding.values() if isinstance(sharding, Mapping) else [sharding]:
+            if one is not None and not isinstance(one, (jax.sharding.Sharding, jax.Device)):
+                raise TypeError(
+                    f"sharding is {one!r:.60}, {an(one)}; expected a jax.sharding.Sharding such as "
+                    "NamedSharding(mesh, PartitionSpec('data')), or a dict of them by tensor"
+                )
+        whole("prefetch", prefetch, 0)
         if prefetch < 0 or remainder not in (None, "keep", "pad", "drop"):
             raise ValueError(
                 f"prefetch={prefetch}, remainder={remainder!r}: expected 0 or more batches, and 'keep', 'pad' or 'drop'"

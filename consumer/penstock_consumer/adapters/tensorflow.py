@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from penstock_common.errors import PenstockError
-from penstock_common.hints import explained, refuse_unpacking
+from penstock_common.hints import explained, one_argument, refuse_unpacking
 from penstock_common.waiting import to_stderr
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
@@ -207,6 +207,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     def map(self, map_func: Callable[..., Any], *args: Any, **settings: Any) -> FedDataset:
         """``tf.data.Dataset.map``."""
+        if isinstance(self.element_spec, dict):
+            one_argument("map", map_func, "element", "dataset(loader, select=('x', 'y')) gives tuples")
 
         def with_token(element: Any, token: Any) -> tuple[Any, Any]:
             made = map_func(*element) if isinstance(element, tuple) else map_func(element)

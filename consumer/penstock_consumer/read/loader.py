@@ -259,7 +259,7 @@ class Loader(StageMethods, Passing):
         self._life = secrets.token_hex(8)
         """The number in a state, which counts batches of one loader."""
         self._iterations, self._asking = 0, threading.Lock()
-        self._is_told_finished = False
+        self._is_told_finished = self._is_told_barren = False
         self._steps: int | None = None
         """The number of batches in the latest epoch whose size was known."""
         self.tally = StatsCounter()
@@ -410,8 +410,9 @@ class Loader(StageMethods, Passing):
                 epoch = reading.run.reader.epoch
             if epoch is None:
                 return
+            is_barren = reading.run is None
             while (batch := self._next_batch(reading, epoch)) is not None:
-                is_empty = False
+                is_empty = is_barren = False
                 self._acknowledger.hand(batch)
                 yield batch
                 self._require_own()
@@ -421,8 +422,26 @@ class Loader(StageMethods, Passing):
             with self.tally.waiting_for("server"):
                 runs_on = self._finish(reading, epoch)
             self.end_tally(epoch, is_feed=runs_on)
+            if is_barren:
+                self._tell_barren(epoch)
             if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
                 return
+
+    def _tell_barren(self, epoch: int) -> None:
+        """Say once why an epoch gave no batch, if the options of this loader are the reason."""
+        options, manifest = self._options, find_manifest(self._client, self.stream, epoch)
+        samples = (manifest.samples or 0) if manifest is not None else 0
+        step = self.batch_size * (1 if options.order is None else options.order.world)
+        if self._is_told_barren or not samples:
+            return
+        if options.remainder == "drop" and samples < step:
+            why = f"its {samples} samples do not fill one step of {step}, and remainder='drop' leaves the rest out"
+        elif any(isinstance(stage, partial) and stage.func is Filter for stage in options.stages):
+            why = "filter() kept none of the samples that this loader received"
+        else:
+            return
+        self._is_told_barren = True
+        self._notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
 
     def _require_own(self) -> None:
         """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""

@@ -77,6 +77,8 @@ class Mixture(Passing):
                 "write mix({'a': (loader_a, 0.7), 'b': (loader_b, 0.3)})"
             )
         self._loaders = {name: loader for name, (loader, _) in loaders.items()}
+        if len({id(loader) for loader in self._loaders.values()}) < len(self._loaders):
+            raise ValueError("mix() got one loader under two names: make a penstock.Loader for each")
         self._weights = {name: weight for name, (_, weight) in loaders.items()}
         self._seed, self._ends = whole("seed", seed, None), ends
         if len({loader.policy for loader in self._loaders.values()}) > 1:

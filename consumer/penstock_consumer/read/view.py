@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock_common.hints import Passing, an, callable_of, whole
+from penstock_common.hints import Passing, an, callable_of, one_argument, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
@@ -50,6 +50,7 @@ class View(Passing):
                 np.float32(255)}``.
         """
         callable_of("function", function, "lambda batch: {**batch, 'x': batch['x'] / 255}")
+        one_argument("map", function, "batch", "select('x', 'y').collate(lambda pair: ...) gives tuples")
 
         def mapped(items: Iterator[Any]) -> Iterator[Any]:
             return (_remade(item, function(item)) for item in items)

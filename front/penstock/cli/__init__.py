@@ -178,6 +178,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Report unknown options here, because the outermost parser knows none of a sub-command's options."""
+        self._refuse_repeated(list(args or ()))
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             word = rest[0].partition("=")[0]
@@ -187,6 +188,18 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {options[guess[0]]}?" if guess else self._why_too_many(rest[0], list(args or ()))
             self.error(f"unknown argument {rest[0]!r}" + (f" ({hint})" if hint else ""))
         return found, rest
+
+    def _refuse_repeated(self, words: list[str]) -> None:
+        """End with 2 where an option of one value is given two: the last one would win in silence."""
+        seen: dict[str, str] = {}
+        for at, word in enumerate(words[: words.index("--")] if "--" in words else words):
+            name, _, value = word.partition("=")
+            action = self._option_string_actions.get(name)
+            if not name.startswith("-") or type(action) is not argparse._StoreAction or action.nargs is not None:
+                continue
+            value = value or (words[at + 1] if at + 1 < len(words) else "")
+            if seen.setdefault(action.dest, value) != value:
+                self.error(f"{name} is given twice, with {seen[action.dest]!r} and {value!r}: once is enough")
 
     def _why_too_many(self, word: str, given: Sequence[str]) -> str:
         """Return why an argument that is no option has no place; '' if nothing can be said."""

@@ -7,7 +7,9 @@ import contextlib
 import difflib
 import importlib.util
 import os
+import re
 import shlex
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,6 +182,11 @@ def _remove_segments(url: str) -> None:
                 delete_stream(client, name)
 
 
+_SHELL_WORDS = frozenset(("source", ".", "cd", "export", "set", "alias", "ulimit", "if", "for", "while"))
+_STARTERS = ("python", "python3", "torchrun", "accelerate", "bash", "sh", "mpirun", "uv", "poetry", "conda")
+"""What starts most trainings."""
+
+
 class _Trainer:
     """The training command. It is ended where the ``with`` block is left by an error."""
 
@@ -202,6 +209,16 @@ class _Trainer:
         except OSError as error:
             if self._name.endswith(".py") and Path(self._name).is_file():
                 why = f"a Python file is started by Python: write -- python {shlex.join(command)}"
+            elif re.match(r"\w+=", self._name):
+                why = f"a shell sets variables, and this is no shell: write -- env {shlex.join(command)}"
+            elif self._name in _SHELL_WORDS:
+                why = (
+                    f"it is a word of the shell: write -- bash -c {shlex.quote(' '.join([*command, '&& python ...']))}"
+                )
+            elif " " in self._name:
+                why = f"command and arguments are words of their own: write -- {self._name}"
+            elif near := difflib.get_close_matches(self._name, _STARTERS, 1):
+                why = f"no such command; did you mean {near[0]}?"
             else:
                 why = f"{error.strerror}: after -- comes a command as you would type it without Penstock"
             raise PenstockError(f"cannot start {self._name!r}: {why}") from None
@@ -209,6 +226,13 @@ class _Trainer:
     def wait(self) -> int:
         """Wait for its end, and return its exit code as a shell has it."""
         code = self._process.wait()
+        if code == -signal.SIGKILL:
+            self._console.notice(
+                f"penstock: {self._name} was ended by signal 9 (SIGKILL): the system does that to a process that takes "
+                "too much memory, and `dmesg` says so"
+            )
+        elif code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
+            self._console.notice(f"penstock: {self._name} crashed: signal {-code} ({signal.Signals(-code).name})")
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:

@@ -27,6 +27,13 @@ _TILE = 24
 """Characters of a picture in the terminal."""
 
 
+def _png(text: str) -> Path:
+    """Return the path of a PNG. Raises ArgumentTypeError for another ending."""
+    if Path(text).suffix.lower() not in (".png", ""):
+        raise argparse.ArgumentTypeError(f"{text!r}: a PNG is written, so give a name that ends in .png")
+    return Path(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
@@ -44,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole_number(0), metavar="N", help="draw at random (default: the first in order)"
     )
     parser.add_argument("--tensor", metavar="NAME", help="what to draw (default: the first that is no single number)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write a PNG instead of printing")
+    parser.add_argument("--out", type=_png, metavar="FILE", help="write a PNG instead of printing")
     parser.add_argument(
         "--interval",
         type=seconds(0.05, 3600),

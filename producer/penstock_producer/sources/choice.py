@@ -192,6 +192,11 @@ class BalancedSource:
 def _labels(source: Source, by: str) -> tuple[Any, Indices]:
     """Return the classes that are known, and the indices of their samples."""
     found = source.column(by) if isinstance(source, Labelled) else None
+    if found is None and source.spec is not None and by not in source.spec:
+        raise SourceError(
+            f"there is no tensor {by!r} to balance by: images have one from their class folders (photos/cat/1.png), "
+            "--labels or --label, and tars from .cls"
+        )
     if found is None:
         raise SourceError(
             f"the classes of tensor {by!r} are not known without making every sample; balanced sources are images, "

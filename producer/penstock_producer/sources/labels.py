@@ -28,6 +28,8 @@ from penstock_producer.sources.names import blame, resolve_callable
 FILE_KEYS = ("file", "file_name", "path")
 """The keys of a JSON row that may name the image."""
 
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
+"""Folders that hold parts of a dataset. Taken for classes they would be wrong in silence."""
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 
 
@@ -75,6 +77,13 @@ def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: s
     if loose:
         raise SourceError(
             f"{where}: {_some(loose)} are not in a class folder; move them into one, or give label= or labels="
+        )
+    tops = {path.split("/", 1)[0] for path in paths}
+    if classes is None and tops <= SPLITS and all(path.count("/") > 1 for path in paths):
+        below = sorted({path.split("/")[1] for path in paths})
+        raise SourceError(
+            f"{where}: its folders are parts, {', '.join(sorted(tops))}, and below them lie {', '.join(below[:4])}: "
+            f"give one of them, {Path(where) / min(tops)}, or name them as classes, --classes {','.join(sorted(tops))}"
         )
     return Labels({"y": column("y", [shown(path.split("/", 1)[0]) for path in paths], where, classes)})
 

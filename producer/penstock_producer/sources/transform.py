@@ -70,14 +70,22 @@ class Transform:
         except SampleError as error:
             raise SampleError(f"{key}: {error}") from error
         except Exception as error:
-            raise SampleError(f"{key}: transform {self.name} failed: {blame(error)}{_advice(item, error)}") from error
+            advice = _advice(item, error)
+            if self.takes_rng and isinstance(error, (AttributeError, TypeError)):
+                advice += "; a transform of two parameters is given (sample, rng): the sample and a random generator"
+            raise SampleError(f"{key}: transform {self.name} failed: {blame(error)}{advice}") from error
 
 
 def _advice(item: Any, error: Exception) -> str:
     """Return what to write where a transform takes its sample for something else; '' for any other failure."""
     if not isinstance(error, (AttributeError, TypeError, KeyError)) or not isinstance(item, Mapping):
         return ""
-    is_for_the_sample = "'dict' object" in str(error) or " dict" in str(error) or isinstance(error, KeyError)
+    is_for_the_sample = (
+        "unhashable type: 'slice'" in str(error)
+        or "'dict' object" in str(error)
+        or " dict" in str(error)
+        or isinstance(error, KeyError)
+    )
     is_for_an_array = "'numpy.ndarray' object" in str(error)
     if not is_for_the_sample and not is_for_an_array:
         return ""
