@@ -32,12 +32,8 @@ def main() -> None:
     test = {name: torch.from_numpy(array).to(device) for name, array in digits.test.items()}
 
     # in canonical order every rank has the same number of steps, so no rank waits for a gradient that never comes
-    with penstock.Loader(
-        "train",
-        group="ddp",
-        batch_size=BATCH,
-        order=penstock.Canonical(rank=rank, world_size=world),
-    ) as loader:
+    order = penstock.Canonical(rank=rank, world_size=world)
+    with penstock.Loader("train", group="ddp", batch_size=BATCH, order=order) as loader:
         batches = penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), device)
         for epoch in range(EPOCHS):
             steps = 0

@@ -375,7 +375,7 @@ def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None
     settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 20, "notify": lambda _: None}
     with (
         Loader(STREAM, group="shared", **tuned("Loader", settings)) as shared,
-        pytest.raises(ValueError, match=r"order='canonical', rank=jax\.process_index"),
+        pytest.raises(ValueError, match=r"order=penstock\.Canonical\(jax\.process_index"),
     ):
         dataset(shared, sharding=rows)
     with Loader(
