@@ -26,6 +26,7 @@ from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, jo
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.cleaner import Cleaner
@@ -312,7 +313,7 @@ class TestGoingBack:
         with rank_of(any_url, acknowledge="manual") as loader:
             batches = take(loader, 6)
             loader.acknowledge(batches[2])
-            loader.hand_back(batches[3:])
+            hooks_of(loader).hand_back(batches[3:])
             assert numbers(loader) == list(range(24, 80))
 
 

@@ -19,6 +19,7 @@ from penstock_common.errors import SpecMismatch
 from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
 from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -243,7 +244,7 @@ class Dataset(Placing):
 
     def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
         """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
-        while len(ahead) <= self._prefetch and (not ahead or self._fed.is_ready):
+        while len(ahead) <= self._prefetch and (not ahead or hooks_of(self._fed).is_ready):
             batch, token = next(source, (None, 0))
             if batch is None:
                 return

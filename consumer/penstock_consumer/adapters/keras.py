@@ -14,6 +14,7 @@ import keras
 
 from penstock_common.hints import explained
 from penstock_consumer.adapters.settling import Feed, require_fed
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 
@@ -29,7 +30,7 @@ class Acknowledge(keras.callbacks.Callback):
     def __init__(self, loader: Loader | Mixture) -> None:
         super().__init__()
         require_fed("Acknowledge", loader)
-        if loader.policy == "on_checkpoint":
+        if hooks_of(loader).policy == "on_checkpoint":
             raise ValueError(
                 "Acknowledge acknowledges steps, and this loader has acknowledge='on_checkpoint': "
                 "use penstock.keras.ModelCheckpoint(loader, path)"
@@ -67,9 +68,10 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         if not args and "filepath" not in settings:
             raise TypeError("ModelCheckpoint() needs filepath: write ModelCheckpoint(loader, 'model.keras')")
         super().__init__(*args, **settings)
-        if loader.policy != "on_checkpoint":
+        policy = hooks_of(loader).policy
+        if policy != "on_checkpoint":
             raise ValueError(
-                f"this loader has acknowledge={loader.policy!r}: a checkpoint would settle nothing. Make it with "
+                f"this loader has acknowledge={policy!r}: a checkpoint would settle nothing. Make it with "
                 "acknowledge='on_checkpoint', or use keras.callbacks.ModelCheckpoint"
             )
         self._loader = loader
@@ -81,7 +83,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses training data that nobody sees arriving."""
         super().on_train_begin(logs)
-        if self._loader.adapter is None:
+        if hooks_of(self._loader).adapter is None:
             raise ValueError(
                 "fit() was given no dataset of this loader: Keras reads ahead, so what a checkpoint contains would not "
                 "be known; give it penstock.tensorflow.dataset(loader), or with Keras's torch backend "

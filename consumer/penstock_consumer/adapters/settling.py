@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import an
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.view import View
@@ -84,10 +85,11 @@ class Feed:
     @classmethod
     def of(cls, loader: Loader | Mixture) -> Feed:
         """The feed of a loader, which from now on acknowledges for it."""
-        if isinstance(loader.adapter, cls):
-            return loader.adapter
+        hooks = hooks_of(loader)
+        if isinstance(hooks.adapter, cls):
+            return hooks.adapter
         feed = cls(loader)
-        loader.take_over(feed)
+        hooks.take_over(feed)
         return feed
 
     @property
@@ -203,7 +205,7 @@ class Feed:
         with self._pulling, self._lock:
             left = list(self._owed.values())
             self._owed.clear()
-            self._loader.hand_back(left)
+            hooks_of(self._loader).hand_back(left)
 
     def _end(self, iteration: Iteration) -> None:
         """Everything of a pass has come out at the step's end."""
@@ -219,4 +221,4 @@ class Feed:
         for token in tokens:
             batch = self._owed.pop(token, None)
             if batch is not None:
-                self._loader.trained(batch)
+                hooks_of(self._loader).trained(batch)

@@ -21,6 +21,7 @@ from penstock_common.waiting import to_stderr
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -78,7 +79,7 @@ def dataset(
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
     require_loader(loader)
-    rows = None if isinstance(loader, Passes) else loader.rows
+    rows = None if isinstance(loader, Passes) else hooks_of(loader).rows
     tensors = [loader.spec[name] for name in chosen(loader.spec.names, select)]
     is_flat = any(is_composite(tensor, ragged) for tensor in tensors)
     form: Callable[[dict[str, Any]], Any] = dict if is_flat else functools.partial(_form, select, nested)

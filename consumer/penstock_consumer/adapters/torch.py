@@ -22,6 +22,7 @@ from penstock_common.hints import Answering, Lengthless, explained
 from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -350,7 +351,7 @@ class Acknowledging:
     @property
     def is_ready(self) -> bool:
         """Return whether the next batch comes without waiting. False if that is not known."""
-        return self._shares is None and self.dataset.loader.is_ready
+        return self._shares is None and hooks_of(self.dataset.loader).is_ready
 
     def elements(self) -> Iterator[tuple[Any, Token]]:
         """One pass, each batch with the token to say its arrival by; nothing arrives by itself."""

@@ -260,15 +260,19 @@ class OrderedReading(Reading):
         """Epoch -> position from which it is read again, though the server knows another position."""
 
         def read(epoch: int, queue: PrefetchQueue) -> OrderedReader:
-            start = self._again.pop(epoch, None)
             return OrderedReader(
-                member, heartbeat, epoch, queue, pool, start=member.position(epoch) if start is None else start,
+                member, heartbeat, epoch, queue, pool, start=self.take_start(epoch),
                 remainder=options.remainder, notify=options.notify, views=options.views,
             )  # fmt: skip
 
         super().__init__(member, heartbeat, read, options)
         self._remainder = options.remainder
         self._is_alone_told = False
+
+    def take_start(self, epoch: int) -> int:
+        """Return the position where reading an epoch begins. What was handed back is due once."""
+        start = self._again.pop(epoch, None)
+        return self.member.position(epoch) if start is None else start
 
     def finish(self, run: EpochRun) -> None:
         """End an epoch, and say once if other ranks never came, because nobody reads their share."""

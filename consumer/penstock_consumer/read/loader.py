@@ -116,14 +116,6 @@ class StageMethods:
         self._options.stages.append(partial(Filter, keep=keep))
         return self._told("filter")
 
-    @property
-    def rows(self) -> int | None:
-        """The rows of every batch, or None if the last batch of an epoch may be smaller."""
-        options = self._options
-        if options.remainder == "keep" or (options.order is not None and options.stages):  # a filter makes them smaller
-            return None
-        return options.batch_size
-
     def view(self) -> View:
         """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
         from penstock_consumer.read.view import View
@@ -262,7 +254,7 @@ class Loader(StageMethods, Passing):
         self._is_told_finished = self._is_told_barren = False
         self._steps: int | None = None
         """The number of batches in the latest epoch whose size was known."""
-        self.tally = StatsCounter()
+        self._tally = StatsCounter()
         self._resources = LoaderResources(self._client, self._acknowledger.unacknowledged)
         self._closing = weakref.finalize(self, end_resources, self._resources)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
@@ -348,7 +340,7 @@ class Loader(StageMethods, Passing):
         if self._reading is None:
             limit = self._timeout_s if self._timeout_s is not None else self._startup_s
             wait = Wait(self._notify, limit, server=self._client.where)
-            with self.tally.waiting_for("producers"):
+            with self._tally.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
         return self._reading
 
@@ -357,15 +349,10 @@ class Loader(StageMethods, Passing):
         self._reading = reading = open_reading(self._client, who, self._options)
         self._resources.join(reading)
         self._acknowledger.join(reading)
-        reading.heartbeat.follow(self.tally.pace)
+        reading.heartbeat.follow(self._tally.pace)
         return reading
 
     # --- iterating ---
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next batch of the epoch being read has arrived."""
-        return self._reading is not None and self._reading.is_ready
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one epoch, or the rest of an epoch after a ``break``. A feed without end never stops.
@@ -373,7 +360,7 @@ class Loader(StageMethods, Passing):
         A loader has one loop at a time. Raises PenstockError in an older loop, and in a second thread.
         """
         batches = self._batches()
-        return self.tally.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
+        return self._tally.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
 
     def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of one iteration, unless a newer one has begun or another thread asks meanwhile."""
@@ -404,7 +391,7 @@ class Loader(StageMethods, Passing):
         is_empty = True
         while True:
             if reading.run is None:
-                with self.tally.waiting_for("producers"):
+                with self._tally.waiting_for("producers"):
                     epoch = self._await_epoch(reading, is_empty)
             else:
                 epoch = reading.run.reader.epoch
@@ -419,9 +406,9 @@ class Loader(StageMethods, Passing):
                 self._acknowledger.asked_for_next()
                 if reading.run is None:  # a state was loaded meanwhile
                     return
-            with self.tally.waiting_for("server"):
+            with self._tally.waiting_for("server"):
                 runs_on = self._finish(reading, epoch)
-            self.end_tally(epoch, is_feed=runs_on)
+            self._end_tally(epoch, is_feed=runs_on)
             if is_barren:
                 self._tell_barren(epoch)
             if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
@@ -452,16 +439,6 @@ class Loader(StageMethods, Passing):
             )
 
     # --- acknowledging ---
-
-    @property
-    def policy(self) -> Acknowledge:
-        """The policy that says when batches are acknowledged."""
-        return self._acknowledger.policy
-
-    @property
-    def adapter(self) -> Adapter | None:
-        """The adapter that reports what was trained on, for a framework that reads ahead."""
-        return self._acknowledger.adapter
 
     @explained
     def acknowledge(self, batch: Batch) -> None:
@@ -498,18 +475,6 @@ class Loader(StageMethods, Passing):
             check_state(state, {**self._identity(), "loader": self._life})
         self._acknowledger.checkpointed(None if state is None else int(state["batches"]))
 
-    def trained(self, batch: Batch) -> None:
-        """Note for an adapter that the training step is done with a batch that it had pulled."""
-        self._acknowledger.trained(batch)
-
-    def take_over(self, adapter: Adapter) -> None:
-        """Let ``adapter`` say from now on what was trained on, because a framework pulls batches ahead of its step."""
-        self._acknowledger.take_over(adapter)
-
-    def hand_back(self, batches: Iterable[Batch]) -> None:
-        """Hand batches that were never trained on out again, when the next iteration starts."""
-        self._acknowledger.hand_back(batches)
-
     # --- where the time goes ---
 
     def stats(self, *, total: bool = False) -> Stats:
@@ -520,12 +485,12 @@ class Loader(StageMethods, Passing):
         Args:
             total: whether all epochs of this loader are counted.
         """
-        return self.tally.stats(total=total)
+        return self._tally.stats(total=total)
 
-    def end_tally(self, epoch: int, *, is_feed: bool) -> None:
+    def _end_tally(self, epoch: int, *, is_feed: bool) -> None:
         """Report the statistics of an epoch that was read to its end."""
-        stats = self.tally.end()
-        if self.tally.is_due(is_feed=is_feed):
+        stats = self._tally.end()
+        if self._tally.is_due(is_feed=is_feed):
             self._notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
 
     # --- state ---
@@ -580,7 +545,7 @@ class Loader(StageMethods, Passing):
     def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
         """Return the next epoch of the group, or None if it has read all epochs and this loader had its share."""
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
-        fresh = self.tally.batches == 0
+        fresh = self._tally.batches == 0
         limit = self._startup_s if fresh and self._timeout_s is None else None
         while True:
             try:
@@ -614,14 +579,14 @@ class Loader(StageMethods, Passing):
 
     def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
         run = reading.run or reading.begin(epoch)
-        self.tally.begin(epoch, run.queue.inner)
+        self._tally.begin(epoch, run.queue.inner)
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         while True:
             queued = run.queue.get(POLL_S)
             reading.raise_error()
             if queued is not None:
                 if not reading.is_fresh:
-                    with self.tally.waiting_for("server"):
+                    with self._tally.waiting_for("server"):
                         reading.await_leases(wait)
             else:
                 self._acknowledger.flush()  # one that was lost with its connection would keep its entry from everyone
@@ -641,7 +606,7 @@ class Loader(StageMethods, Passing):
         run, member = reading.run, reading.member
         assert run is not None
         reading.finish(run)
-        self.tally.count(run.reader.bad_entries, run.reader.filled)
+        self._tally.count(run.reader.bad_entries, run.reader.filled)
         manifest = find_manifest(self._client, member.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
@@ -676,3 +641,73 @@ class Loader(StageMethods, Passing):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         (self.close if kind is None else self._leave)()
+
+    def _hooks(self) -> LoaderHooks:
+        return LoaderHooks(self)
+
+
+class LoaderHooks:
+    """The inner side of a loader: see `hooks.Hooks`. Worker processes also use what a rank knows."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self.client, self.url, self.timeout_s = loader._client, loader._url, loader._timeout_s
+        self.options, self.acknowledger, self.tally = loader._options, loader._acknowledger, loader._tally
+
+    @property
+    def policy(self) -> Acknowledge:
+        """See `hooks.Hooks`."""
+        return self.acknowledger.policy
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """See `hooks.Hooks`."""
+        return self.acknowledger.adapter
+
+    @property
+    def rows(self) -> int | None:
+        """See `hooks.Hooks`."""
+        options = self.options
+        if options.remainder == "keep" or (options.order is not None and options.stages):  # a filter makes them smaller
+            return None
+        return options.batch_size
+
+    @property
+    def is_ready(self) -> bool:
+        """See `hooks.Hooks`."""
+        reading = self.loader._reading
+        return reading is not None and reading.is_ready
+
+    def take_over(self, adapter: Adapter) -> None:
+        """See `hooks.Hooks`."""
+        self.acknowledger.take_over(adapter)
+
+    def trained(self, batch: Batch) -> None:
+        """See `hooks.Hooks`."""
+        self.acknowledger.trained(batch)
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """See `hooks.Hooks`."""
+        self.acknowledger.hand_back(batches)
+
+    def identity(self) -> State:
+        """Return what a state of the loader is compared by."""
+        return self.loader._identity()
+
+    # --- for worker processes ---
+
+    def reading(self) -> OrderedReading:
+        """Return the reading of a rank, joined."""
+        reading = self.loader._joined()
+        assert isinstance(reading, OrderedReading)
+        return reading
+
+    def await_epoch(self, *, is_first: bool) -> int | None:
+        """Wait for the next epoch. Returns None if the group has read all of them."""
+        return self.loader._await_epoch(self.reading(), is_first)
+
+    def end_epoch(self, epoch: int, *, is_feed: bool) -> None:
+        """Note that an epoch was read to its end by worker processes, and report its statistics."""
+        self.loader._steps = self.reading().steps(epoch)
+        self.acknowledger.end_epoch(epoch)
+        self.loader._end_tally(epoch, is_feed=is_feed)

@@ -6,7 +6,7 @@ Nothing is read here. A mixture is an adapter for its loaders, and a loader for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.ack import Acknowledge, Adapter
-from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.ack import Adapter
+from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.read.loader import Loader, LoaderHooks
 from penstock_consumer.read.options import State, check_state
 from penstock_consumer.read.view import View
 from penstock_consumer.stages.batch import Batch
@@ -81,7 +82,8 @@ class Mixture(Passing):
             raise ValueError("mix() got one loader under two names: make a penstock.Loader for each")
         self._weights = {name: weight for name, (_, weight) in loaders.items()}
         self._seed, self._ends = whole("seed", seed, None), ends
-        if len({loader.policy for loader in self._loaders.values()}) > 1:
+        self._policy, *others = {hooks_of(loader).policy for loader in self._loaders.values()}
+        if others:
             raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
         self._pulled = self._trained = 0
         """The steps handed out, and those of them that no framework has in a buffer."""
@@ -93,8 +95,8 @@ class Mixture(Passing):
         """Whether the next iteration begins a new pass."""
         self._loads = 0
         """The number of states that were loaded. Each ends the running iteration."""
-        self.adapter: Adapter | None = None
-        self.tally = StatsCounter()
+        self._adapter: Adapter | None = None
+        self._tally = StatsCounter()
 
     # --- iterating ---
 
@@ -104,10 +106,10 @@ class Mixture(Passing):
         if self._is_over:
             self._begin()
         before = self._pulled
-        yield from self.tally.counted(self._pass())
+        yield from self._tally.counted(self._pass())
         if goes_on and self._pulled == before and self._loads == loads:  # the one continued had ended
             self._begin()
-            yield from self.tally.counted(self._pass())
+            yield from self._tally.counted(self._pass())
 
     def _begin(self) -> None:
         self._done, self._began, self._is_over = set(), {}, False
@@ -118,12 +120,12 @@ class Mixture(Passing):
         while (batch := self._next(sources)) is not None:
             self._began.setdefault(batch.source, batch.epoch)
             self._pulled += 1
-            if self.adapter is None:
+            if self._adapter is None:
                 self._trained += 1
             yield batch
             if self._loads != loads:
                 return
-            if self.adapter is None and self.policy == "on_next":
+            if self._adapter is None and self._policy == "on_next":
                 self.acknowledge(batch)  # its loader may be asked only some steps later
         self._is_over = True
 
@@ -137,12 +139,6 @@ class Mixture(Passing):
             if self._ends == "first":
                 return None
         return None
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the next batch has arrived."""
-        order = choice(self._weights, self._seed, self._pulled)
-        return any(self._loaders[name].is_ready for name in islice((n for n in order if n not in self._done), 1))
 
     def __bool__(self) -> bool:
         return True
@@ -176,18 +172,7 @@ class Mixture(Passing):
         """Return the largest batch size of its loaders."""
         return max(loader.batch_size for loader in self._loaders.values())
 
-    @property
-    def rows(self) -> int | None:
-        """Return the rows of every batch if they are the same in all loaders, else None."""
-        (rows, *others) = {loader.rows for loader in self._loaders.values()}
-        return None if others else rows
-
     # --- acknowledging ---
-
-    @property
-    def policy(self) -> Acknowledge:
-        """Return the policy that says when batches are acknowledged."""
-        return next(iter(self._loaders.values())).policy
 
     def acknowledge(self, batch: Batch) -> None:
         """Acknowledge a batch."""
@@ -199,40 +184,18 @@ class Mixture(Passing):
         for name, loader in self._loaders.items():
             loader.checkpointed(None if states is None else states[name])
 
-    def take_over(self, adapter: Adapter) -> None:
-        """See `Loader.take_over`."""
-        for name, loader in self._loaders.items():
-            loader.take_over(_MixturePart(adapter, name))
-        self.adapter = adapter
-
-    def trained(self, batch: Batch) -> None:
-        """See `Loader.trained`."""
-        self._trained += 1
-        self._loaders[batch.source].trained(batch)
-
-    def hand_back(self, batches: Iterable[Batch]) -> None:
-        """See `Loader.hand_back`. The steps that the batches were chosen for come again in the same order."""
-        left = list(batches)
-        for name, loader in self._loaders.items():
-            loader.hand_back([batch for batch in left if batch.source == name])
-        self._pulled = self._trained
-        self._is_over = self._is_over and not left
-        for batch in left:
-            if self._began.get(batch.source) == batch.epoch:
-                self._done.discard(batch.source)
-
     # --- where the time goes ---
 
     def stats(self) -> Stats:
         """Return the statistics of all passes. ``streams`` has those of all epochs of each loader."""
-        return mixed(self.tally.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()})
+        return mixed(self._tally.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()})
 
     # --- state ---
 
     def state_dict(self) -> State:
         """Return each loader's state and the step. It is exact if all loaders are in canonical order."""
         states = {name: loader.state_dict() for name, loader in self._loaders.items()}
-        reached = self.adapter.reached() if self.adapter is not None else []
+        reached = self._adapter.reached() if self._adapter is not None else []
         return {
             "version": VERSION,
             "mixture": self._identity(),
@@ -261,7 +224,7 @@ class Mixture(Passing):
         if not isinstance(state, Mapping) or found != self._identity():
             raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
         for name, loader in self._loaders.items():
-            check_state(state["loaders"][name], loader._identity())
+            check_state(state["loaders"][name], LoaderHooks(loader).identity())
         states: Mapping[str, Mapping[str, Any]] = state["loaders"]
         return states
 
@@ -273,6 +236,30 @@ class Mixture(Passing):
         if state["kind"] == "ordered" and name in self._began:
             return bool(state["epoch"] > self._began[name])
         return name in self._done
+
+    # --- used by the hooks ---
+
+    def _hooks(self) -> MixtureHooks:
+        return MixtureHooks(self)
+
+    def _next_name(self) -> str | None:
+        """Return the loader of the next batch, or None if all are done."""
+        order = choice(self._weights, self._seed, self._pulled)
+        return next((name for name in order if name not in self._done), None)
+
+    def _take_over(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def _count_trained(self) -> None:
+        self._trained += 1
+
+    def _go_back(self, left: list[Batch]) -> None:
+        """Go back to the steps of batches that were never trained on."""
+        self._pulled = self._trained
+        self._is_over = self._is_over and not left
+        for batch in left:
+            if self._began.get(batch.source) == batch.epoch:
+                self._done.discard(batch.source)
 
     # --- the end ---
 
@@ -287,6 +274,49 @@ class Mixture(Passing):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
         for loader in self._loaders.values():
             loader.__exit__(kind, value, trace)
+
+
+class MixtureHooks:
+    """The inner side of a mixture: see `hooks.Hooks`."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._mixture, self._loaders = mixture, mixture._loaders
+        self.policy, self.tally = mixture._policy, mixture._tally
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """See `hooks.Hooks`."""
+        return self._mixture._adapter
+
+    @property
+    def rows(self) -> int | None:
+        """Return the rows of every batch if they are the same in all loaders, else None."""
+        (rows, *others) = {hooks_of(loader).rows for loader in self._loaders.values()}
+        return None if others else rows
+
+    @property
+    def is_ready(self) -> bool:
+        """See `hooks.Hooks`."""
+        name = self._mixture._next_name()
+        return name is not None and hooks_of(self._loaders[name]).is_ready
+
+    def take_over(self, adapter: Adapter) -> None:
+        """See `hooks.Hooks`."""
+        for name, loader in self._loaders.items():
+            hooks_of(loader).take_over(_MixturePart(adapter, name))
+        self._mixture._take_over(adapter)
+
+    def trained(self, batch: Batch) -> None:
+        """See `hooks.Hooks`."""
+        self._mixture._count_trained()
+        hooks_of(self._loaders[batch.source]).trained(batch)
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """See `hooks.Hooks`. The steps that the batches were chosen for come again in the same order."""
+        left = list(batches)
+        for name, loader in self._loaders.items():
+            hooks_of(loader).hand_back([batch for batch in left if batch.source == name])
+        self._mixture._go_back(left)
 
 
 def _is_mixable(loaders: object) -> bool:

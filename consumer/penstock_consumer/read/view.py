@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_common.hints import Passing, an, callable_of, one_argument, whole
 from penstock_consumer.adapters.selection import chosen, nested, shaped
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import Stats
@@ -95,7 +96,9 @@ class View(Passing):
                     yield {name: value[row] for name, value in item.items()}
 
         source = self._shown_source()
-        return View(source, (*self._steps, source.tally.around, single), count=None)  # no clock for each sample
+        return View(
+            source, (*self._steps, hooks_of(source).tally.around, single), count=None
+        )  # no clock for each sample
 
     def take(self, count: int) -> View:
         """Return at most ``count`` elements a pass. The others are not acknowledged, and come in the next pass."""
@@ -114,7 +117,7 @@ class View(Passing):
         items: Iterator[Any] = iter(self._source)
         for step in self._steps:
             items = step(items)
-        around = self._source.tally.around
+        around = hooks_of(self._source).tally.around
         return items if around in self._steps else around(items)
 
     def __bool__(self) -> bool:
@@ -161,7 +164,7 @@ class View(Passing):
         return View(source, (*self._steps, step), count=self._count)
 
     def _shown_source(self) -> Loader | Mixture:
-        if self._source.policy == "manual":
+        if hooks_of(self._source).policy == "manual":
             raise ValueError(
                 "acknowledge='manual' needs the batches, which this view hides: use map() alone, or 'on_next', or "
                 "'on_checkpoint'"

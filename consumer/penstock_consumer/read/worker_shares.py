@@ -20,9 +20,8 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
-from penstock_consumer.read.epochs import OrderedReading
 from penstock_consumer.read.heartbeat import Heartbeat
-from penstock_consumer.read.loader import POLL_S, Loader
+from penstock_consumer.read.loader import POLL_S, Loader, LoaderHooks
 from penstock_consumer.read.member import RankMember
 from penstock_consumer.read.options import LoaderOptions, State
 from penstock_consumer.read.ordered import OrderedReader
@@ -133,101 +132,95 @@ class WorkerShares:
                 "not be acknowledged from here; use num_workers=0, which is the fast way (batches arrive decoded, and "
                 "the loader reads ahead in a thread), or a Loader with order='canonical'"
             )
-        self._loader = loader
+        self._hooks = LoaderHooks(loader)
 
     @property
     def identity(self) -> State:
         """Return what a state of this loader is compared by."""
-        return self._loader._identity()
+        return self._hooks.identity()
 
     @property
     def step(self) -> int:
         """Positions from one batch of the rank to its next."""
-        order = self._loader._options.order
+        order = self._hooks.options.order
         assert order is not None
         return order.world * order.batch
 
     def begin(self, *, is_first: bool) -> EpochShare | None:
-        """The next pass: the rest of a broken-off epoch or the next one, waited for; None where there is none."""
-        loader, reading = self._loader, self._reading
-        if loader._options.stages:
+        """Return the next pass: the rest of a broken-off epoch or the next one, waited for. None if there is none."""
+        hooks, reading = self._hooks, self._hooks.reading()
+        if hooks.options.stages:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
         self.flush()
         reading.stop()
-        with loader.tally.waiting_for("producers"):
-            epoch = loader._await_epoch(reading, is_first)
+        with hooks.tally.waiting_for("producers"):
+            epoch = hooks.await_epoch(is_first=is_first)
         if epoch is None:
-            loader.tally.rest()
+            hooks.tally.rest()
             return None
-        loader.tally.begin(epoch)
-        last, _ = loader._acknowledger.frontier()
-        again = reading._again.pop(epoch, None)
-        start = reading.member.position(epoch) if again is None else again
+        hooks.tally.begin(epoch)
+        last, _ = hooks.acknowledger.frontier()
+        start = reading.take_start(epoch)
         if last is not None and last.epoch == epoch:
             start = last.position  # trained on, though perhaps not acknowledged yet
         return self.part(epoch, start)
 
     def part(self, epoch: int, start: int) -> EpochShare:
-        """The rest of an epoch."""
-        loader, options = self._loader, self._loader._options
+        """Return the rest of an epoch."""
+        hooks, options = self._hooks, self._hooks.options
         assert options.order is not None
-        reading = self._reading
-        reading.heartbeat.read_epoch(epoch)
+        hooks.reading().heartbeat.read_epoch(epoch)
         return EpochShare(
-            url=loader._url, stream=loader.name, stream_id=loader.stream.id, group=loader.group, order=options.order,
-            epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
-            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s,
-            timeout_s=loader._timeout_s,
+            url=hooks.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
+            order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
+            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, timeout_s=hooks.timeout_s,
         )  # fmt: skip
 
     def take(self, part: EpochShare, carried: RemoteBatch) -> Batch:
-        """A batch that was read elsewhere goes to the framework, as if it had been read here."""
-        self._reading.raise_error()
+        """Return a batch for the framework that was read elsewhere, as if it had been read here."""
+        self._hooks.reading().raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
-        self._loader._acknowledger.hand(batch)
-        self._loader.tally.hand(carried)
+        self._hooks.acknowledger.hand(batch)
+        self._hooks.tally.hand(carried)
         return batch
 
     def flush(self) -> None:
-        """Before a wait that nobody sees from here: an acknowledgement lost with its connection would keep its room."""
-        self._loader.tally.ask()
-        self._loader._acknowledger.flush()
+        """Send acknowledgements again before a wait: one lost with its connection would keep its entry from others."""
+        self._hooks.tally.ask()
+        self._hooks.acknowledger.flush()
 
     def end(self, part: EpochShare, last: int) -> bool:
-        """The pass was read to its end, the last batch's position given; whether it goes on into the next (a feed)."""
-        loader, reading = self._loader, self._reading
-        manifest = find_manifest(loader._client, loader.stream, part.epoch)
+        """End a pass that was read to its end. Return whether it goes on into the next one, as in a feed.
+
+        Args:
+            part: the pass.
+            last: the position of the last batch.
+        """
+        hooks, reading = self._hooks, self._hooks.reading()
+        manifest = find_manifest(hooks.client, hooks.loader.stream, part.epoch)
         reading.member.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
         reading.cursor = max(reading.cursor, part.epoch)
-        loader._steps = reading.steps(part.epoch)
-        loader._acknowledger.end_epoch(part.epoch)
-        is_feed = runs_on(loader, part.epoch)
-        loader.end_tally(part.epoch, is_feed=is_feed)
-        loader.tally.rest()
+        is_feed = runs_on(hooks.loader, part.epoch)
+        hooks.end_epoch(part.epoch, is_feed=is_feed)
+        hooks.tally.rest()
         return is_feed
-
-    @property
-    def _reading(self) -> OrderedReading:
-        reading = self._loader._joined()
-        assert isinstance(reading, OrderedReading)
-        return reading
 
 
 def has_ranks(loader: object) -> bool:
     """Return whether it is one loader that reads in canonical order. A mixture is not."""
-    return isinstance(loader, Loader) and loader._options.order is not None
+    return isinstance(loader, Loader) and LoaderHooks(loader).options.order is not None
 
 
 def runs_on(loader: Loader, epoch: int) -> bool:
     """Return whether an iteration continues behind this epoch: it is one of an endless feed."""
-    manifest = find_manifest(loader._client, loader.stream, epoch)
+    manifest = find_manifest(LoaderHooks(loader).client, loader.stream, epoch)
     return manifest is not None and manifest.kind == FEED
 
 
 def is_last(loader: Loader, part: EpochShare, position: int) -> bool:
     """Return whether no batch of the rank begins at this position or behind it."""
-    manifest, order = find_manifest(loader._client, loader.stream, part.epoch), part.order
+    manifest, order = find_manifest(LoaderHooks(loader).client, loader.stream, part.epoch), part.order
     if manifest is None or manifest.samples is None:
         return False
     steps = EpochSteps(part.start, order.rank, order.world, order.batch, part.remainder)

@@ -11,6 +11,7 @@ import pytest
 
 from penstock_common.errors import WaitTimeout
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_producer.write.writer import Writer
@@ -162,7 +163,7 @@ def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> Non
     with loader_of(any_url) as loader:
         batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), side)
         for steps, _ in enumerate(batches, 1):
-            if not loader.is_ready and side.sent == steps:
+            if not hooks_of(loader).is_ready and side.sent == steps:
                 continue  # nothing waits for a batch only to have it early
             loader._joined().member.flush()
             assert delivered(any_url)[0] == (steps - 1) * BATCH

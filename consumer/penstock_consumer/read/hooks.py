@@ -1,0 +1,54 @@
+"""What adapters, views and mixtures use of a loader or a mixture, beside what users call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock_consumer.read.ack import Acknowledge, Adapter
+from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.stats import StatsCounter
+
+
+class Hooks(Protocol):
+    """The inner side of a loader or a mixture. `hooks_of` gives it."""
+
+    @property
+    def policy(self) -> Acknowledge:
+        """The policy that says when batches are acknowledged."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that reports what was trained on, for a framework that reads ahead."""
+
+    @property
+    def tally(self) -> StatsCounter:
+        """The counts behind `Loader.stats`."""
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of every batch, or None if the last batch of an epoch may be smaller."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch of the epoch being read has arrived."""
+
+    def take_over(self, adapter: Adapter) -> None:
+        """Let ``adapter`` say from now on what was trained on, because a framework pulls batches ahead of its step."""
+
+    def trained(self, batch: Batch) -> None:
+        """Note that the training step is done with a batch that an adapter had pulled."""
+
+    def hand_back(self, batches: Iterable[Batch]) -> None:
+        """Hand batches that were never trained on out again, when the next iteration starts."""
+
+
+class Hooked(Protocol):
+    """A loader or a mixture."""
+
+    def _hooks(self) -> Hooks: ...
+
+
+def hooks_of(source: Hooked) -> Hooks:
+    """Return the inner side of a loader or a mixture. It is made anew each time, so it keeps no loader alive."""
+    return source._hooks()
