@@ -16,7 +16,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.tuning import Tuning
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 from tests.tuned import tuned
 
@@ -175,7 +175,7 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
             Writer("t", url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer,
             suppress(BudgetFull),
         ):
-            writer.should_stop = is_over.is_set
+            WriterHooks(writer).stop_when(is_over.is_set)
             epoch = writer.epoch()
             for number in range(count):
                 epoch.write(sample(number))

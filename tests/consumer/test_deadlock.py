@@ -16,7 +16,7 @@ from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, Deadl
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import WaitingWriter
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 from tests.consumer.test_acknowledge_policies import BLOCK, BUDGET, writing
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
 from tests.tuned import tuned
@@ -78,7 +78,7 @@ def two_shards(url: str, partitions: int = 1) -> Iterator[Callable[[], None]]:
 
     def write(shard: int) -> None:
         with Writer("t", url=url, **tuned("Writer", settings)) as writer, suppress(BudgetFull):
-            writer.should_stop = is_over.is_set
+            WriterHooks(writer).stop_when(is_over.is_set)
             with writer.epoch(0).shard(shard) as part:
                 for number in range(COUNT // 2):
                     part.write(sample(shard * COUNT // 2 + number))

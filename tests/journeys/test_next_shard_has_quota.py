@@ -33,7 +33,7 @@ from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import open_queue
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
 from penstock_producer.sources.config import DatasetConfig
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, sample
 from tests.contracts.processes import child
 from tests.producer.made import SAMPLES
@@ -272,7 +272,7 @@ def write_shards(url: str, *shards: str) -> None:
         manifest = find_manifest(writer.client, writer.stream, 0)
         assert manifest is not None
         for shard in map(int, shards):
-            with writer.open_shard(manifest, shard) as one:
+            with WriterHooks(writer).open_shard(manifest, shard) as one:
                 for offset in range(manifest.shard_size(shard)):
                     one.write(sample(offset))
 
@@ -297,7 +297,7 @@ def write_epoch(url: str, name: str) -> None:
     with Writer(name, url=url, tuning=Tuning(notify=lambda _: None)) as writer:
         manifest = find_manifest(writer.client, writer.stream, 0)
         assert manifest is not None
-        with writer.open_shard(manifest, 0) as one:
+        with WriterHooks(writer).open_shard(manifest, 0) as one:
             for number in range(300):
                 one.write(sample(number))
 

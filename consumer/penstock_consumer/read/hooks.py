@@ -1,4 +1,4 @@
-"""What adapters, views and mixtures use of a loader or a mixture, beside what users call."""
+"""The inner side of loaders and mixtures, for adapters, views and worker processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Hooks(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch of the epoch being read has arrived."""
+        """True once the next batch of the epoch being read has arrived."""
 
     def take_over(self, adapter: Adapter) -> None:
         """Let ``adapter`` say from now on what was trained on, because a framework pulls batches ahead of its step."""

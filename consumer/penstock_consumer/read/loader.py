@@ -430,6 +430,10 @@ class Loader(StageMethods, Passing):
         self._is_told_barren = True
         self._notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
 
+    def _note_steps(self, reading: Reading, epoch: int) -> None:
+        if isinstance(reading, OrderedReading):
+            self._steps = reading.steps(epoch)
+
     def _require_own(self) -> None:
         """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""
         if self._resources.pid != os.getpid():
@@ -610,8 +614,7 @@ class Loader(StageMethods, Passing):
         manifest = find_manifest(self._client, member.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
-        if isinstance(reading, OrderedReading):
-            self._steps = reading.steps(epoch)
+        self._note_steps(reading, epoch)
         self._acknowledger.end_epoch(epoch)
         if epoch in member.unclosed:
             reading.take_up()
@@ -708,6 +711,6 @@ class LoaderHooks:
 
     def end_epoch(self, epoch: int, *, is_feed: bool) -> None:
         """Note that an epoch was read to its end by worker processes, and report its statistics."""
-        self.loader._steps = self.reading().steps(epoch)
+        self.loader._note_steps(self.reading(), epoch)
         self.acknowledger.end_epoch(epoch)
         self.loader._end_tally(epoch, is_feed=is_feed)

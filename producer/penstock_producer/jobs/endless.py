@@ -28,7 +28,7 @@ from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, P
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 
 TELL_S = 0.2
 """How often the process that feeds reports its progress."""
@@ -272,7 +272,7 @@ class _Feeder:
             payload=plan.payload,
             info=source.info,
         )
-        self._writer.should_stop = lambda: stop.is_set
+        WriterHooks(self._writer).stop_when(lambda: stop.is_set)
 
     def feed(self) -> None:
         """Write to the iterable's end, or until it is stopped: then everything that was written and finds quota is
@@ -350,9 +350,9 @@ class _Feeder:
             self._writer.flush()
         except BudgetFull:
             self._fed.lost = self._writer.uncommitted
-            self._fed.nbytes = self._writer.bytes_fed
+            self._fed.nbytes = WriterHooks(self._writer).bytes_fed
             raise FillStopped from None  # the writer ends its epoch with what is committed
-        self._fed.nbytes = self._writer.bytes_fed
+        self._fed.nbytes = WriterHooks(self._writer).bytes_fed
 
 
 def _rows(batch: Mapping[str, Any]) -> int:

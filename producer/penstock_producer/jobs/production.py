@@ -70,7 +70,7 @@ from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 
 TICK_MS = 200
 CARE_S = 5.0
@@ -302,9 +302,11 @@ class Production:
             items = self._order(source, epoch).first(HOPELESS)
             seed = EpochSeed(self._plan.seed, epoch)
             if source.unit == "batch":  # a framework's, which may not survive a fork
-                self._writer.require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
+                WriterHooks(self._writer).require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
             else:
-                self._writer.require_spec(taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify))
+                WriterHooks(self._writer).require_spec(
+                    taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify)
+                )
 
     def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):

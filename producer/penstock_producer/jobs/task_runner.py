@@ -48,7 +48,7 @@ from penstock_producer.sources.protocol import AnySource, IterSource, Sample
 from penstock_producer.sources.transform import BlockTransform, seen_through
 from penstock_producer.write.quota import unfinished_shards
 from penstock_producer.write.shard import ShardWriter
-from penstock_producer.write.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer
+from penstock_producer.write.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer, WriterHooks
 
 ROOM_WAIT_S = 30.0
 """The length of a lease. A job that waits for quota longer makes way for another."""
@@ -145,7 +145,7 @@ class TaskRunner:
             writer, manifest = self._planned(task)
             if manifest is None:
                 return
-            writer.should_stop = lambda: self._should_stop() or self._should_yield()
+            WriterHooks(writer).stop_when(lambda: self._should_stop() or self._should_yield())
             source = self._open_source(task)
             watch = FailureLimit(
                 self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
@@ -262,8 +262,10 @@ class TaskRunner:
         order = self._order_of(task, source, manifest)
         items, seed = order.items(task.shard), EpochSeed(task.seed, task.epoch)
         if writer.stream.spec is None:
-            writer.require_spec(first_good(seen_through(source, task.block_transform), items, seed, task.shard))
-        shard = writer.open_shard(manifest, task.shard)
+            WriterHooks(writer).require_spec(
+                first_good(seen_through(source, task.block_transform), items, seed, task.shard)
+            )
+        shard = WriterHooks(writer).open_shard(manifest, task.shard)
         is_all_ours = shard.position == 0
         try:
             self._at(shard.committed)
@@ -304,8 +306,8 @@ class TaskRunner:
             return
 
         def opened(number: int, like: Mapping[str, Any]) -> ShardWriter:
-            writer.require_spec(like)
-            return writer.open_shard(manifest, number)
+            WriterHooks(writer).require_spec(like)
+            return WriterHooks(writer).open_shard(manifest, number)
 
         limit = SHARD_SAMPLES if len(writer.stream.partitions) == 1 else SPREAD_SAMPLES
         filler = ItemFiller(source, opened, limit, watch)
@@ -334,7 +336,7 @@ class TaskRunner:
     def _begun(writer: Writer, manifest: Manifest, shard: int) -> ShardWriter | None:
         """Return the writer of a shard that was left half done, or None if none was."""
         end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
-        return writer.open_shard(manifest, shard) if end else None
+        return WriterHooks(writer).open_shard(manifest, shard) if end else None
 
 
 def _bad_samples(writer: Writer, manifest: Manifest) -> int:

@@ -31,7 +31,7 @@ from penstock_common.wire.export import ExportedEpoch
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META
 from penstock_producer.write.shard import ShardWriter
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 
 SPARE = 1.3
 """A new stream's budget is this multiple of the imported bytes, because a writer waits when a budget is nearly full."""
@@ -140,7 +140,7 @@ class _EpochImport:
                 self._compare(manifest, shard, shards.get(shard, []), size)
                 continue
             is_written = True
-            with self._writer.open_shard(manifest, shard) as opened:
+            with WriterHooks(self._writer).open_shard(manifest, shard) as opened:
                 self._compare(manifest, shard, shards.get(shard, []), opened.position)
                 self._write(opened, shard, shards.get(shard, []), size)
         return is_written

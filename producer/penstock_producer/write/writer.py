@@ -147,7 +147,7 @@ class Writer:
         self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)  # who writes bears outages
         self._cleanup_timer.start()
         weakref.finalize(self, self._cleanup_timer.stopping.set)
-        self.should_stop: Callable[[], bool] = lambda: False
+        self._should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard that was opened from now on waits for quota. True ends the wait with BudgetFull."""
         self._resources = SharedResources(self._client, self.stream, notify)
         self._is_closed = self._is_opening = False
@@ -234,11 +234,6 @@ class Writer:
         """The samples of the endless feed that are not known to be committed yet."""
         return 0 if self._feed is None else self._feed.position - self._feed.committed
 
-    @property
-    def bytes_fed(self) -> int:
-        """The payload bytes that this writer sent to the endless feed."""
-        return self._ended_bytes + (0 if self._feed is None else self._feed.bytes_written)
-
     def _feeding(self, sample: Mapping[str, Any]) -> ShardWriter:
         if self._is_opening:
             raise two_threads()
@@ -249,7 +244,7 @@ class Writer:
             if self._feed is None:
                 self._require_open()
                 self._tell_mistaken()
-                self.require_spec(sample)
+                self._require_spec(sample)
                 self._feed = self._shard_writer(self._take_slot(), None, SHARD_SAMPLES, take_another=self._take_another)
                 self._stretch_bytes = self.stream.partition_budget * FEED_SHARE
         finally:
@@ -294,7 +289,7 @@ class Writer:
     def _tell_mistaken(self) -> None:
         """Say that the open epoch stays empty, because a call of the writer's own `write` probably means the epoch."""
         epoch = self._begun()
-        if epoch is not None and epoch.is_untouched:
+        if epoch is not None and epoch._is_untouched:
             self._notify(
                 f"writer.write() goes to the endless feed of {self.stream.name!r}, and epoch {epoch.number}, which is "
                 "open, stays empty: to write into it call the write() of what writer.epoch() returned"
@@ -314,7 +309,10 @@ class Writer:
 
     # --- used by the parts ---
 
-    def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
+    def _stop_when(self, should_stop: Callable[[], bool]) -> None:
+        self._should_stop = should_stop
+
+    def _require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
         """Return the stream's spec. If it has none, infer it from this sample, report it and store it."""
         if self.stream.spec is None:
             self.stream = load_stream(self._client, self.stream.name)
@@ -327,7 +325,7 @@ class Writer:
         assert self.stream.spec is not None
         return self.stream.spec
 
-    def open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
+    def _open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
         """Return the writer of one shard, at its progress. The stream must have a spec.
 
         Args:
@@ -355,7 +353,7 @@ class Writer:
     def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
         return Committer(
             self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            notify=self._notify, should_stop=self.should_stop, resources=self._resources,
+            notify=self._notify, should_stop=self._should_stop, resources=self._resources,
             token=token,
         )  # fmt: skip
 
@@ -403,6 +401,31 @@ class Writer:
         self.close()
 
 
+class WriterHooks:
+    """The inner side of a writer, for jobs and imports."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    @property
+    def bytes_fed(self) -> int:
+        """The payload bytes that were committed to the endless feed."""
+        writer = self._writer
+        return writer._ended_bytes + (0 if writer._feed is None else writer._feed.bytes_written)
+
+    def stop_when(self, should_stop: Callable[[], bool]) -> None:
+        """Ask ``should_stop`` while a shard that is opened from now on waits for quota. True ends the wait."""
+        self._writer._stop_when(should_stop)
+
+    def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
+        """Return the stream's spec. If it has none, infer it from this sample, report it and store it."""
+        return self._writer._require_spec(sample)
+
+    def open_shard(self, manifest: Manifest, shard: int) -> ShardWriter:
+        """Return the writer of one shard, at its progress. The stream must have a spec."""
+        return self._writer._open_shard(manifest, shard)
+
+
 def _end_somehow(feed: ShardWriter) -> None:
     """End a feed with everything written, or with what is committed if nothing more can be committed now."""
     try:
@@ -448,7 +471,7 @@ class EpochWriter:
         return f"<EpochWriter of epoch {self.number} of {self._writer.stream.name!r}: {plan}>"
 
     @property
-    def is_untouched(self) -> bool:
+    def _is_untouched(self) -> bool:
         """Return whether the epoch takes samples, is not planned in shards, and got no sample."""
         return not (self._is_closed or self._sizes or self._manifest.sizes) and self._current is None
 
@@ -472,8 +495,8 @@ class EpochWriter:
         if self._writer.stream.spec is None:
             if like is None:
                 raise PenstockError(f"stream {self._writer.stream.name!r} has no spec yet: give spec= or like=")
-            self._writer.require_spec(like)
-        return self._writer.open_shard(self._manifest, shard)
+            self._writer._require_spec(like)
+        return self._writer._open_shard(self._manifest, shard)
 
     def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
         """Add a sample.
@@ -560,9 +583,9 @@ class EpochWriter:
         self._is_opening = True
         try:
             if self._writer.stream.spec is None:
-                self._writer.require_spec(sample)
+                self._writer._require_spec(sample)
             self._end_shard()
-            self._current = self._writer.open_shard(self._manifest, len(self._sizes), self._shard_limit)
+            self._current = self._writer._open_shard(self._manifest, len(self._sizes), self._shard_limit)
         finally:
             self._is_opening = False
         return self._current

@@ -18,6 +18,9 @@ class Numbers:
         self.trained_on: list[int] = []
         self.returned: list[int] = []
 
+    def _hooks(self) -> Any:
+        return self
+
     def __iter__(self) -> Iterator[Batch]:
         return (Batch({}, 0, [], position) for position in range(5))
 

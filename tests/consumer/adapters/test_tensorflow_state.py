@@ -11,7 +11,7 @@ import pytest
 
 from penstock_common.errors import BudgetFull
 from penstock_common.tuning import Tuning
-from penstock_producer.write.writer import Writer
+from penstock_producer.write.writer import Writer, WriterHooks
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
 from tests.tuned import tuned
@@ -109,7 +109,7 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
             Writer(STREAM, url=any_url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer,
             suppress(BudgetFull),
         ):
-            writer.should_stop = is_over.is_set
+            WriterHooks(writer).stop_when(is_over.is_set)
             epoch = writer.epoch()
             for number in range(1000):
                 epoch.write(sample(number))
