@@ -143,6 +143,10 @@ ANSWERS = {
         1,
         "there is no tensor 'y' to balance by: images have one from their cla",
     ),
+    "produce mix --part 3 images photos/ --part 1 images flat/": (
+        2,
+        "a source of several words stands in quotes: --part 3 'images photos/",
+    ),
     "import nowhere train": (
         1,
         "there is no folder {folder}/nowhere: name the one that `penstock export",

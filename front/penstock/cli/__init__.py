@@ -209,6 +209,8 @@ class Parser(argparse.ArgumentParser):
             known = [a.option_strings[-1] for a in self._actions if a.option_strings and a.dest != "help"]
             return f"it takes {', '.join(known)}" if 0 < len(known) <= _FEW else ""
         at = len(given) - 1 - given[::-1].index(word)
+        if (action := self._option_string_actions.get("".join(given[at - 3 : at - 2]))) and action.nargs == 2:
+            return f"a source of several words stands in quotes: {given[at - 3]} 3 'images photos/ --resize 224'"
         for before, takes in ((given[at - 1 : at], "no value"), (given[at - 2 : at - 1], "one value")):
             action = self._option_string_actions.get("".join(before))
             if action is not None and action.nargs == (0 if takes == "no value" else None):
