@@ -224,7 +224,7 @@ TRESPASSES = {
     "front/penstock/bench/trespass.py": "import penstock.cli",
     "front/penstock/demo.py": "import penstock_common",
     "common/penstock_common/wire/trespass.py": "import os.path, time, penstock_common.stream",
-    "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.losses",
+    "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.index",
     "consumer/penstock_consumer/stages/trespass.py": "import penstock_common.stream, penstock_producer",
     "consumer/penstock_consumer/read/trespass.py": "import penstock_consumer.adapters",
     "producer/penstock_producer/sources/trespass.py": "import penstock_producer.notebook",

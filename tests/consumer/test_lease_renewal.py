@@ -17,9 +17,10 @@ from penstock_common.errors import GroupBusy
 from penstock_common.server.client import ControlClient
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import server_ms
 from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
-from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster, server_ms
+from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.read.heartbeat import LONGEST_LOOK_S, LeaseRenewer
 from penstock_consumer.read.leases import Leases

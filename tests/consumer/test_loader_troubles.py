@@ -429,7 +429,7 @@ class TestMembers:
         self, fresh_server: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Closing in order says what could not be acknowledged; after an error, or Ctrl-C, nobody waits for it."""
-        monkeypatch.setattr("penstock_common.stream.outbox.OUTAGE_S", 0.5)
+        monkeypatch.setattr("penstock_common.stream.groups.outbox.OUTAGE_S", 0.5)
         server = fresh_server()
         produce(server.url, "t", 400, block_samples=2)
         said: list[str] = []

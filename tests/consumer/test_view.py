@@ -10,8 +10,8 @@ import pytest
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.tuning import Tuning
-from penstock_consumer.adapters.selection import nested
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.selection import nested
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, produce
 from tests.contracts.ordered import plan, rank_of

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import CheckpointOverdue, TooLarge
 from penstock_common.explain.backlog import GroupBacklog
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, server_ms
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,

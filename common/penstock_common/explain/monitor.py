@@ -19,11 +19,11 @@ from penstock_common.explain.snapshot import (
     RankSnapshot,
     StreamSnapshot,
 )
-from penstock_common.stream.commands import Client, Refused
+from penstock_common.stream.commands import Client, Refused, server_ms
 from penstock_common.stream.entries import EntryId
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
-from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, server_ms
+from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index import due_shards, read_backward, read_forward
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs

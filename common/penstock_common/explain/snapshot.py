@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock_common.stream.commands import Client, readable
+from penstock_common.stream.commands import Client, ms_of, readable
 from penstock_common.stream.groups.presence import Liveness, is_returned
-from penstock_common.stream.groups.roster import (
-    Roster,
-    WaitingWriter,
-    ms_of,
-    parse_roster,
-)
+from penstock_common.stream.groups.roster import Roster, WaitingWriter, parse_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     parse_states,

@@ -146,3 +146,13 @@ def readable(where: Callable[P, str]) -> Callable[[Callable[P, T]], Callable[P, 
 def is_script_error(error: Exception, word: str) -> bool:
     """Return True if a script ended with ``redis.error_reply('PENSTOCK <word>...')``."""
     return f"PENSTOCK {word}" in str(error)
+
+
+def server_ms(client: Client) -> int:
+    """Return the server's clock, in ms. All ``seen`` times are of it."""
+    return ms_of(client.time())
+
+
+def ms_of(reply: tuple[int, int]) -> int:
+    """Return the answer of TIME in ms."""
+    return reply[0] * 1000 + reply[1] // 1000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from penstock_common.server.channel import Channel, Command
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import (
     PAGE,
     EntryId,
@@ -18,7 +18,6 @@ from penstock_common.stream.entries import (
     parse_id,
     raise_errors,
 )
-from penstock_common.stream.groups.roster import server_ms
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream

@@ -18,8 +18,7 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import PenstockError
 from penstock_common.pace import Pace
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script
-from penstock_common.stream.groups.roster import server_ms
+from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script, server_ms
 from penstock_common.stream.keys import is_name
 from penstock_common.stream.streams import Stream
 

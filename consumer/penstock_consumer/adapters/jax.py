@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
 from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
-from penstock_consumer.adapters.selection import Select, chosen, refuse_ragged, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
@@ -25,6 +24,7 @@ from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.selection import Select, chosen, refuse_ragged, shaped
 
 PREFETCH = 2
 """Batches on the device beside the one in the step: one that is ready, one whose transfer is under way."""

@@ -18,7 +18,6 @@ import tensorflow as tf
 from penstock_common.errors import PenstockError
 from penstock_common.hints import explained, one_argument, refuse_unpacking
 from penstock_common.waiting import to_stderr
-from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.read.hooks import hooks_of
@@ -27,6 +26,7 @@ from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.selection import Select, chosen, shaped
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "ragged_batch", "shard")
 """Elements go through whole, so their tokens go with them."""

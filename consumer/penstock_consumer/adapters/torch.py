@@ -19,7 +19,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import Answering, Lengthless, explained
-from penstock_consumer.adapters.selection import Select, chosen, shaped
 from penstock_consumer.adapters.settling import Feed, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.read.hooks import hooks_of
@@ -29,6 +28,7 @@ from penstock_consumer.read.options import State
 from penstock_consumer.read.worker_shares import EpochShare, WorkerShares, has_ranks, is_last, read_share, runs_on
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.selection import Select, chosen, shaped
 
 UNSEEN = (
     "batches are read in worker processes, and nothing here sees which of them the training process is done with: "
@@ -51,7 +51,7 @@ Token = tuple[int, int]
 @overload
 def dataset(
     loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
-) -> Dataset: ...
+) -> LoaderDataset: ...
 
 
 @overload
@@ -63,7 +63,7 @@ def dataset(
 @explained
 def dataset(
     loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
-) -> Dataset | ReplayDataset:
+) -> LoaderDataset | ReplayDataset:
     """The loader's batches as tensors: each iteration is the group's next epoch, or the rest of a broken-off one.
 
     Iterate it as it is, or through ``DataLoader(ds, batch_size=None)`` or torchdata's StatefulDataLoader: elements are
@@ -82,7 +82,7 @@ def dataset(
     if isinstance(loader, Passes):
         return ReplayDataset(loader, select, nested, ragged)
     require_loader(loader)
-    return (SizedDataset if has_ranks(loader) else Dataset)(loader, select, nested, ragged)
+    return (SizedDataset if has_ranks(loader) else LoaderDataset)(loader, select, nested, ragged)
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Carried:
         return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
 
 
-class Dataset(Answering, IterableDataset):
+class LoaderDataset(Answering, IterableDataset):
     """The result of `dataset`."""
 
     __len__ = Lengthless()
@@ -232,7 +232,7 @@ class Dataset(Answering, IterableDataset):
             self._done, self._is_over = state["done"], state["is_over"]
 
 
-class SizedDataset(Dataset):
+class SizedDataset(LoaderDataset):
     """A dataset of an ordered group. Others must not have a length: Keras asks what has ``__len__``, and gives up."""
 
     def __len__(self) -> int:  # type: ignore[override]
@@ -314,10 +314,10 @@ class Acknowledging:
 
     def __init__(self, batches: Any) -> None:
         batches = batches.batches if isinstance(batches, Acknowledging) else batches
-        found = batches if isinstance(batches, Dataset) else getattr(batches, "dataset", None)
+        found = batches if isinstance(batches, LoaderDataset) else getattr(batches, "dataset", None)
         if is_replayed(batches):
             raise TypeError("a replay's batches are not acknowledged: iterate the dataset, or its DataLoader, as it is")
-        if not isinstance(found, Dataset):
+        if not isinstance(found, LoaderDataset):
             raise TypeError(
                 f"got a {type(batches).__name__}, expected what penstock.torch.dataset returned, or a DataLoader of it"
             )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from penstock_common.errors import ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.pace import Pace
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
+from penstock_common.stream.groups.losses import Witness
 from penstock_common.stream.groups.presence import ended_members, is_returned
-from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member, server_ms
-from penstock_common.stream.losses import Witness
+from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
 from penstock_common.threads import join

@@ -10,10 +10,10 @@ from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
+from penstock_common.stream.groups.dead_notes import DeadNote
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
-from penstock_common.stream.mending.dead import DeadNote
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read.canonical import IndexedPiece
 

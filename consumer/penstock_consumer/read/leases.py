@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock_common.stream.entries import Pending
+from penstock_common.stream.groups.losses import Settled
 from penstock_common.stream.keys import RELEASED
-from penstock_common.stream.losses import Settled
 from penstock_consumer.stages.batch import Batch, Lease
 
 REMEMBERED = 64

@@ -23,10 +23,12 @@ from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import behind, owed_samples, uncovered
+from penstock_common.stream.groups.losses import Witness
+from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
@@ -40,12 +42,9 @@ from penstock_common.stream.groups.roster import (
     leave,
     load_roster,
     rank_member,
-    server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys, StreamKeys
-from penstock_common.stream.losses import Witness
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
-from penstock_common.stream.outbox import Outbox
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import format_ranges, parse_ranges
 from penstock_common.stream.streams import (

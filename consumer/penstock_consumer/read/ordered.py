@@ -22,12 +22,12 @@ from penstock_common.errors import (
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command
+from penstock_common.stream.groups.dead_notes import DeadNote, skipped
 from penstock_common.stream.groups.ledger import bury
 from penstock_common.stream.groups.positions import HEAD_STEPS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, load_manifest, renewed
-from penstock_common.stream.mending.dead import DeadNote, skipped
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.servers.suitability import require_step_fits
 from penstock_common.stream.streams import Stream

@@ -14,11 +14,11 @@ from penstock_common import errors
 from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import ReplyError
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, read_group_command
 from penstock_common.stream.groups.ledger import acknowledge, settled_bits
-from penstock_common.stream.groups.roster import load_roster, server_ms
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,

@@ -7,20 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock_common.hints import Passing, an, callable_of, one_argument, whole
-from penstock_consumer.adapters.selection import chosen, nested, shaped
-from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.read.hooks import Hooked, hooks_of
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.selection import chosen, nested, shaped
 from penstock_consumer.stages.stats import Stats
 
-if TYPE_CHECKING:
-    from penstock_consumer.read.loader import Loader
-    from penstock_consumer.read.mixture import Mixture
-
 Step = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+class ViewSource(Hooked, Protocol):
+    """A loader or a mixture, as a view uses it. `Loader` describes the methods."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *how: Any) -> None: ...
+
+    def state_dict(self) -> State:
+        """Return where training is."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+
+    def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
+        """Acknowledge what a durable checkpoint contains."""
+
+    def stats(self) -> Stats:
+        """Return the statistics."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 class View(Passing):
@@ -34,7 +57,7 @@ class View(Passing):
         ...     train(x, y)
     """
 
-    def __init__(self, source: Loader | Mixture, steps: tuple[Step, ...] = (), *, count: int | None = 0) -> None:
+    def __init__(self, source: ViewSource, steps: tuple[Step, ...] = (), *, count: int | None = 0) -> None:
         self._source, self._steps = source, steps
         self._count = count
         """The elements of a pass: 0 means as many as batches, None means unknown, else at most so many."""
@@ -163,7 +186,7 @@ class View(Passing):
         source = self._source if is_shown else self._shown_source()
         return View(source, (*self._steps, step), count=self._count)
 
-    def _shown_source(self) -> Loader | Mixture:
+    def _shown_source(self) -> ViewSource:
         if hooks_of(self._source).policy == "manual":
             raise ValueError(
                 "acknowledge='manual' needs the batches, which this view hides: use map() alone, or 'on_next', or "

@@ -14,9 +14,9 @@ from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.explain.backlog import idle_groups, missing_members
 from penstock_common.explain.sentences import explain_holds, told_missing
 from penstock_common.segments.plane import INLINE
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.ledger import owed_samples
-from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load_roster, note_wait, server_ms
+from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load_roster, note_wait
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block, readable_bytes
 from penstock_common.stream.streams import Stream

@@ -11,7 +11,7 @@ from socket import gethostname
 
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.losses import Witness
+from penstock_common.stream.groups.losses import Witness
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify

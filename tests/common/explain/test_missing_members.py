@@ -6,9 +6,9 @@ import pytest
 
 from penstock_common.explain.backlog import Missing, missing_members
 from penstock_common.explain.sentences import SHOWN, told_missing
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
-from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member, server_ms
+from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member
 from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer

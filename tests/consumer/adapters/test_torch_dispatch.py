@@ -15,7 +15,8 @@ import pytest
 
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import Membership, Order, rank_member, server_ms
+from penstock_common.stream.commands import server_ms
+from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.reported_rates import RateReporter, trainer_field
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck

@@ -3,7 +3,7 @@
 -- KEYS: hash
 -- ARGV: id most field note
 -- Answer: 1 if the note is there; 0 if the hash has another id; -1 if it has `most` notes already
--- Callers: penstock_common/stream/losses.py
+-- Callers: penstock_common/stream/groups/losses.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -13,8 +13,8 @@ from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.survey import Survey, survey_partition
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import has_entries
+from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses
 from penstock_common.stream.groups.positions import starts_of
-from penstock_common.stream.losses import Loss, losses_of_lost_epochs, noted_losses
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock_common.stream.losses import Loss
+from penstock_common.stream.groups.losses import Loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from penstock_common.stream.entries import (
     is_gone,
     parse_id,
 )
+from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
-from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import decode

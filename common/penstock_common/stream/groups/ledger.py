@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, run_script
 from penstock_common.stream.entries import index_ends, index_records
+from penstock_common.stream.groups.dead_notes import load_notes
 from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards
-from penstock_common.stream.mending.dead import load_notes
 from penstock_common.stream.streams import Stream
 
 _ACKNOWLEDGE = load_script("acknowledge")

@@ -23,7 +23,16 @@ from penstock_common.errors import (
 )
 from penstock_common.hints import did_you_mean
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
+from penstock_common.stream.commands import (
+    Arg,
+    Client,
+    decoded,
+    is_script_error,
+    ms_of,
+    readable,
+    run_script,
+    server_ms,
+)
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import Stream, require_there
 
@@ -399,16 +408,6 @@ def hold_for_replay(
 def end_replay(client: Client, partition: PartitionKeys, token: str) -> None:
     """End a replay's lease."""
     client.hdel(partition.roster, f"r:{token}")
-
-
-def server_ms(client: Client) -> int:
-    """Return the server's clock, in ms. All ``seen`` times are of it."""
-    return ms_of(client.time())
-
-
-def ms_of(reply: tuple[int, int]) -> int:
-    """Return the answer of TIME in ms."""
-    return reply[0] * 1000 + reply[1] // 1000
 
 
 def require_group(client: Client, stream: Stream, group: str) -> GroupRecord:

@@ -21,10 +21,10 @@ from penstock_common.segments.plane import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import Record, index_records, is_gone
+from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
 from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
-from penstock_common.stream.mending.dead import DeadNote, load_notes
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES

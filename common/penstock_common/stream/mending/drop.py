@@ -12,22 +12,15 @@ from penstock_common.errors import EntryNotFound, GroupNotFound, StreamConflict
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
-from penstock_common.stream.commands import Arg, Client, run_script
+from penstock_common.stream.commands import Arg, Client, run_script, server_ms
 from penstock_common.stream.entries import Record, is_gone, list_pending
+from penstock_common.stream.groups.dead_notes import DeadNote, load_notes, write_note
 from penstock_common.stream.groups.ledger import runs, uncovered
 from penstock_common.stream.groups.positions import known_positions, starts_of
-from penstock_common.stream.groups.roster import (
-    ORDERED,
-    GroupRecord,
-    close_for_group,
-    load_roster,
-    require_group,
-    server_ms,
-)
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, close_for_group, load_roster, require_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, load_manifest
 from penstock_common.stream.mending.bad import DeadLetter, letter_of, records_by_entry
-from penstock_common.stream.mending.dead import DeadNote, load_notes, write_note
 from penstock_common.stream.mending.repairs import balance_bytes
 from penstock_common.stream.streams import Stream
 

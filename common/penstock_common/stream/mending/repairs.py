@@ -16,10 +16,10 @@ from penstock_common.errors import BadEntry, EpochAbandoned
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import Survey
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, load_roster, server_ms
+from penstock_common.stream.groups.roster import ORDERED, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields

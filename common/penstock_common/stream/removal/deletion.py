@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
-from penstock_common.stream.groups.roster import load_roster, server_ms
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of

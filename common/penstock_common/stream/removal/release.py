@@ -11,9 +11,9 @@ from redis.exceptions import WatchError
 
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Call, Client, run_script, run_scripts
+from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.roster import fetch_rosters
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.losses import forget_losses
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.streams import Stream
