@@ -219,7 +219,7 @@ def test_classes_are_known_without_decoding(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        ([0, 1], {"by": "z"}, "the classes of tensor 'z' are not known without making every sample"),
+        ([0, 1], {"by": "z"}, "there is no tensor 'z' to balance by: images have one from their class folders"),
         ([0.5, 1.5], {}, r"tensor 'y' is float64\[2\]; a class is one whole number or text"),
         ([0, 1], {"samples": 1}, "1 samples an epoch are too few for 2 classes"),
     ],
@@ -228,6 +228,12 @@ def test_what_cannot_be_balanced_is_refused(tmp_path: Path, labels: Any, options
     """In one line, when it is opened."""
     with pytest.raises(SourceError, match=message):
         opened(BalancedConfig(source=arrays(tmp_path, "a", 0, labels), **options))
+
+
+def test_a_tensor_that_only_decoding_shows_is_no_class(pictures: Path) -> None:
+    """Balancing by pixels would decode every picture before the first one is chosen."""
+    with pytest.raises(SourceError, match="the classes of tensor 'x' are not known without making every sample"):
+        opened(BalancedConfig(source=ImagesConfig(path=str(pictures), mode="gray"), by="x"))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
