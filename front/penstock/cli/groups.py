@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, GROUP_NAME, Actions, add_action, url_of
-from penstock_common.stream.commands import server_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -177,6 +176,7 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
     from penstock_common.errors import GroupBusy
+    from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.presence import liveness_of
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import load_stream

@@ -8,7 +8,6 @@ import socket
 from typing import TYPE_CHECKING
 
 from penstock.cli import GROUP_NAME, SERVER_URL, STREAM_NAME, add_url, seconds, url_of
-from penstock_common.stream.commands import server_ms
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -74,6 +73,7 @@ def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
 
 def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
     from penstock_common.stream.client import connect
+    from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import load_stream
     from penstock_consumer.read.resources import host_prefix

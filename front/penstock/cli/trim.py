@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import add_stream, byte_size, url_of, whole_number
-from penstock_common.stream.commands import server_ms
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -81,6 +80,7 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
 
 def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     """Return why each epoch may not go, of those that are there."""
+    from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.manifest import ABANDONED, find_manifest
