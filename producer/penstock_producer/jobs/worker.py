@@ -27,7 +27,7 @@ with needed("rq", "producing"):
 from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.timeouts import BaseDeathPenalty
+from rq.timeouts import TimerDeathPenalty
 from rq.utils import now
 
 from penstock_common.stream.commands import Refused
@@ -128,6 +128,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
         queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
         worker = ShardWorker(queue, options, stopping, runner.rest, own)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
+        threading.Thread(target=worker.send_heartbeats, name="penstock-heartbeat", daemon=True).start()
         try:
             worker.work(burst=options.burst, logging_level="CRITICAL")
         finally:
@@ -152,6 +153,8 @@ class ShardWorker(SimpleWorker):
 
     job_class = ShardJob
     queue_class = ShardQueue
+    death_penalty_class = TimerDeathPenalty
+    """It sets no timer and no SIGALRM for a job without a time limit, which every job is (`ShardJob.restore`)."""
 
     def __init__(
         self,
@@ -166,13 +169,12 @@ class ShardWorker(SimpleWorker):
         Jobs wait for ``planned_tasks``.
         """
         self._on_idle, self._planned_tasks = on_idle, planned_tasks
-        self.death_penalty_class = _NoTimeLimit
         super().__init__(
             [queue],
             name=options.name,
             connection=queue.connection,
-            job_class=ShardJob,
             serializer=JSONSerializer,
+            exception_handlers=[self._judge_failure],
             worker_ttl=WORKER_TTL_S,
             maintenance_interval=MAINTENANCE_S,
             job_monitoring_interval=HEARTBEAT_TTL_S,
@@ -320,11 +322,6 @@ class ShardWorker(SimpleWorker):
 
     # --- doing one ---
 
-    def work(self, *args: Any, **how: Any) -> bool:
-        """See rq. The process sends heartbeats all the time."""
-        threading.Thread(target=self._beat, name="penstock-heartbeat", daemon=True).start()
-        return super().work(*args, **how)
-
     def execute_job(self, job: Job, queue: Any) -> None:
         """Do a job in this process."""
         self._working_at = job
@@ -340,7 +337,8 @@ class ShardWorker(SimpleWorker):
             with self._telling:  # a heartbeat that is being sent ends before the next job begins
                 pass
 
-    def _beat(self) -> None:
+    def send_heartbeats(self) -> None:
+        """Report for ever, in a thread of its own, that the worker lives while it does a job."""
         pause = threading.Event()
         while not pause.wait(self._options.heartbeat_ttl_s / HEARTBEATS):
             with self._telling:
@@ -352,9 +350,8 @@ class ShardWorker(SimpleWorker):
                 except Exception as error:  # the next one may succeed
                     self.log.debug("heartbeat: %s", error)
 
-    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+    def _judge_failure(self, job: Job, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         """Decide whether the job is tried again, and report what happened."""
-        error: BaseException = exc_info[1]
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(error, ServerUnavailable) and error.borne_s:
             self.waited_in_vain = error  # the streams' server is away: the job is returned, and this worker ends
@@ -388,16 +385,6 @@ class ShardWorker(SimpleWorker):
         self._stop_requested = True
         if self.get_state() == "busy":
             signal.setitimer(signal.ITIMER_REAL, STOP_GRACE_S)
-
-
-class _NoTimeLimit(BaseDeathPenalty):
-    """No time limit and no SIGALRM, because the time that a shard takes is not known."""
-
-    def setup_death_penalty(self) -> None:
-        pass
-
-    def cancel_death_penalty(self) -> None:
-        pass
 
 
 def _cut_short(signum: int, frame: FrameType | None) -> None:
