@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -24,10 +25,10 @@ from urllib.parse import quote
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, ServerUnsuitable
 from penstock_common.hints import explained
+from penstock_common.private_files import read_private, write_private
 from penstock_common.segments.trust import User, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
-from penstock_common.stream.servers.passwords import choose_password
 from penstock_common.waiting import Wait
 
 __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_label"]
@@ -71,6 +72,9 @@ _LONGEST_ANSWER = 1024
 _AOF_NAMES = ("appendonly.aof", "appendonlydir")
 """The names in Redis 6.2 and in later versions. Servers without a umask of their own made them readable for everybody.
 """
+_PASSWORD_FILE = "penstock-password"  # noqa: S105 - the name of a file
+"""The file in the folder of the append-only file that keeps the password, mode 0600."""
+_PASSWORD_BYTES = 32
 _PORT_ATTEMPTS = 20
 _PORT_TAKEN = re.compile(r"in use|Failed listening", re.IGNORECASE)
 
@@ -121,7 +125,7 @@ class EmbeddedServer:
             kept = data if appendonly and directory is not None else None
             if kept is not None:
                 _require_own(kept)
-            self.password = extra.get("requirepass", choose_password(kept) if password is None else password)
+            self.password = extra.get("requirepass", _choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
             self._start({**settings, **extra}, port)
         except BaseException:
@@ -333,6 +337,38 @@ def _require_own(data: Path) -> None:
     for name in _AOF_NAMES:
         with contextlib.suppress(FileNotFoundError):
             (data / name).chmod(0o700 if (data / name).is_dir() else 0o600)
+
+
+def _choose_password(folder: Path | None) -> str:
+    """Return a random password, or the one that ``folder`` keeps; a folder without one gets a file with it.
+
+    Args:
+        folder: The folder of an append-only file, or None for a password that ends with its server.
+
+    Raises:
+        ServerUnsuitable: The file cannot be read or written, is empty, or is not this user's alone.
+    """
+    if folder is None:
+        return secrets.token_hex(_PASSWORD_BYTES)
+    file = folder / _PASSWORD_FILE
+    try:
+        password = read_private(file)
+    except FileNotFoundError:
+        return _keep_password(file, secrets.token_hex(_PASSWORD_BYTES))
+    except OSError as error:
+        raise ServerUnsuitable(f"the server's password in {file} cannot be used: {error.strerror}") from None
+    if not password:
+        raise ServerUnsuitable(f"{file} is empty, it should hold the server's password: remove it for a new one")
+    return password
+
+
+def _keep_password(file: Path, password: str) -> str:
+    try:
+        write_private(file, password + "\n")
+    except OSError as error:
+        why = f"cannot keep the server's password in {file}: {error.strerror}"
+        raise ServerUnsuitable(f"{why}; name a folder of your own") from None
+    return password
 
 
 def _request(*words: str) -> bytes:
