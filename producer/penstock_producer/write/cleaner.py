@@ -45,21 +45,21 @@ from penstock_producer.write.trimmer import Trimmer
 
 
 class CleanupTimer:
-    """Passes over a stream at intervals, from `start` to `stop`; it ends by itself with the stream."""
+    """A thread that cleans up a stream at intervals, from `start` to `stop`. It ends when the stream is deleted."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
         self._client, self._stream, self._notify = client, stream, notify
         self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
-        """Set it to end the thread without waiting for that."""
+        """The event that ends the thread. Setting it does not wait for the end."""
         self._thread = threading.Thread(target=self._run, name=f"penstock-tidying-{stream.name}", daemon=True)
 
     def start(self) -> None:
-        """The first pass comes after one interval."""
+        """Start the thread. Its first pass comes after one interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread uses the connection no more."""
+        """End the thread. Return when it no longer uses the connection."""
         self.stopping.set()
         join(self._thread, 5)
 
@@ -68,9 +68,9 @@ class CleanupTimer:
             try:
                 clean_up(self._client, self._stream, self._notify)
             except ServerUnavailable:
-                continue  # who writes will say so; the next pass finds it again
+                continue  # the writer reports it; the next pass asks the server again
             except StreamDeleted:
-                return  # as it will meet this
+                return  # the writer meets the same error
             except PenstockError as error:
                 self._notify(f"retention of {self._stream.name!r} stopped: {error}")
                 return
@@ -159,17 +159,17 @@ def _give_back(
 
 
 SLACK_SHARE = 0.1
-"""How much more than needed is freed at once, so that a full budget is not planned for at every block."""
+"""The share of the budget that is freed beyond what is needed, so that not every block needs a new plan."""
 SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long."""
 LOOK_AGAIN_S = 4.0
-"""So much later who looked silent is looked at again: four beats of a member with a lease of 30 s."""
+"""The pause before a silent member is checked again: four heartbeats of a member with a lease of 30 s."""
 CLEAN_UP_EVERY_S = 10.0
-"""How often whoever writes looks for epochs that the policy gives up, and for trainers that vanished."""
+"""How often a writer looks for epochs that the policy no longer keeps, and for trainers that vanished."""
 RECYCLE_EVERY_S = 0.5
-"""How often, at most, a writer that waits looks for segments that nobody needs any more."""
+"""The shortest time between two looks of a waiting writer for segments that no reader needs."""
 RECYCLE_SHARE = 1 / 8
-"""Of the budget: so much having been freed, it looks at once. Else a fast writer would make new files."""
+"""The share of the budget after whose release a writer looks at once. Otherwise a fast writer would make new files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,11 @@ class CleanupResult:
     """The result of one pass over a stream."""
 
     released: list[int]
-    """Epochs."""
+    """The epochs that were released."""
     freed_bytes: int
-    """Of payload."""
+    """The payload bytes that were freed."""
     expired: list[str]
-    """Groups that vanished, and hold no data from now on."""
+    """The groups that vanished. They hold no data from now on."""
 
 
 def clean_up(

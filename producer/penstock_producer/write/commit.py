@@ -58,7 +58,7 @@ from penstock_producer.write.segments import SegmentSealer, open_segment_writer,
 
 
 class ShardTaken(ShardMismatch):
-    """A shard is another writer's now: the server came back from before it was taken."""
+    """Another writer has the shard, because the server lost the note that this one took it."""
 
 
 @dataclass(slots=True)
@@ -68,11 +68,11 @@ class SentBlock:
     block: Block
     bad: Mapping[int, str]
     replies: int
-    """How many its transaction has."""
+    """The number of replies to its transaction."""
     segment: str
-    """Where its payload lies, if not in the entry: that may be sealed once this is answered."""
+    """The segment that holds its payload, or ''. It may be sealed once the transaction is answered."""
     sealed: list[str]
-    """Segments that are said to be full behind the transaction."""
+    """The segments that the request reports as full, after the transaction."""
 
 
 class Committer:
@@ -107,7 +107,7 @@ class Committer:
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: SentBlock | None = None
         self._wait: Wait | None = None
-        """For room; lasts until a block is committed, also over blocks that the server refused."""
+        """The wait for quota. It lasts until a block is committed, even if the server refuses blocks meanwhile."""
         self._segment_writer = open_segment_writer(client, stream, manifest, shard)
         self._sealer = SegmentSealer(client, self._partition, manifest, self._segment_writer)
         self._stored_block: tuple[Block, Fields, str] | None = None
@@ -115,9 +115,9 @@ class Committer:
         self._durability = Durability.parse(stream.durability)
         self._safety = self._durability.commands()
         self._lacking = ""
-        """What is committed and not yet as safe as it must be, said for people."""
+        """A sentence on what is committed and not yet as safe as the durability asks."""
         self._unsafe = Wait(notify, clock=clock)
-        """Since that is so."""
+        """The wait for that durability."""
         self._outage = Outage(notify, doing="writing", clock=clock)
         self._own: dict[int, int] = {}
         """The blocks that this run committed: end -> first offset."""
@@ -166,18 +166,18 @@ class Committer:
         return [] if self._sent is None else [(self._sent.block, self._sent.bad)]
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
-        """Return memory of a segment for at most so many samples; None if the block may be made anywhere."""
+        """Return memory of a segment for at most ``count`` samples, or None if the block may be made anywhere."""
         return None if self._segment_writer is None else place_block(self._segment_writer, count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
-        """Memory for the columns of so many samples, to be filled and committed as the next block; waits for room.
+        """Wait for quota, and return memory for the columns of ``count`` samples, which the caller fills and commits.
 
-        With segments it lies in one. Raises TooLarge, and what `commit` may.
+        It is memory of a segment if the stream has segments. Raises TooLarge, and what `commit` raises.
         """
         sizes = sizes_of(spec, count)
         is_full = False
         while True:
-            # asked once: a folder's refusal is told by the next answer only
+            # asked once, because only the next answer shows that the folder refused
             if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
                 self.settle()  # a wait looks at the server, which owes no other answers then
                 self._wait_for_admission(sum(sizes))

@@ -26,12 +26,12 @@ from penstock_common.stream.servers.suitability import ORDINARY_SHARE, ServerMem
 from penstock_common.stream.streams import Stream
 
 LOW_SHARE = 0.1
-"""A writer that had to wait goes on when this part of the budget below its mark is free again: so it writes, and room
-is planned for, in stretches and not block by block. As much as the cleaner frees beyond what is needed."""
+"""A writer that waited continues when this share of the budget below its mark is free. So it writes many blocks between
+two waits. The cleaner frees as much beyond what is needed (`cleaner.SLACK_SHARE`)."""
 GIVE_WAY_S = 1.0
-"""After so long it goes on at the mark itself: what readers have to hold may well lie between the two marks."""
+"""After this wait it continues at the mark itself, because readers may have to hold what lies between the two marks."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5
-"""Between looks for room: short at first, since a fast trainer empties a small budget within a few of them."""
+"""Pauses between looks for space. The first are short, because a fast trainer soon empties a small budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class QuotaState:
     is_next: bool
     """Whether this shard is the lowest unfinished one of the oldest unfinished epoch of its partition."""
     waited_s: float | None = None
-    """How long it has waited since it met its mark; None when it does not wait."""
+    """The time since its mark made it wait. None: it does not wait."""
     partition: int | None = None
-    """Whose share of the budget that is; None where there is one partition, so the share is all of it."""
+    """The partition whose share ``budget_bytes`` is. None: the stream has one partition, which has the whole budget."""
     left_bytes: int | None = None
-    """What the server's memory has for writers beyond what is held; None where there is no limit."""
+    """The bytes of the server's memory that writers may still use. None: it has no limit."""
 
     def told_budget(self, stream: str) -> str:
         """Return what ``budget_bytes`` is, in words."""
@@ -245,9 +245,9 @@ def explain_memory(stream: str, state: QuotaState, memory: ServerMemory) -> str:
 
 
 ASK_EVERY_S = 1.0
-"""Others may fill the server, or somebody set its maxmemory, at any time."""
+"""The longest time between two questions. Other programs may fill the server, or set its maxmemory, at any time."""
 ASK_SHARE = 1 / 8
-"""It is asked again once this part of what was left is written: several writers share it."""
+"""The share of the memory left after which the server is asked again, because several writers share that memory."""
 
 
 class ServerMemoryQuota:
@@ -261,14 +261,14 @@ class ServerMemoryQuota:
         self._asked_s = -ASK_EVERY_S
         self._spent = 0
         self.memory = ServerMemory(0, 0, "")
-        """As last told."""
+        """The answer to the last question."""
 
     def left_bytes(self, wanted_bytes: int, *, anew: bool) -> int | None:
-        """Return how many more bytes writers may write; below 0 if too much is there already.
+        """Return how many more bytes writers may write. It is below 0 if the server already holds too much.
 
         Args:
             wanted_bytes: Bytes that the writer is about to write.
-            anew: Ask the server in any case.
+            anew: Ask the server, however recent its last answer is.
 
         Returns:
             None if the server has no limit.
@@ -282,7 +282,7 @@ class ServerMemoryQuota:
         return None if left is None else left - self._spent
 
     def is_used_up(self) -> bool:
-        """Ask the server anew, and return whether it is at its maxmemory: it refuses every write then."""
+        """Ask the server, and return True if it is at its maxmemory. It then refuses every write."""
         self._ask()
         return 0 < self.memory.limit_bytes <= self.memory.used_bytes
 
@@ -295,9 +295,9 @@ class ServerMemoryQuota:
 
 
 LOOK_EVERY_S = 0.1
-"""How often it is asked, at most, which epochs there are, and whether a shard that was not next is next now."""
+"""The shortest time between two questions which epochs there are, and whether a waiting shard is the next one now."""
 EPOCHS_KNOWN = 1000
-"""Times partitions, of which it is remembered up to where they are complete."""
+"""Pairs of epoch and partition for which the complete shards are remembered."""
 
 
 def unfinished_shards(
@@ -329,9 +329,9 @@ class AdmissionOrder:
     def __init__(self, client: Client, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._stream, self._clock = client, stream, clock
         self._complete: dict[tuple[int, int], int] = {}
-        """Epoch and number of a partition -> a shard there before which all are complete: they stay so."""
+        """Epoch and partition number -> a shard of it before which all its shards are complete, and stay so."""
         self._states: dict[int, str] = {}
-        """Of the epochs that there were when it was asked."""
+        """Epoch -> its state, of the epochs that existed at the last question."""
         self._asked_s = -LOOK_EVERY_S
 
     def is_next(self, epoch: int, shard: int) -> bool:

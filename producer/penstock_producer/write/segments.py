@@ -28,16 +28,18 @@ from penstock_common.wire.codec import meta_bytes
 from penstock_common.wire.header import PAGE
 
 SEGMENT_BYTES = 64 << 20
-"""Large enough that making and sealing one costs nothing per byte, small enough that they turn over in a budget."""
+"""The usual size. It is so large that making and sealing a segment costs nothing per byte, and so small that a budget
+holds many."""
 LARGE_BYTES = 32 << 20
-"""A block of this size has a file of its own. A budget holds but few of them, and one that is not free in time is made
-anew, which takes longer than all else: finding its pages."""
+"""A block of this size has a file of its own. A budget holds only a few such files. If none is free in time, a new one
+is made, and finding its pages takes longer than everything else."""
 RECORD_BYTES, HEAD_BYTES = 2048, PAGE
-"""More than a record has beside its payload, and a file before its first one, in all but strange cases."""
+"""Bytes reserved for a record beside its payload, and for the start of a file. Only strange cases need more."""
 HOLES_BYTES = 1024
-"""For the holes in the header of a block that is made in place; one with more is copied."""
+"""Bytes reserved for the holes in the header of a block that is made in place. A block with more is copied."""
 BUDGET_SHARE = 1 / 16
-"""Of a partition's budget: what a segment holds that is not settled keeps the rest of it from being used again."""
+"""The share of a partition's budget that a segment should not exceed, because one unacknowledged sample keeps all of it
+in use."""
 
 
 def prepare_folder(client: Client, stream: Stream) -> None:

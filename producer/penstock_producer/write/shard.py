@@ -25,7 +25,7 @@ FIRST_LINGER_S = 0.1
 """The first block of a shard is sent early, because trainers wait for it; the next one takes twice as long."""
 LINGER_S = 1.0
 """A block begun this long ago is sent with the next write, so that trainers do not wait for it to be full. There is no
-timer: who writes and then pauses calls `flush`."""
+timer, so a program that pauses calls `flush`."""
 MAX_BLOCK_SAMPLES = 1 << 16
 
 
@@ -35,11 +35,11 @@ class ShardSlot(NamedTuple):
     committer: Committer
     shard: int
     finish: Callable[[int], None]
-    """Declares it complete with so many samples."""
+    """Call it with the number of samples to declare the shard complete."""
 
 
 class ShardWriter:
-    """Writes one shard in order; not to be shared between threads."""
+    """A writer of one shard, in order, for one thread."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ShardWriter:
         self._finish = finish
         self._clock = clock
         self._first = committer.position
-        """Of the block being gathered."""
+        """The offset of the first sample in the block being gathered."""
         self._builder.left = self._limit - self._first
         self._bad: dict[int, str] = {}
         self._take_another = take_another

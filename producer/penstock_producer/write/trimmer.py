@@ -25,14 +25,14 @@ from penstock_common.stream.streams import Stream
 from penstock_producer.write.retention import plan_trim, trimming_groups
 
 CHUNK = 250
-"""Ids per script call: bounds how long the server is busy with one."""
+"""Ids in one script call. It bounds how long the server is busy with the call."""
 SHARDS_AT_ONCE = 64
-"""So many indexes are asked for their ends at once, and so far beyond those that were begun."""
+"""Indexes whose ends are read in one request, and how far beyond the highest begun shard they are read."""
 LEDGERS_AT_ONCE = 16
-"""Shards whose bits are looked at in one round trip: one at first, which is mostly enough where shards are large, then
-twice as many. Each has up to 2^20."""
+"""The most shards whose ledgers are read in one round trip. The first request reads one, which is mostly enough where
+shards are large, and each later one reads twice as many. A ledger has up to 2^20 bits."""
 FAR_S = 1.0
-"""How often those beyond are asked for: whoever writes an epoch from its end is found later, and found."""
+"""How often the shards beyond are read. So a writer that begins at the end of an epoch is found, only later."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,18 @@ class _EpochMemory:
 
     manifest: Manifest
     floors: dict[int, int] = field(default_factory=dict)
-    """Shard -> offset below which everything is known to be gone."""
+    """Shard -> the offset below which every sample is known to be removed."""
     gone: dict[int, set[int]] = field(default_factory=dict)
-    """Shard -> ends of entries beyond the floor that are gone: behind one that somebody holds."""
+    """Shard -> the ends of removed entries beyond the floor. They follow an entry that some group still holds."""
     over: set[int] = field(default_factory=set)
-    """Complete shards of which nothing is left."""
+    """The complete shards whose entries are all removed."""
     begun: int = -1
-    """The highest shard that was seen to have anything."""
+    """The highest shard that is known to have entries."""
     far_s: float = float("-inf")
-    """When the shards far beyond it were asked for."""
+    """When the shards far beyond it were last read."""
 
     def note(self, shard: int, records: Iterable[Record]) -> None:
-        """Raises the shard's floor over what is gone of these, the next records beyond it."""
+        """Raise the shard's floor over the removed ones among these records, which are the next beyond it."""
         floor, gone = self.floors.get(shard, 0), self.gone[shard]
         for record in records:
             if record.end in gone or not record.entry_id:
