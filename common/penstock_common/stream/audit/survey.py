@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.segments.reading import SegmentReader
@@ -23,7 +22,7 @@ from penstock_common.stream.entries import (
     group_counts,
     index_records,
     is_believable,
-    is_gone,
+    list_pending,
     parse_id,
 )
 from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
@@ -49,7 +48,6 @@ INDEXES_AT_ONCE = 16
 PAGE_BYTES = 4 << 20
 """The payload that the server reads in one call, so that it answers others every few milliseconds."""
 MOST_ENTRIES = 1000
-PENDING_PAGE = 10_000
 LATEST: EntryId = (1 << 64, 0)
 """An id after every other: if the key of the entries is gone, or another program made it, no record is too new."""
 
@@ -123,7 +121,8 @@ def survey_partition(
     groups: dict[str, GroupSurvey] = {}
     for name, record in before.groups.items():
         if record.first <= epoch:
-            pending = frozenset(_pending(client, partition, epoch, name)) if name in delivered else frozenset()
+            listed = list_pending(client, partition, epoch, name) if name in delivered else []
+            pending = frozenset(one.entry_id for one in listed)
             groups[name] = GroupSurvey(delivered.get(name), pending, {}, is_ordered=record.kind == ORDERED)
     for name, group in groups.items():
         below = _settled_position(client, stream, epoch, name, before) if group.is_ordered else 0
@@ -284,18 +283,3 @@ def _checked(
         except BadEntry as error:
             problems[entry_id] = f"{type(error).__name__}: {error}"[:300]
     return problems
-
-
-def _pending(client: Client, partition: PartitionKeys, epoch: int, group: str) -> Iterator[bytes]:
-    start = "-"
-    while True:
-        try:
-            page = client.xpending_range(partition.entries(epoch), group, start, "+", PENDING_PAGE)
-        except ResponseError as error:
-            if not is_gone(error):
-                raise
-            return
-        yield from (entry["message_id"] for entry in page)
-        if len(page) < PENDING_PAGE:
-            return
-        start = "(" + page[-1]["message_id"].decode()

@@ -18,12 +18,11 @@ from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import LAST, StreamKeys, checked_name, is_of_stream, patterns_of_stream
 from penstock_common.stream.manifest import find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
-from penstock_common.stream.removal.release import retire_epoch
+from penstock_common.stream.removal.release import CHUNK, retire_epoch
 from penstock_common.stream.streams import Stream, absence, find_stream
 
 _MARK_DELETING = load_script("mark_deleting")
 
-CHUNK = 512
 SCAN_COUNT = 1000
 
 

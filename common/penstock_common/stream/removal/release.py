@@ -21,6 +21,7 @@ from penstock_common.stream.streams import Stream
 _RETIRE_EPOCH = load_script("retire_epoch")
 
 CHUNK = 512
+"""Keys in one UNLINK."""
 
 
 def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = "") -> bool:
