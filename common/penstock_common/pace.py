@@ -12,26 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 HALF_LIFE_S = 10.0
-"""What is longer ago than this counts less than half: long enough to even out blocks and steps, short enough to show a
-change of the load within the half minute."""
+"""The age at which work counts half. It evens out blocks and steps, and still shows a change of the load within half a
+minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateReading:
-    """A pace at one moment."""
+    """The rate at one moment."""
 
     rate: float | None
     """Samples a second of work; None before the first one was counted."""
     shares: dict[str, float]
-    """What part of the late time went into work and into each kind of waiting; empty at first."""
+    """The parts of the recent time for work and for each kind of waiting. It is empty at first."""
     samples: int
-    """In all."""
+    """All samples that were counted."""
     spent_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of work and of each kind of waiting, since it began."""
+    """Seconds of work and of each kind of waiting, since the process began."""
 
 
 class Pace:
-    """One process's: `enter` what it does from now on, `count` what it has done. For any thread."""
+    """The rate meter of one process, for any thread. `enter` sets what it does now, `count` adds what it has done."""
 
     def __init__(
         self, work: str = "work", clock: Callable[[], float] = time.monotonic, half_life_s: float = HALF_LIFE_S
@@ -39,18 +39,18 @@ class Pace:
         self._work, self._clock, self._half_life_s = work, clock, half_life_s
         self._lock = threading.Lock()
         self.kind: str | None = None
-        """What it does."""
+        """What the process does now."""
         self._since = 0.0
         self._uncounted_s = 0.0
-        """Work since the last count: samples are counted in lumps, and seconds with them."""
+        """Work since the last count. Many samples are counted at once, and their seconds with them."""
         self._worked_s = self._weight = 0.0
         self._spent: dict[str, float] = {}
         self._ever: dict[str, float] = {}
         self._samples = 0
 
     def enter(self, kind: str | None) -> None:
-        """From now on it does this: work, a kind of waiting by its name, or (None) nothing that should count."""
-        if kind == self.kind:  # said again and again; what has passed meanwhile is added by the next one to ask
+        """Set what the process does now: work, a kind of waiting by its name, or None for what does not count."""
+        if kind == self.kind:  # a frequent call; the next reading or change adds the time that has passed
             return
         with self._lock:
             self._pass()

@@ -19,7 +19,7 @@ from penstock_common.waiting import to_stderr
 
 DEFAULT_URL = "redis://localhost:6379"
 FILE = "_FILE"
-"""Behind the name of a variable: the file that holds its value."""
+"""The end of the name of a variable that names a file with the value."""
 _BY_FILE = ("PENSTOCK_URL", "PENSTOCK_QUEUE_URL")
 _SCHEMES = ("redis", "rediss", "unix")
 _PREFIX = "PENSTOCK_"
@@ -27,11 +27,11 @@ _OF_COMPOSE = (
     *("APPENDONLY", "MAXMEMORY", "PAYLOAD", "REDIS_CPUS", "REDIS_MEMORY", "SHM_SIZE"),
     *("TRAINER_CPUS", "TRAINER_MEMORY", "WORKER_CPUS", "WORKER_MEMORY"),
 )
-"""What compose.yaml reads, behind the prefix."""
+"""The variables that compose.yaml reads, without the prefix."""
 _PARTS_OF_URL = ("HOST", "PASSWORD", "PORT", "REDIS", "SERVER")
-"""What others have in variables of their own."""
+"""The parts of an address that other programs keep in variables of their own."""
 _OF_DEVELOPERS = ("BENCH_", "CHAOS", "PLAIN_REDIS", "SOAK_", "TEST_")
-"""What names of the tests' and benchmarks' own variables begin with, behind the prefix."""
+"""The beginnings, after the prefix, of the variables that tests and benchmarks read."""
 
 
 class BadSettings(PenstockError, ValueError):

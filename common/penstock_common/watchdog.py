@@ -22,16 +22,16 @@ Clock = Callable[[], float]
 Answer = TypeVar("Answer")
 
 FIRST_WORD_S = 3.0
-"""Nobody waits longer than 5 s without being told; see docs/guarantees.md."""
+"""The silence after which it is reported. So no wait is silent for more than 5 s; see docs/guarantees.md."""
 SILENCE_S = 2.5
-"""A server that owes an answer for so long is silent. Who asks it every 2 s still speaks within 5 s of its stop."""
+"""A server that owes an answer for this long is silent. A client that asks every 2 s reports it within 5 s."""
 REPEAT_S = 30.0
 SUSPECT_S = 1.5
-"""Nothing that is asked waits at the server for longer than 1 s. An answer that takes longer is late."""
+"""An answer that takes longer is late, because no request waits at the server for more than 1 s."""
 TICK_S = 0.25
-"""How often a silent server is looked at."""
+"""The time between two looks at the open requests."""
 FORGET_S = 5.0
-"""A silence is over when nobody has asked the server for so long."""
+"""A silence is over when no request was sent for this long."""
 SHORTEST_S = 0.02
 
 
@@ -54,21 +54,21 @@ class Request:
         self.began_s, self._is_answered = 0.0, False
 
     def begin(self) -> None:
-        """Marks that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`."""
+        """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`."""
         self.began_s = self._dog.clock()
         self._dog.begin(self)
 
     def answered(self) -> None:
-        """Notes that the answer came."""
+        """Note that the answer came."""
         self._is_answered = True
 
     def end(self) -> None:
-        """Takes the mark away, whether an answer came or not."""
+        """Remove the mark, whether an answer came or not."""
         is_answered, self._is_answered = self._is_answered, False
         self._dog.end(self, is_answered=is_answered)
 
     def of(self, ask: Callable[[], Answer]) -> Answer:
-        """Returns what ``ask`` returns, marked meanwhile."""
+        """Return what ``ask`` returns, with the mark set during the call."""
         try:
             self.begin()
             answer = ask()

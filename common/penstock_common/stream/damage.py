@@ -17,12 +17,12 @@ from penstock_common.server.error_translation import is_wrong_type
 from penstock_common.stream.keys import StreamKeys, parts_of
 
 _GONE = "XGROUP subcommand requires the key to exist"
-"""The same of an entries key that is not there."""
+"""The server's words for an entries key that does not exist."""
 _WRONG_STATE = "PENSTOCK damaged state"
-"""What our scripts say (``lua.pieces``)."""
+"""The words of our scripts (``server/scripts``) for a damaged state key."""
 _NO_ID_LEFT = "exhausted the last possible ID|ID specified in XADD is equal or smaller"
 _WRONG_VALUE = re.compile(f"value is not an integer|{_NO_ID_LEFT}|increment or decrement would overflow")
-"""The same of a number that cannot be counted on, and of a stream whose newest id nothing can follow."""
+"""The server's words for a number that cannot be incremented, and for a stream that has no id left."""
 _CLI = 'redis-cli -u "$PENSTOCK_URL"'
 _BACKUP = "restore it from a backup of the server; without one "
 _REMAKE = _BACKUP + "`penstock delete {stream} --force` removes the stream, and its producer makes it again"
@@ -44,9 +44,9 @@ class KeyKind:
     """A kind of key: its type, and how to repair it."""
 
     type: str
-    """As the server's TYPE says it."""
+    """The type in the words of the server's TYPE."""
     repair: str
-    """What brings the stream back into use, and what that costs, with the parts of the key's name to be filled in."""
+    """The repair and its cost, with placeholders for the parts of the key's name."""
 
 
 KINDS = {
@@ -67,7 +67,7 @@ KINDS = {
     "pos": KeyKind("hash", _REREAD),
     "dead": KeyKind("hash", _REREAD),
 }
-"""By the word in the key's name; docs/redis-keys.md has the contents."""
+"""Word in the key's name -> kind. docs/redis-keys.md has the contents."""
 
 
 def kind_of(key: str) -> KeyKind | None:

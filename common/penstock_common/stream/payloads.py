@@ -22,8 +22,8 @@ _DESCRIBE_ENTRY = load_script("describe_entry")
 
 
 def segments_of(stream: Stream) -> SegmentFolder | None:
-    """The folder of its segments as this process sees it, there or not; None where payloads travel in the entries."""
-    if stream.payload == INLINE:  # whoever opens shard after shard asks each time
+    """Return the folder of the stream's segments as this process sees it, or None if payloads lie in the entries."""
+    if stream.payload == INLINE:  # first, because a writer of many shards asks for each of them
         return None
     return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
 
@@ -31,7 +31,7 @@ def segments_of(stream: Stream) -> SegmentFolder | None:
 def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = False) -> SegmentReader | None:
     """Return the reader of the payloads beside the entries. Raises SegmentsUnseen if this process cannot see them.
 
-    Without ``must_see`` the answer is None then, as for payloads that travel in the entries.
+    Without ``must_see`` it returns None instead, as for payloads that lie in the entries.
     """
     folder = segments_of(stream)
     if folder is None:
@@ -46,7 +46,7 @@ def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = Fals
 
 
 def maps_of_stream(stream: Stream) -> Maps | None:
-    """To be had by whoever opens readers or writers of it again and again: what they map is kept as long."""
+    """Return the maps of a stream's segments. Later readers and writers use them again while the caller keeps them."""
     folder = segments_of(stream)
     return None if folder is None else maps_of(folder.path)
 
@@ -58,14 +58,14 @@ class PlaneView:
     plane: str
     """``inline`` or ``segments``."""
     folder: str | None = None
-    """Of its segments, as this process would see it."""
+    """The folder of the segments, as this process would see it."""
     is_seen: bool = True
-    """Whether this process sees it; else the numbers say nothing."""
+    """Whether this process sees the folder. If not, the numbers mean nothing."""
     files: int = 0
-    """Segments that hold samples, or did a moment ago."""
+    """The segments that hold samples, or held some a moment ago."""
     file_bytes: int = 0
     spare_files: int = 0
-    """Files that wait to be used again."""
+    """The files that wait for their next use."""
     spare_bytes: int = 0
 
 
@@ -88,7 +88,7 @@ def plane_of(stream: Stream) -> PlaneView:
 def entry_fields(
     client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes, segments: SegmentReader | None
 ) -> Fields | None:
-    """One entry by id, with its payload wherever that lies; None where it is gone. Raises BadEntry, SegmentGone."""
+    """Return one entry by id with its payload, or None if it was removed. Raises BadEntry, SegmentGone."""
     found = client.xrange(stream.partition_of(shard).entries(epoch), entry_id, entry_id)
     if not found:
         return None
@@ -97,7 +97,7 @@ def entry_fields(
 
 
 def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> str | None:
-    """The checksum that an entry's header names, no payload being sent; None where it has none, or is gone."""
+    """Return the checksum in an entry's header, or None if it has none or was removed. No payload is sent."""
     found = run_script(
         client, _DESCRIBE_ENTRY, [stream.partition_of(shard).entries(epoch)], [entry_id, MAX_HEADER_BYTES]
     )
@@ -107,7 +107,7 @@ def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_i
 
 
 def whole_fields(fields: Fields, spec: Spec, segments: SegmentReader | None) -> Fields:
-    """An entry's fields with the payload that its header refers to; raises BadEntry, SegmentGone."""
+    """Return an entry's fields with the payload that its header refers to. Raises BadEntry, SegmentGone."""
     if segments is None or len(fields) != 1:
         return fields
     header = parse_header(fields[0][1], spec, takes_refs=True)

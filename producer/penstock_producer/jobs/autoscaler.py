@@ -108,9 +108,10 @@ SPARE = 1.05
 """The factor above the working part, when workers wait. Some waiting must stay, because it shows the limit."""
 GROW_AFTER_S = 8.0
 SHRINK_AFTER_S = 16.0
-"""How long the wish must lie on the same side. A trainer that starves costs more than a worker that waits."""
+"""How long the wish must stay above, or below, the number of workers. A trainer that starves costs more than a worker
+that waits."""
 NEARLY_AFTER_S = 40.0
-"""The same, if the wish differs by one worker only: that much is noise."""
+"""How long it must stay there if it differs by one worker only, which is noise."""
 SETTLE_S = 10.0
 """The pause after a change, until new workers have shown their rate and their waits."""
 LEAP = 4.0
@@ -236,7 +237,7 @@ class WorkerTarget:
     def __init__(self, most: int, least: int = 1) -> None:
         self._most, self._least = most, least
         self._since_s: float | None = None
-        """Since when the wish has been on its present side of the number."""
+        """The time since which the wish has been above, or below, the number of workers."""
         self._side = 0
         self._settled_s = float("-inf")
         self._heard: list[float] = []

@@ -47,13 +47,13 @@ from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
-"""How long to wait for an answer that a process needs that was told to end."""
+"""How long a process that must end waits for an answer."""
 AT_ONCE_S = 0.3
-"""The same, if the server has not answered before."""
+"""How long it waits if the server did not answer the request before."""
 SAMPLED = 8
 """Queued jobs that are read from either end, to learn for which streams the queue works."""
 LOST_AFTER = 2
-"""A shard's job that is neither queued nor running at so many looks in a row is queued again."""
+"""Looks in a row at which a shard's job is neither queued nor running, before it is queued again."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class JobReports:
 
 
 def hurry(client: Client, patience_s: float) -> None:
-    """For a process that ends: ask once whether the server answers, and if it does not, wait hardly any longer."""
+    """Ask the server once for a process that must end. If no answer comes, later requests wait hardly at all."""
     client.hurry(patience_s, SILENCE_S)
     try:
         client.ping()
@@ -170,7 +170,7 @@ class Dispatcher:
         self._renew(tasks)
 
     def failure(self, tasks: Iterable[ShardTask]) -> tuple[str, str] | None:
-        """Return (what, why) of the first of these tasks whose job failed for good. Queues the other failed jobs again.
+        """Return (what, why) of the first task whose job has no tries left. Queue the other failed jobs again.
 
         A job failed for good if it is as planned and a worker of Penstock says so. A plain `rq worker` can run no job:
         it takes one after the other and lets it fail. A job of a silent host that another program gave up has not

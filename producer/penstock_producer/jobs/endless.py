@@ -31,7 +31,7 @@ from penstock_producer.sources.protocol import IterSource, Sample
 from penstock_producer.write.writer import Writer, WriterHooks
 
 TELL_S = 0.2
-"""How often the process that feeds reports its progress."""
+"""The time between two progress reports of the process that feeds."""
 STOP_S = 10.0
 """How long it may take after SIGTERM to commit what it has. One that does not react is killed."""
 

@@ -25,13 +25,13 @@ TOO_SOON_S = 3.0
 """A worker that dies sooner after its start counts as not started."""
 FALSE_STARTS = 3
 STOP_S = 10.0
-"""Longer than a worker's own grace. Then the process is killed, which loses nothing that was committed."""
+"""How long a worker may take to stop: more than `STOP_GRACE_S`. Then it is killed, and no committed data is lost."""
 
 LOST_SERVER = "its server went away"
-"""Why a worker ended that is replaced by one which waits for the server."""
+"""The reason why a worker ended whose replacement waits for the server."""
 
 STOPPED = "stopped"
-"""Why a worker ended that was told to, and did not end in time."""
+"""The reason why a worker ended that did not stop in time."""
 
 Start = Literal["spawn", "fork"]
 

@@ -50,7 +50,7 @@ class ProductionPlan(BaseModel):
     block_transform: str | None = None
     """``module:function``, or a token, of a function that transforms many samples at once."""
     block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
-    """How many samples that function gets."""
+    """The number of samples that the function gets."""
     ahead: Annotated[int, Field(gt=0)] = AHEAD
     follow: bool = False
     """Whether to begin an epoch only when the group that has read most has fewer than `ahead` left."""

@@ -72,7 +72,7 @@ _runner: tuple[TaskRunner, Check, bytes] | None = None
 
 
 _met: list[str] = []
-"""Jobs of others that were returned since this process last did one of its own or rested."""
+"""The foreign jobs that this process returned since it last did a job of its own or rested."""
 
 
 def set_task_runner(runner: TaskRunner, check: Check, key: bytes) -> None:
@@ -102,7 +102,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
         runner.produce(task, report)
     except BudgetFull as error:
         if runner.is_stopping:
-            raise FillStopped from None  # to the front: it did not give up its turn
+            raise FillStopped from None  # it goes to the front, because it keeps its turn
         report.waits(str(error))
         bring_forward(_queue_of(job), runner.earlier_jobs(task))
         return Retry(max=ENDLESS)
@@ -159,7 +159,7 @@ class _JobNote(JobReport):
         _save_meta(self._job)
 
     def is_at(self, committed: int) -> None:
-        """Note that so many samples of the shard are committed, the first time in a run that this is progress."""
+        """Note how many samples of the shard are committed, the first time that a run has made progress."""
         if self._is_told or committed == self._began_at:
             return
         self._is_told, self._began_at = self._began_at is not None, committed
@@ -286,12 +286,12 @@ class ShardJob(Job):
         self.meta["failures"] = int(self.meta.get("failures", 0)) + 1
 
     def tell(self, error: str, key: bytes = b"") -> None:
-        """Note why a try failed, signed with the supervisor's key, so that it counts as the word of its worker."""
+        """Note why a try failed. The supervisor's key signs the note, which shows that its worker wrote it."""
         self.meta["error"], self.meta["told_by"] = error, str(self.worker_name or "")
         self.meta["signature"] = self._sign(key, is_final=not self.retries_left)
 
     def is_told(self, key: bytes | None) -> bool:
-        """Return True if a worker reported that the last try failed for good.
+        """Return True if a worker reported that the last try failed and none is left.
 
         Args:
             key: The key of the supervisor whose workers are believed. None believes any writer.
@@ -351,7 +351,7 @@ class ShardQueue(Queue):
         return found
 
     def failed_ids(self) -> list[str]:
-        """Return the ids of the jobs that failed for good."""
+        """Return the ids of the jobs that have no tries left."""
         return list(filter(None, map(_job_id_of, self._server.zrange(self.failed_job_registry.key, 0, -1))))
 
     def fetch(self, job_id: str) -> ShardJob | None:

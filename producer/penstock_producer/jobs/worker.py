@@ -60,7 +60,7 @@ are exact."""
 HEARTBEATS = 5
 """Heartbeats in that time. One or two of them may get lost."""
 SAID_AGAIN_S = 1.0
-"""How often a worker reports its state. rq reports it at every turn of its loops, which is of no use."""
+"""The shortest time between two reports of the same state. rq reports it at each turn of its loops."""
 MAINTENANCE_S = 5
 """How often a worker looks for jobs of dead workers. rq's default is ten minutes."""
 WORKER_TTL_S = 30
@@ -82,7 +82,7 @@ class WorkerOptions:
     queue_url: str = field(repr=False)
     queue: str = QUEUE
     name: str = ""
-    """The name of this process among all workers; see `new_name`."""
+    """The name of this process among all workers; see `named`."""
     burst: bool = False
     """Whether the worker ends when the queue is empty."""
     owner: int = 0
@@ -189,7 +189,7 @@ class ShardWorker(SimpleWorker):
         self._in_vain = 0
         """How many commands in a row were refused without a key that was to blame."""
         self.is_drained = False
-        """Whether a burst ended because no job is left, or because of `rq suspend`."""
+        """Whether a burst ended because no job is left, or because `rq suspend` stopped it."""
         self._refused: set[str] = set()
         """Jobs that this worker reported as not allowed."""
         self._said_s: dict[str, float] = {}

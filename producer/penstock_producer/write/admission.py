@@ -36,11 +36,11 @@ from penstock_producer.write.quota import (
 from penstock_producer.write.resources import SharedResources
 
 NOTE_AFTER_S = 0.5
-"""A wait this long is noted on the roster; shorter ones are the ordinary course of a full budget."""
+"""A wait this long is noted on the roster. Shorter waits are usual while a budget is full."""
 
 
 class AdmissionControl:
-    """Decides for one shard whether its next block may be written.
+    """The decision for one shard whether its next block may be written.
 
     The decision is `quota.decide_admission`, and the wait is a `quota.AdmissionWait`. This class asks the server for
     what they need, has the cleaner free bytes, and notes a long wait on the roster.
@@ -205,7 +205,7 @@ class AdmissionControl:
         roster = load_roster(self._client, self._partition)
         now_ms = server_ms(self._client)
         idle = idle_groups(roster, now_ms)
-        # who waits for this very shard is behind only because of it
+        # a group that waits for this shard is behind only because of it
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
         is_circle = self._is_next_now and not blockers
         unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
@@ -216,7 +216,7 @@ class AdmissionControl:
         return f"{reason}; {remedy}" if remedy else reason
 
     def _blockers(self, roster: Roster) -> list[str]:
-        """The groups that owe most of what is held; one that owes less than half as much holds up nobody."""
+        """Return the groups with more than half as many unacknowledged samples as the slowest group."""
         owed: Counter[str] = Counter()
         for epoch in roster.epochs:
             manifest = find_manifest(self._client, self._stream, epoch)

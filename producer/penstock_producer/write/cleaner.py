@@ -244,7 +244,7 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
         time.sleep(LOOK_AGAIN_S)
     for (partition, reply), silent in zip(pairs, looked, strict=True):
         if not silent and not any(name.startswith(b"w:") for name in reply):
-            continue  # nobody who vanished, no writer's note that may be stale: as mostly, in each of many partitions
+            continue  # the usual case: no member vanished, and there is no writer's note that may be stale
         before = load_roster(client, partition).members
         expired.update(expire_silent(client, partition, silent_ms, silent))
         after = load_roster(client, partition).members if before else before
@@ -266,13 +266,13 @@ def shrink_to_budget(client: Client, stream: Stream, notify: Notify) -> int:
 
 
 class StreamCleanup:
-    """The part of cleaning that concerns a whole stream, once for all of its partitions."""
+    """The part of cleaning up that concerns a whole stream and is done once for all partitions."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, clock: Callable[[], float]) -> None:
         self._client, self._stream, self._notify, self._clock = client, stream, notify, clock
         self._cleaned_s, self._recycled_s = -CLEAN_UP_EVERY_S, -RECYCLE_EVERY_S
         self._not_recycled = 0
-        """Bytes freed since the segments were looked at."""
+        """The bytes freed since segments were last recycled."""
 
     def clean_up(self) -> None:
         """Pass over the stream if that is due."""
@@ -281,7 +281,7 @@ class StreamCleanup:
             clean_up(self._client, self._stream, self._notify)
 
     def recycle(self, freed: int) -> None:
-        """Look for segments to use again, now and then: listing a folder costs more than looking for quota."""
+        """Recycle segments if that is due. Listing a folder costs more than looking for quota, so it is seldom due."""
         self._not_recycled += freed
         is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.budget_bytes
         if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
@@ -310,7 +310,7 @@ class Cleaner:
         self._trimmer = Trimmer(client, stream, partition, clock)
 
     def free_bytes(self, need_bytes: int) -> int:
-        """Try to free that many payload bytes and a little more; return the bytes freed."""
+        """Try to free ``need_bytes`` of payload and a little more. Return the bytes freed."""
         self._stream_cleanup.clean_up()
         seen = snapshot_partition(self._client, self._stream, self._partition)
         roster, first, states = seen.roster, seen.first, seen.states

@@ -24,9 +24,9 @@ _READ_HEADERS = load_script("read_headers")
 _READ_INDEX = load_script("read_index").encode()
 
 FIRST_PAGE = 64
-"""Records of a shard that most have; then a thousand at once."""
+"""Records in the first page, which is all that most shards have. Later pages have a thousand."""
 PAGE_BYTES = 4 << 20
-"""Payload that the server looks over in one call, as in the audit."""
+"""The payload that the server reads in one call, as in the audit."""
 
 
 def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:
@@ -64,8 +64,8 @@ def find_forged(
 ) -> Record | None:
     """Return the first record whose entry is not there or is another's; None where all are as a producer writes them.
 
-    An entry that retention removed is gone for good reason: its epoch is marked as trimmed, and every group that data
-    is held for has settled it.
+    An entry that retention removed is not forged. Its epoch is marked as trimmed, and every group for which data is
+    held has acknowledged it.
     """
     partition = stream.partition_of(shard)
     named = [record for record in records if record.entry_id]
@@ -83,7 +83,7 @@ def find_forged(
 
 
 def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) -> bool:
-    """Return True if an entry says of itself what the record says of it."""
+    """Return True if an entry's header agrees with its record."""
     assert stream.spec is not None
     try:
         header = parse_header(meta, stream.spec, takes_refs=True)

@@ -29,7 +29,7 @@ class SharedResources:
         self.witness = Witness(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
-        """At most one, with the process whose it is: a forked child must not speak on its parent's."""
+        """At most one connection, with the process that opened it. A forked child must not use its parent's."""
 
     def take_channel(self) -> Channel | None:
         """Return a connection that an earlier shard gave back, or None. The server may have closed it meanwhile."""
@@ -40,7 +40,7 @@ class SharedResources:
         return channel if pid == os.getpid() else None
 
     def give_channel(self, channel: Channel) -> None:
-        """Keep a connection for the next shard. ``channel`` must have nothing under way, and is closed from now on."""
+        """Keep the connection of ``channel``, which has no open request, for the next shard, and close ``channel``."""
         if self._spare or channel.broken:
             channel.close()
         else:

@@ -32,13 +32,13 @@ class RetentionPolicy:
     """
 
     text: str
-    """As it is stored: `parse_policy` of it is this value."""
+    """The text that is stored. `parse_policy` makes this value of it."""
     epochs: int | None = None
-    """The newest so many settled epochs."""
+    """How many of the newest acknowledged epochs are kept."""
     age_ms: int | None = None
-    """Settled epochs that were produced no longer ago than this."""
+    """How long an acknowledged epoch is kept after it was produced."""
     nbytes: int | None = None
-    """The newest settled epochs, up to so many payload bytes."""
+    """How many payload bytes of the newest acknowledged epochs are kept."""
 
 
 def parse_policy(text: str) -> RetentionPolicy:
