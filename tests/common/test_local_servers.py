@@ -1,4 +1,4 @@
-"""How a client finds this user's ``penstock server``: by a private file that lives as long as the server."""
+"""A client finds this user's ``penstock server`` by a private file that lives as long as the server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def holder(url: str, port: int, folder: Path) -> Iterator[subprocess.Popen[str]]
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the settings tell the user."""
+    """Collect the messages of the settings to the user."""
     told: list[str] = []
     monkeypatch.setattr(settings, "_tell_once", told.append)
     return told
@@ -120,7 +120,7 @@ def test_a_server_that_ends_leaves_the_file_of_its_successor(login: Path) -> Non
 
 
 def test_a_folder_that_others_may_write_to_announces_nothing(login: Path, said: list[str]) -> None:
-    """Whoever made the folder first could put an old file of this user's there, by a hard link."""
+    """The user who made the folder first could hard-link an old file of this user there."""
     folder = look(login).own_servers
     with announced("redis://moved", 7009, folder):
         folder.chmod(0o777)
@@ -148,7 +148,7 @@ def test_a_file_that_another_user_could_have_made_does_not_count(login: Path, da
 
 
 def test_a_folder_that_others_may_use_is_neither_written_nor_the_login_s(tmp_path: Path) -> None:
-    """Whoever may write the folder replaces the file, and whoever made the folder first reads it."""
+    """A user who may write to the folder can replace the file, and the user who made the folder first can read it."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o770)

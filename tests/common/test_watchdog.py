@@ -42,7 +42,7 @@ class Dog(Watchdog):
         return request
 
     def passes(self, seconds: float) -> list[str]:
-        """What is said meanwhile."""
+        """Let time pass, and return the lines that were reported during it."""
         before = len(self.said)
         for _ in range(round(seconds * 10)):
             self.now += 0.1
@@ -57,7 +57,7 @@ def answer(request: Request) -> None:
 
 
 def test_a_silent_server_is_named_within_five_seconds_and_not_at_once() -> None:
-    """Whoever asks it every two seconds must still be told within five of its stop."""
+    """A caller that asks every two seconds must still be told within five seconds that the server stopped."""
     dog = Dog()
     dog.request()
     assert dog.passes(2.4) == []
@@ -76,7 +76,7 @@ def test_all_that_wait_for_one_server_are_told_once_and_again_after_half_a_minut
 
 
 def test_the_answer_ends_a_silence_with_a_line() -> None:
-    """Who reads the log must see that it went on."""
+    """A reader of the log must see that the server answers again."""
     dog = Dog()
     first, second = dog.request(), dog.request()
     dog.passes(4)
@@ -88,7 +88,7 @@ def test_the_answer_ends_a_silence_with_a_line() -> None:
 
 
 def test_an_answer_to_somebody_else_ends_no_silence() -> None:
-    """Under CLIENT PAUSE WRITE a server answers who reads and lets who writes wait."""
+    """Under CLIENT PAUSE WRITE a server answers readers and lets writers wait."""
     dog = Dog()
     dog.request()
     dog.passes(4)

@@ -1,4 +1,4 @@
-"""Whom a group waits for: only who holds something, or is a rank; the dead of yesterday are not spoken of."""
+"""A wait names the members that it waits for: those with leases, or ranks, but no members that died long ago."""
 
 from __future__ import annotations
 

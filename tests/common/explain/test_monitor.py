@@ -106,7 +106,7 @@ def take(url: str, group: str, batches: int, **how: Any) -> None:
 
 
 def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer: penstock.Writer) -> None:
-    """Whoever compares the monitor with inspect finds the same, whatever came between two looks."""
+    """The monitor and inspect show the same counts, whatever happened between two looks."""
     with connect(url) as client:
         early = StreamMonitor(client, "train")
 
@@ -181,7 +181,7 @@ def test_an_epoch_that_was_abandoned_shows_what_was_made_and_not_what_was_planne
 
 
 def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
-    """What was read of the former life says nothing of the new one."""
+    """Counts of a deleted stream say nothing about a new stream of the same name."""
     with connect(any_url) as client:
         monitor = StreamMonitor(client, "train")
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Disks are asked ahead: for all of what was named, in time, and with no harm to whoever closes its files meanwhile."""
+"""Readahead asks the disk for all files named, in time, and does not disturb a caller that closes its files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def cold_file(path: Path, nbytes: int) -> int:
-    """Of zeros, out of the page cache where the file system has a disk; open."""
+    """Return an open file of zeros that is out of the page cache where the file system has a disk."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     for _ in range(nbytes >> 20):
         os.write(fd, bytes(1 << 20))
@@ -94,7 +94,7 @@ def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_for_harms_nobody(tmp_path: Path) -> None:
-    """It is a favour: whoever reads it then is told what is amiss."""
+    """Readahead is optional: the later read of such a file reports the error."""
     ahead = Ahead()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("cold")

@@ -31,19 +31,19 @@ pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no file syst
 
 @pytest.fixture
 def folder(memory_path: Path) -> SegmentFolder:
-    """Of a stream."""
+    """Return the folder of a stream."""
     made = SegmentFolder(memory_path, "train", STREAM)
     made.make()
     return made
 
 
 def lane_of(folder: SegmentFolder) -> SegmentWriter:
-    """Of epoch 3, partition 1."""
+    """Return the writer of epoch 3, partition 1."""
     return SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=FILE_BYTES)
 
 
 def lane_again(folder: SegmentFolder) -> SegmentWriter:
-    """Whose first file was used before: one that is new is written, as finding its pages would cost more."""
+    """Return a writer whose first file was used before, because finding the pages of a new file would cost more."""
     lane = lane_of(folder)
     assert lane.place(100, [1000]) is None
     name = lane.name
@@ -53,7 +53,7 @@ def lane_again(folder: SegmentFolder) -> SegmentWriter:
 
 
 def builder_in(lane: SegmentWriter, samples: int = 100) -> BlockBuilder:
-    """Whose blocks are made in the lane's files."""
+    """Return a builder whose blocks are made in the writer's files."""
 
     def place(count: int) -> np.ndarray | None:
         return lane.place(meta_bytes(SPEC, count), [count * tensor.sample_bytes for tensor in SPEC])
@@ -69,14 +69,14 @@ def fields_of(builder: BlockBuilder, first: int, count: int) -> Fields:
 
 
 def ref_of(fields: Fields) -> SegmentRef:
-    """Where an entry's payload lies."""
+    """Return the place of an entry's payload."""
     header = parse_header(fields[0][1], SPEC, takes_refs=True)
     assert header.ref is not None
     return header.ref
 
 
 def numbers(payload: list[bytes]) -> list[int]:
-    """Of the samples, after looking at all of them."""
+    """Return the numbers of the samples, after checking the pixels of each."""
     found = np.frombuffer(payload[1], np.int64)
     pixels = np.frombuffer(payload[0], np.uint8).reshape(len(found), 1000)
     assert (pixels == (found % 251)[:, None]).all()
@@ -180,7 +180,7 @@ def test_views_are_given_only_of_what_is_still_there(folder: SegmentFolder) -> N
 
 @pytest.mark.parametrize("trouble", ["gone", "short"])
 def test_a_writer_whose_file_is_removed_or_cut_goes_on_in_another(folder: SegmentFolder, trouble: str) -> None:
-    """Somebody cleaned up: what is committed from now on must have a payload, and the map of it end nobody."""
+    """After a cleanup of files, later commits must have a payload, and no process may die of a mapped file."""
     lane, reader = lane_again(folder), SegmentReader(folder)
     _, name = lane.append(fields_of(builder_in(lane), 0, 100))
     if trouble == "gone":
@@ -197,7 +197,7 @@ def test_a_writer_whose_file_is_removed_or_cut_goes_on_in_another(folder: Segmen
 def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit is read all the same; what is gone does not count."""
+    """A file beyond the limit is read all the same, and a removed file does not count."""
     monkeypatch.setattr(mapping, "KEPT_BYTES", 3 * FILE_BYTES)
     lanes = [lane_of(folder) for _ in range(4)]
     stored = [lane.append(fields_of(BlockBuilder(SPEC, 1 << 20, 100), 0, 100)) for lane in lanes]

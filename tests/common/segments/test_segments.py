@@ -31,14 +31,14 @@ STREAM = "5f1c0a9be2d4"
 
 @pytest.fixture(params=["on a disk", "in memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, memory_path: Path) -> SegmentFolder:
-    """Of a stream."""
+    """Return the folder of a stream."""
     made = SegmentFolder(tmp_path if request.param == "on a disk" else memory_path, "train", STREAM)
     made.make()
     return made
 
 
 def writer_in(folder: SegmentFolder, nbytes: int = 1 << 16) -> SegmentWriter:
-    """Of epoch 3, partition 1."""
+    """Return the writer of epoch 3, partition 1."""
     return SegmentWriter(folder, ("train", STREAM), SPEC, 3, 1, segment_bytes=nbytes)
 
 
@@ -53,14 +53,14 @@ def entry(first: int, count: int = 3) -> Fields:
 
 
 def ref_of(fields: Fields) -> SegmentRef:
-    """Where an entry's payload lies."""
+    """Return the place of an entry's payload."""
     header = parse_header(fields[0][1], SPEC, takes_refs=True)
     assert header.ref is not None
     return header.ref
 
 
 def test_what_is_written_is_read_back_over_several_segments(folder: SegmentFolder) -> None:
-    """The same bytes, checksum and all, in files that are 64-byte aligned."""
+    """Bytes and checksums come back unchanged from files that are 64-byte aligned."""
     writer, reader = writer_in(folder, 1 << 14), SegmentReader(folder)
     written = [(entry(first), writer.append(entry(first))) for first in range(0, 120, 3)]
     assert len(folder.names()) > 1
@@ -115,7 +115,7 @@ def test_a_file_that_was_used_again_is_named_and_never_read(folder: SegmentFolde
 
 @pytest.mark.parametrize("trouble", ["short", "gone", "head"])
 def test_a_damaged_file_is_an_error_and_no_signal(folder: SegmentFolder, trouble: str) -> None:
-    """Somebody cut it, removed it, or wrote over it."""
+    """A file may be cut, removed or overwritten by another process."""
     writer = writer_in(folder)
     stored, name = writer.append(entry(0))
     reader, path = SegmentReader(folder), folder.path / name
@@ -184,7 +184,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(
     ],
 )  # fmt: skip
 def test_a_hostile_ref_opens_nothing(value: object) -> None:
-    """Whoever can write to the stream names files: only bare names, only within bounds."""
+    """Every client that can write to the stream names files, so only bare names within bounds are accepted."""
     with pytest.raises(BadEntry):
         parse_ref(value)
 
@@ -223,7 +223,7 @@ def test_a_head_that_lies_is_no_segment() -> None:
 def test_a_block_made_in_place_is_on_the_disk_before_its_entry_is_told(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is copied: a power cut must not leave an entry whose samples are gone."""
+    """A power cut must not leave an entry whose samples are gone, as with a block that is copied."""
     done: list[str] = []
     sync, write = os.fdatasync, os.pwritev
 
@@ -248,7 +248,7 @@ def test_a_block_made_in_place_is_on_the_disk_before_its_entry_is_told(
 
 
 def in_place(writer: SegmentWriter, fields: Fields) -> Fields:
-    """The same entry, made where the writer has reserved room for it."""
+    """Make the same entry in the space that the writer has reserved for it."""
     sizes = [memoryview(value).nbytes for _, value in fields[1:]]
     room, made, at = writer.reserve(len(fields[0][1]) + 64, sizes), [fields[0]], 0
     for (name, value), size in zip(fields[1:], sizes, strict=True):

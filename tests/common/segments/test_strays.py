@@ -1,4 +1,4 @@
-"""What an emptied server leaves: its folders are listed, and removed on an operator's word, if nobody uses them."""
+"""Folders of an emptied server are listed, and removed if an operator says so and no process uses them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def link(path: str, uid: int) -> Step:
 def test_a_writer_keeps_streams_only_where_nobody_else_can_replace_them(
     root: list[Told], folder: list[Told], found: str
 ) -> None:
-    """Who can rename a component makes a producer write, and a trainer read, files of his own choice."""
+    """A user who can rename a component chooses the files that a producer writes and a trainer reads."""
     reason = why_not_write(steps(*root), steps(*folder), User(ALICE, frozenset({ALICE, TRAINERS})), PRIVATE.get)
     assert (reason is None) == (not found), reason
     assert found in (reason or "")
@@ -148,19 +148,19 @@ def test_a_walk_names_every_component_links_and_their_targets_too(tmp_path: Path
 
 @pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Of the process."""
+    """Set the umask of the process."""
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
 
 
 def rights(path: Path) -> int:
-    """Of a file or folder."""
+    """Return the mode of a file or folder."""
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def folder_in(root: Path) -> SegmentFolder:
-    """Of a stream, made."""
+    """Return the folder of a stream, made."""
     folder = SegmentFolder(root, "train", STREAM)
     folder.make()
     return folder
@@ -186,7 +186,7 @@ def test_a_streams_folder_is_its_owners_alone(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_a_setgid_root_keeps_its_group(tmp_path: Path) -> None:
-    """So its owner lets trainers of other users read: each file is the group's, and no group may write."""
+    """The owner can let trainers of other users read: each file belongs to the group, and no group may write."""
     root = tmp_path / "segments"
     root.mkdir()
     group = TRAINERS if os.geteuid() == 0 else os.getegid()
@@ -243,7 +243,7 @@ def test_links_of_ones_own_lead_to_the_segments(tmp_path: Path) -> None:
 
 
 def test_a_pipe_instead_of_a_mark_holds_nobody_up(tmp_path: Path) -> None:
-    """Whoever looks through a folder that others may write to must not wait for them."""
+    """A process that looks through a folder must not wait for other users who may write to it."""
     folder = folder_in(tmp_path)
     (folder.path / MARK).unlink()
     os.mkfifo(folder.path / MARK)

@@ -67,7 +67,7 @@ def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redi
 
 
 class TestChannelOverUnixSocket(ChannelContract):
-    """The same socket calls, another family."""
+    """A Unix socket takes the same socket calls in another address family."""
 
     @pytest.fixture
     def client(self, unix_client: redis.Redis) -> redis.Redis:
@@ -99,7 +99,7 @@ class CutSocket(PlainSocket):
 
 
 class OracleConnection:
-    """As much of a connection as redis-py's parser asks for."""
+    """The part of a connection that redis-py's parser needs."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -176,7 +176,7 @@ commands = st.lists(st.lists(argument, max_size=5).map(lambda arguments: [b"XADD
 
 
 class TestAgainstThePlainChannel:
-    """What is sent and what is received, the same on both."""
+    """Both channels send and receive the same bytes."""
 
     @settings(max_examples=150, deadline=None)
     @given(commands)
@@ -192,7 +192,7 @@ class TestAgainstThePlainChannel:
     def test_a_stream_that_one_writes_is_read_alike_by_both(
         self, server: EmbeddedServer, sent: list[list[bytes]]
     ) -> None:
-        """The same commands to one server, by both channels in turn."""
+        """Both channels send the same commands to one server in turn, and get the same answers."""
         appends: list[Command] = [[b"XADD", b"alike", b"%d-1" % n, *each] for n, each in enumerate(sent, 1)]
         reads: list[Command] = [
             [b"XREADGROUP", b"GROUP", b"g", b"me", b"STREAMS", b"alike", b">"],

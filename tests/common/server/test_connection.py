@@ -1,4 +1,4 @@
-"""What `connect` and `translated` say when something is wrong: one line, no password, and what to do."""
+"""Errors of `connect` and `translated` take one line, show no password, and say what to do."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class TestTranslated:
 
 
 class TestOpenChannel:
-    """What a channel needs of redis-py, and of the server."""
+    """A channel checks that redis-py and the server have what it needs."""
 
     def test_a_redis_py_of_other_habits_is_refused_with_the_versions_that_fit(
         self, any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch

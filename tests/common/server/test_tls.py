@@ -182,7 +182,7 @@ def test_plain_talk_to_a_tls_port_says_that_tls_may_be_wanted(tls_port: int) -> 
 def test_tls_talk_to_a_plain_port_says_that_there_may_be_no_tls(
     any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same letter, the other way round: Redis waits for the rest of a line that never ends."""
+    """Redis waits for the rest of a line that never ends, so the message must name the likely cause."""
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.3)
     with pytest.raises(ServerUnavailable, match="without TLS"):
         connect(f"rediss://localhost:{any_server.port}")

@@ -63,7 +63,7 @@ def audited(url: str, *, deep: bool = False) -> AuditReport:
 
 
 def partition_of(client: redis.Redis, number: int = 0) -> PartitionKeys:
-    """Where the entries lie."""
+    """Return the partition that holds the entries."""
     return load_stream(client, "train").partitions[number]
 
 

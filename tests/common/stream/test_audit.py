@@ -81,7 +81,7 @@ def test_an_entry_deleted_after_training_is_named_though_nothing_is_lost(url: st
 
 
 def test_a_forged_duplicate_is_named_with_the_identity_it_claims(url: str, client: redis.Redis) -> None:
-    """Whoever can write to Redis can append a copy; trainers would see the samples twice."""
+    """A client that can write to Redis can append a copy, and trainers would see the samples duplicated."""
     fill(url)
     train(url)
     true_id, fields = entry_of(client, 2)

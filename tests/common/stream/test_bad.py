@@ -45,7 +45,7 @@ def join(client: redis.Redis, group: str) -> None:
 
 
 def read(url: str, group: str = "resnet") -> Counter[tuple[int, int, int]]:
-    """What the group's next epoch hands out."""
+    """Count the identities that the group's next epoch gives out."""
     found: Counter[tuple[int, int, int]] = Counter()
     with Loader(
         "train", group=group, batch_size=10, url=url, tuning=Tuning(timeout_s=20, notify=lambda _: None)
@@ -136,7 +136,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
 def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(
     any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has to be restarted: it waits for the next epoch, and goes back for what is pending."""
+    """No restart is needed: a member that waits for the next epoch goes back for pending entries."""
     fill(any_url)
     refuse_first(monkeypatch, 9)
     with Loader(
@@ -214,7 +214,7 @@ def test_a_loss_that_is_given_up_does_not_come_back_at_each_start(url: str, clie
 
 
 def test_a_lost_end_of_an_index_is_given_up_too(any_url: str, any_client: redis.Redis) -> None:
-    """Of a feed nothing can be made again: training goes on without, and the books say so."""
+    """A feed cannot be made again, so training continues without these samples and the audit reports them."""
     fill(any_url, bad=())
     join(any_client, "g")
     any_client.xdel(partition_of(any_client).entries(0), entry_of(any_client, -1)[0])

@@ -21,7 +21,7 @@ def given_to(holder: str, url: str, client: redis.Redis) -> tuple[PartitionKeys,
 
 
 def test_of_two_that_claim_what_was_handed_back_only_the_first_has_it(url: str, client: redis.Redis) -> None:
-    """Both saw it lie there; if both got it, a sample would be trained on twice though nobody died."""
+    """If both members got the returned entry, its samples would be trained on twice although no member died."""
     partition, seen = given_to(RELEASED, url, client)
     assert [claim(client, partition, 0, ("g", member), seen, min_idle_ms=0) for member in ("a", "b")] == [True, False]
     (held,) = list_pending(client, partition, 0, "g")

@@ -42,7 +42,7 @@ def own_server(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
 
 
 def blocked_id(client: redis.Redis) -> str:
-    """Of the client that waits, once one does."""
+    """Return the id of the waiting client, as soon as one waits."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         for info in client.client_list():
@@ -164,7 +164,7 @@ def test_a_member_that_is_no_record_is_not_told_as_another_process(
 
 
 def test_a_group_that_is_no_record_is_told_as_a_damaged_key(url: str, client: redis.Redis) -> None:
-    """Who joins it would be told that it is read in another way."""
+    """Without this check, a member that joins would read that the group is read in another order."""
     stream, who = joined(url, client)
     (partition,) = stream.partitions
     client.hset(partition.roster, "g:g", '"abc"')

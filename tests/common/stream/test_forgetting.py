@@ -26,7 +26,7 @@ def test_a_group_made_anew_under_a_dropped_ones_name_reads_everything(any_url: s
 
 
 def test_a_group_that_is_reset_reads_everything_again(any_url: str, any_client: Any) -> None:
-    """The same for start=: what was settled before must not be left out."""
+    """A reset by start= must not leave out samples that were acknowledged before."""
     produce(any_url, "t", 100)
     with loader_of(any_url) as loader:
         assert sorted(numbers(loader)) == list(range(100))

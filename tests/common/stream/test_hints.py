@@ -27,7 +27,7 @@ def channel(url: str) -> Iterator[Channel]:
 
 
 def last_id(client: Client) -> tuple[int, int]:
-    """Of the hint given last."""
+    """Return the id of the last hint."""
     high, _, low = last_event(client, KEYS).decode().partition("-")
     return int(high), int(low)
 
@@ -52,7 +52,7 @@ def test_a_wait_for_a_hint_that_nobody_gives_ends_by_itself(channel: Channel, cl
 
 
 def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: Client) -> None:
-    """So a reader finds what came while it rested, and the end of an epoch behind all of its entries."""
+    """A reader thus finds what came during its pause, and the end of an epoch after all of its entries."""
     channel.send([hint_command(KEYS, (0, 0), LONG_MS), (b"GET", b"key")])
     client.set("key", "late")
     announce(client, KEYS, CREATED, "t")
@@ -61,7 +61,7 @@ def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: C
 
 
 def test_a_key_that_holds_no_hints_is_named(channel: Channel, client: Client) -> None:
-    """Somebody else wrote there: a wait that returned at once, again and again, would keep a core busy."""
+    """A wait on a foreign key would return at once again and again, and keep a core busy."""
     client.set(KEYS.events, "text")
     channel.send([hint_command(KEYS, (0, 0), SOON_MS)])
     with pytest.raises(ReplyError, match="WRONGTYPE"):

@@ -1,4 +1,4 @@
-"""What a client remembers of a server that may forget: in bounded memory, compared once a run, noted once."""
+"""A client remembers little of a server that may lose data, compares it once a run, and records a loss once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contracts.feed import open_stream, produce
 
 @dataclass
 class Lease:
-    """What a witness reads of one."""
+    """The fields of a lease that a witness reads."""
 
     entry_id: bytes
     partition: int = 0
@@ -93,7 +93,7 @@ def info_calls(client: Client) -> int:
 
 
 class TestWitness:
-    """What it remembers, and what it makes of it."""
+    """A witness remembers entries and reports those that the server lost."""
 
     def told(self, url: str, client: Client) -> tuple[Witness, Manifest, list[str]]:
         """A witness of an epoch of 30 samples in 3 entries, of which it knows the run."""

@@ -74,7 +74,7 @@ def test_a_plan_beyond_every_bound_is_a_damaged_key_to_whoever_reads_it(
 
 
 def test_a_shard_number_beyond_every_bound_is_a_damaged_key(any_url: str, any_client: redis.Redis) -> None:
-    """Of an open epoch the number of shards is a counter, and is gone through just the same."""
+    """The number of shards of an open epoch is a counter, and readers loop over it without a plan."""
     with writer_of(any_url, spec={"y": ("int64", ())}) as writer, writer.epoch() as epoch:
         stream = open_stream(any_client, "t")
         manifest = load_manifest(any_client, stream, 0)

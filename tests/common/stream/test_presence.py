@@ -1,4 +1,4 @@
-"""Who is known to have ended: a rule of values, and what this host's kernel says of real processes."""
+"""A rule of values decides whether a process has ended, and this host's kernel answers for real processes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestLiveness:
         assert liveness_of(rosters, 5000) == {WHO: Liveness(1000), ("g", "n"): Liveness(3000)}
 
     def test_a_member_that_ended_on_this_host_is_silent_at_once(self) -> None:
-        """Whoever waits for it reads so after three seconds, not after ten."""
+        """A process that waits for this member learns so after three seconds, not after ten."""
         with subprocess.Popen([sys.executable, "-c", INCARNATE], stdout=-1, text=True) as child:
             assert child.stdout is not None
             incarnation = child.stdout.read().strip()
@@ -123,7 +123,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class TestKernel:
-    """What Linux says."""
+    """The answers of Linux identify a process and its life."""
 
     def test_an_incarnation_names_the_process_that_made_it(self) -> None:
         """Two of one process differ all the same: the older stops."""

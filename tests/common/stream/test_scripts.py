@@ -42,7 +42,7 @@ class World:
     planned: Manifest
     feed: Manifest
     ids: list[bytes]
-    """Of the entries of epoch 0; the group ``g`` was given all of them, its member ``m``."""
+    """The entries of epoch 0, all of them given to member ``m`` of group ``g``."""
 
     @property
     def partition(self) -> PartitionKeys:
@@ -218,7 +218,7 @@ def entries_are_acknowledged(w: World) -> Any:
 
 @case
 def an_entry_is_buried(w: World) -> Any:
-    """As a dead letter."""
+    """Make an entry a dead letter."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
     return load_script("dead_letter"), keys, [w.planned.live_state, "g", w.ids[0], "unreadable"]
 
@@ -253,7 +253,7 @@ def a_group_closes_an_epoch(w: World) -> Any:
 
 @case
 def a_member_leaves(w: World) -> Any:
-    """What it held is handed back."""
+    """Return the leases of a member that leaves."""
     return load_script("leave_group"), [w.partition.roster, w.partition.entries(0)], ["g", "m", "inc", 1, w.ids[0]]
 
 
@@ -271,7 +271,7 @@ def a_replay_holds_an_epoch(w: World) -> Any:
 
 @case
 def a_rank_reports(w: World) -> Any:
-    """How far it is."""
+    """Report the position of a rank."""
     member = '{"inc":"i","seen":1}'
     w.client.hset(w.partition.roster, mapping={"g:o": '{"world":1,"first":0,"holds":true}', "m:o:rank-0": member})
     keys = [w.partition.roster, w.partition.state(0), w.partition.positions(0, "o")]
@@ -295,7 +295,7 @@ def a_dead_letter_is_given_back(w: World) -> Any:
 
 @case
 def bytes_are_balanced(w: World) -> Any:
-    """What was counted is corrected once."""
+    """Correct the counted bytes once."""
     return load_script("correct_bytes"), [w.partition.roster], [0, 10 * SAMPLE_BYTES, 5 * SAMPLE_BYTES]
 
 
@@ -307,7 +307,7 @@ def an_epoch_is_pinned(w: World) -> Any:
 
 @case
 def a_setting_is_changed(w: World) -> Any:
-    """Of a stream that is there."""
+    """Change a setting of an existing stream."""
     return load_script("set_stream_field"), [w.stream.keys.meta], [w.stream.id, "budget_bytes", 5]
 
 
@@ -325,7 +325,7 @@ def a_loss_is_noted(w: World) -> Any:
 
 @case
 def files_are_taken_for_an_epoch(w: World) -> Any:
-    """Of a watched folder."""
+    """Take the files of a watched folder for an epoch."""
     return load_script("take_files"), [w.stream.keys.watched, w.stream.keys.meta], [w.stream.id, 2, "a.jpg", "1"]
 
 
@@ -492,7 +492,7 @@ def test_a_commit_into_a_sealed_segment_is_refused_and_taken_back(world: World) 
 
 
 def test_a_refused_commit_leaves_the_note_of_the_newest_entry_as_it_was(world: World) -> None:
-    """The note tells how far groups are behind, and whether somebody still writes: here nobody wrote anything."""
+    """The note shows how far groups are behind and whether a writer is active, and a refused commit wrote nothing."""
     newest = newest_noted(world)
     assert newest == world.ids[-1]
     for first in (0, 99):  # committed already, and behind a gap

@@ -131,7 +131,7 @@ def test_a_server_is_gone_with_its_owner_although_a_forked_child_lives_on() -> N
 
 
 def test_close_ends_the_server_although_a_forked_child_lives_on() -> None:
-    """The same copy of the pipe must not make close() wait for ever."""
+    """A forked child's copy of the pipe must not make close() wait for ever."""
     with _owner(_FORKING_AND_CLOSING) as (owner, pid, *_):
         assert owner.stdout is not None
         child = int(owner.stdout.readline())
@@ -173,7 +173,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_the_server() -> None:
 
 
 def test_the_server_dies_with_its_watcher(fresh_server: ServerFactory) -> None:
-    """Nobody would be left to end it."""
+    """Without its watcher, no process would be left to end the server."""
     if sys.platform != "linux":
         pytest.skip("needs PR_SET_PDEATHSIG")
     server = fresh_server()

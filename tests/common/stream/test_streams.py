@@ -18,7 +18,7 @@ AT_ONCE = 8
 
 @pytest.fixture
 def clients(any_url: str) -> Iterator[list[Client]]:
-    """As many producers."""
+    """Yield one client for each producer."""
     made = [connect(any_url) for _ in range(AT_ONCE)]
     yield made
     for client in made:

@@ -70,7 +70,7 @@ class Tensor:
 
 @dataclass
 class Entry:
-    """What an entry says and holds."""
+    """The header and the content of an entry."""
 
     header: dict[str, Any]
     offsets: list[int]
@@ -212,7 +212,7 @@ def bound_sizes(plan: list[tuple[str, str, list[int | None], list[list[int]] | N
 
 
 def ndim_of(dtype: str, shape: list[int | None]) -> int:
-    """How many sizes a ragged sample's shape has."""
+    """Return the number of sizes in a ragged sample's shape."""
     return 1 if dtype == "bytes" else len(shape)
 
 

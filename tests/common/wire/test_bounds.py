@@ -1,4 +1,4 @@
-"""What an entry claims costs nothing: memory follows the bytes received, and every bound is kept."""
+"""Claims in an entry cost nothing: memory follows the bytes received, and every bound is kept."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def array(of: MapPool, nbytes: int) -> NDArray[np.uint8]:
 
 
 def address(values: NDArray[np.uint8]) -> int:
-    """Of its first byte."""
+    """Return the address of the first byte."""
     return values.ctypes.data
 
 

@@ -50,7 +50,7 @@ def test_the_corpus_has_every_dtype_and_is_large_enough() -> None:
 
 @pytest.mark.parametrize("case", load("good"))
 def test_a_good_entry_gives_back_every_sample_bit_for_bit(case: Case) -> None:
-    """What was written comes out, whichever version of the code wrote it."""
+    """Samples come back as they were written, whichever version of the code wrote them."""
     header, block = decode(fields_of(case), Spec.from_json(case["spec"]))
     said = {key: getattr(header, key) for key in case["header"]}
     assert said | {"holes": list(header.holes)} == case["header"]
@@ -111,7 +111,7 @@ def test_a_hostile_entry_is_refused_by_name(case: Case) -> None:
 
 @pytest.mark.parametrize("case", load("hostile"))
 def test_the_document_alone_suffices_to_refuse_a_hostile_entry(case: Case) -> None:
-    """What is bad is decided by the document, not by what our code happens to refuse."""
+    """The document decides what is bad, not what our code happens to refuse."""
     with pytest.raises(independent.Refused) as caught:
         if case.get("segments"):
             independent.read_ref(fields_of(case)[0][1], case["spec"])

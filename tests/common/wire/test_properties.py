@@ -1,4 +1,4 @@
-"""What holds for every spec, every sample and every damage, searched by hypothesis."""
+"""Hypothesis searches for a spec, a sample or a damage that breaks a property of the format."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ KEYS = ("v", "stream", "epoch", "shard", "first", "count", "holes", "tensors", "
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_header_with_any_value_in_any_place_is_read_or_refused(data: st.DataObject) -> None:
-    """Whoever can write to a stream must not be able to crash a trainer."""
+    """A client that can write to a stream must not be able to crash a trainer."""
     import json
 
     spec = Spec.of({"x": ("uint8", (2,)), "b": ("float32", (None, 4)), "s": ("bytes", ())})
@@ -191,7 +191,7 @@ def test_a_spec_read_from_the_server_is_a_spec_or_refused(value: Any) -> None:
 @given(specs())
 @settings(max_examples=60, deadline=None)
 def test_a_spec_survives_its_json_form(spec: Spec) -> None:
-    """What a writer stores is what a loader checks against."""
+    """A loader checks against exactly the spec that a writer stored."""
     assert Spec.from_json(spec.as_json()) == spec
 
 

@@ -21,7 +21,7 @@ REF = ',"ref":["3-0-0123456789ab.seg",4096,[12,24]]'
 
 
 def said(epoch: int = 0, shard: int = 1, first: int = 2, count: int = 6, rest: str = DIGEST) -> bytes:
-    """What a writer says of a block of SPEC."""
+    """Return the header that a writer makes for a block of SPEC."""
     tensors = f'{{"x":{{"dtype":"uint8","shape":[{count},2]}},"y/z":{{"dtype":"float32","shape":[{count}]}}}}'
     numbers = f'"epoch":{epoch},"shard":{shard},"first":{first},"count":{count}'
     return f'{{"v":1,"stream":"a-b.c_d",{numbers},"tensors":{tensors}{rest}}}'.encode()
@@ -37,7 +37,7 @@ def meant(text: bytes, takes_refs: bool) -> Any:
 
 
 def parsed(text: bytes, takes_refs: bool) -> Any:
-    """The same where nothing is recognised."""
+    """Parse the same text without the fast path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(headers, "_recognised", lambda *_: None)
         return meant(text, takes_refs)
@@ -70,7 +70,7 @@ def test_what_is_recognised_means_what_it_says(text: bytes, takes_refs: bool) ->
 def test_a_damaged_header_means_the_same_either_way(
     text: bytes, at: int, removed: int, put: str, takes_refs: bool
 ) -> None:
-    """Whoever can write to a stream chooses which way their header is read."""
+    """A client that can write to a stream chooses the way in which its header is read."""
     damaged = text[:at] + put.encode() + text[at + removed :]
     assert meant(damaged, takes_refs) == parsed(damaged, takes_refs)
 

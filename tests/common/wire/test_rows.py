@@ -18,7 +18,7 @@ NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
 
 def mapped(count: int) -> NDArray[np.uint8]:
-    """As a segment is, into which blocks are made at some offset."""
+    """Return mapped memory, like a segment in which blocks are made at some offset."""
     return np.frombuffer(mmap(-1, 1 << 16), np.uint8)[128 : 128 + (1 << 15)]
 
 
@@ -29,7 +29,7 @@ def plain(count: int) -> NDArray[np.uint8]:
 
 @pytest.fixture(params=[None, mapped, plain], ids=["own memory", "a map", "no map"])
 def rows(request: pytest.FixtureRequest) -> BlockBuilder:
-    """Of blocks of at most ten rows, one of which is there."""
+    """Return a builder for blocks of at most ten rows, which already has one row."""
     place: Place | None = request.param
     found = builder_of(SPEC, 1 << 14, 10, place)
     assert type(found) is RowBuilder
@@ -38,13 +38,13 @@ def rows(request: pytest.FixtureRequest) -> BlockBuilder:
 
 
 def values(block: Block) -> list[Any]:
-    """Of its only column."""
+    """Return the values of the block's only column."""
     found: list[Any] = block.columns[0].values.tolist()
     return found
 
 
 def said(builder: BlockBuilder, value: Any) -> str:
-    """Of a sample that is refused: why."""
+    """Return the reason why a sample is refused."""
     try:
         builder.add({"x": value})
     except SpecMismatch as error:
@@ -134,7 +134,7 @@ def test_no_more_rows_are_taken_than_may_come(rows: BlockBuilder) -> None:
 
 
 def test_a_block_whose_first_row_was_refused_still_asks_whether_any_may_come(rows: BlockBuilder) -> None:
-    """What is reserved meanwhile must not be overtaken."""
+    """A block must not overtake rows that were reserved in the meantime."""
     rows.finish(0)
     with pytest.raises(SpecMismatch):
         rows.add({"x": 1})

@@ -1,4 +1,4 @@
-"""What a user may write, and that nothing of it changes in silence."""
+"""These values a user may write, and none of them changes in silence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_number_that_does_not_fit_is_refused(dtype: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [[1, [2, 3]], [[1], [2, 3]], [[1, 2], [3, "x"]], [b"a", b"b"]])
 def test_a_list_that_is_no_array_is_refused_by_name(value: Any) -> None:
-    """What numpy says about inhomogeneous shapes does not name the tensor."""
+    """Numpy's message about inhomogeneous shapes does not name the tensor."""
     with pytest.raises(SpecMismatch, match="tensor 'x'"):
         TensorSpec("x", "int64", (None, None)).canonical(value)
 
