@@ -152,7 +152,7 @@ def test_penstock_server_serves_and_ends_cleanly(end: signal.Signals) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_server_that_penstock_started(
     executable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who sees three findings on a fresh server reads none of them later."""
+    """A user who sees three findings on a fresh server ignores them later."""
     with _server_command("--executable", str(executable)) as (_, told):
         assert main(["doctor", "--url", _url_in(told), "--no-probe", "--json"]) == 0
         findings = json.loads(capsys.readouterr().out)["findings"]
@@ -178,7 +178,7 @@ def test_the_lines_that_penstock_server_prints_can_be_typed() -> None:
 
 
 def test_without_a_password_penstock_server_says_what_that_means() -> None:
-    """Whoever reaches a server without one runs code as the user of its workers."""
+    """A client that reaches a server without a password can run code as the user of its workers."""
     with _server_command("--no-password") as (process, told):
         url = _url_in(told)
         with redis.Redis.from_url(url) as client:
@@ -327,7 +327,7 @@ PYTHON = " -- python train.py"
 def test_a_command_typed_wrong_is_answered_by_the_command_to_type(
     typed: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was found, what was expected, and a line to paste; nothing is started for it."""
+    """The message says what was found, what was expected, and a line to paste, and nothing is started."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "0.tar").touch()
@@ -345,7 +345,7 @@ def test_a_command_typed_wrong_is_answered_by_the_command_to_type(
 @pytest.mark.parametrize("kind", ["images", "dataset", "keras", "generator"])
 @pytest.mark.parametrize("name", ["run", "produce"])
 def test_every_source_has_an_example_of_its_own(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the options are is where one looks for how they are used; and `run` says where the command goes."""
+    """Users look for examples beside the options, and `run` shows where the command goes."""
     assert main([name, kind, "--help"]) == 0
     usage, _, example = capsys.readouterr().out.partition("example:\n")
     assert example.startswith(f"  penstock {name} {kind} ")
@@ -375,7 +375,7 @@ def test_every_command_has_the_help_of_the_table_and_an_example(name: str, capsy
 def test_ctrl_c_exits_with_130_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As every shell tool does."""
+    """Every shell tool ends like this."""
     _add_command(tmp_path, monkeypatch, "raise KeyboardInterrupt")
     assert main(["extra"]) == 130
     assert "Traceback" not in capsys.readouterr().err
@@ -416,7 +416,7 @@ def _add_command(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> No
 
 
 def test_the_url_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said last and nearest counts; a malformed variable is an error only where it is needed."""
+    """The most explicit setting wins, and a malformed variable is an error only where it is needed."""
     monkeypatch.setenv("PENSTOCK_URL", "redis://there:1")
     assert url_of(argparse.Namespace(url=None)) == "redis://there:1"
     monkeypatch.setenv("PENSTOCK_URL", "there")
@@ -450,7 +450,7 @@ def test_colours_appear_on_a_terminal_only_and_never_with_no_color(monkeypatch: 
 
 
 def test_json_is_alone_on_stdout() -> None:
-    """So that `penstock inspect --json | jq` works while notices are printed."""
+    """`penstock inspect --json | jq` must work while notices are printed."""
     out, err = io.StringIO(), io.StringIO()
     console = Console(out, err)
     console.notice("working")
@@ -488,7 +488,7 @@ def test_progress_in_a_log_is_a_plain_line_every_few_seconds_and_at_the_end() ->
 def test_bars_on_a_terminal_are_redrawn_in_place_and_step_aside_for_lines(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stays on the screen at the end: each line once, in order, then the bars as they ended."""
+    """At the end the screen shows each line once, in order, and then the bars in their last state."""
     monkeypatch.setenv("COLUMNS", str(columns))
     now = [0.0]
     screen = Terminal()

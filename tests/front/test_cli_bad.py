@@ -86,7 +86,7 @@ def test_for_whom_to_drop_must_be_said(any_url: str, capsys: Capture) -> None:
 
 
 def test_help_tells_the_two_kinds_apart(capsys: Capture) -> None:
-    """Nobody should have to read the source to know what a retry does."""
+    """A user should not have to read the source to know what a retry does."""
     assert main(["bad", "--help"]) == 0
     told = capsys.readouterr().out
     for word in ("quarantined", "dead letter", "retry", "drop", "EpochIncomplete"):

@@ -163,7 +163,7 @@ def test_the_simplest_side_wins_unless_another_gains_a_tenth(inline: float, segm
 
 
 def test_a_verdict_says_when_its_rounds_disagree_or_there_was_only_one() -> None:
-    """Who decides by chance should know it."""
+    """A user whose verdict may be chance should know it."""
     steady = judge({"DataLoader": [100, 50, 10], SIDES[0]: [200, 100, 20]}, 1)
     shaky = judge({"DataLoader": [100, 100, 100], SIDES[0]: [90, 120, 130]}, 1)
     once = judge({"DataLoader": [100], SIDES[0]: [200]}, 1)

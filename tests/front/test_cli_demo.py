@@ -34,7 +34,7 @@ def result() -> DemoResult:
 
 
 def test_a_good_outcome_is_told_with_every_number(result: DemoResult) -> None:
-    """Who reads nothing else must see accuracy, speed, waiting, the comparison and the audit."""
+    """A user who reads nothing else must see accuracy, speed, waiting, the comparison and the audit."""
     out = io.StringIO()
     assert failures(result.outcome, result.audit, needs_goal=True) == []
     report(result, [], Console(out=out, err=out))
@@ -65,7 +65,7 @@ def test_the_goal_is_for_the_whole_demo_only() -> None:
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody's files are mixed with digits."""
+    """The demo must not mix a user's files with its digits."""
     (tmp_path / "mine.txt").write_text("precious")
     assert main(["demo", "--keep", str(tmp_path), "--trainer", "numpy"]) == 1
     assert "something is there already" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def start(any_url: str) -> Iterator[Start]:
 
 
 def healthy(*arguments: str) -> bool:
-    """What `penstock health` says, by a limit that makes the test short."""
+    """Return the answer of `penstock health`, with a limit that keeps the test short."""
     return main(["health", *arguments, "--within", "4"]) == 0
 
 

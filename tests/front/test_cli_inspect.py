@@ -73,7 +73,7 @@ def produced(writer: penstock.Writer) -> None:
 
 
 def inspected(told: Told) -> dict[str, Any]:
-    """What programs get."""
+    """Return the view that programs get."""
     code, out, err = told("inspect", "train", "--json")
     assert (code, err) == (0, "")
     view: dict[str, Any] = json.loads(out)
@@ -112,7 +112,7 @@ def test_inspect_counts_lag_pending_and_bytes_on_every_server(told: Told, url: s
 
 
 def test_inspect_reads_well_for_people(told: Told, url: str, writer: penstock.Writer) -> None:
-    """What a trainer's owner looks for is on the page: spec, bytes of budget, epochs, groups, members."""
+    """The page shows what a trainer's owner looks for: spec, bytes of budget, epochs, groups, members."""
     assert "no group reads it yet: start a trainer" in told("inspect", "train")[1]
     produced(writer)
     with penstock.Loader(
@@ -278,7 +278,7 @@ def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
 def test_a_group_made_anew_under_an_old_name_reads_everything_again(
     told: Told, url: str, writer: penstock.Writer
 ) -> None:
-    """What the former group settled must not count for it: it would end epochs that it never saw."""
+    """Acknowledgements of the former group must not count, or they would end epochs that the new one never saw."""
     produced(writer)
     with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
         assert sum(batch.size for batch in loader) == 28

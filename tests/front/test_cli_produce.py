@@ -68,7 +68,7 @@ def ended(process: subprocess.Popen[str], timeout_s: float = 30) -> tuple[int, s
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
-    """As `start`, to the end."""
+    """Start a command and wait until it ends."""
     return ended(start(*arguments, cwd=cwd, **environment))
 
 
@@ -159,7 +159,7 @@ def test_every_mistake_is_one_line_and_exit_code_1(
 def test_another_spec_on_an_old_stream_is_answered_by_both_ways_out(
     any_url: str, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who tries another --resize means another stream, or has done with the old one."""
+    """A user who tries another --resize wants another stream, or no longer needs the old one."""
     command = ["produce", "images", "photos", "--workers", "1", "--url", any_url]
     assert in_process([*command, "--resize", "8x8"]) == 0
     assert in_process([*command, "--resize", "6x6"]) == 1
@@ -178,7 +178,7 @@ def test_another_spec_on_an_old_stream_is_answered_by_both_ways_out(
 def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """Nobody should have to learn the JSON of a spec to take samples of different sizes."""
+    """A user should not have to learn the JSON of a spec to take samples of different sizes."""
     (tmp_path / f"ragged_{kind}.py").write_text(
         "import numpy as np\ndata = [{'x': np.zeros((3 + n % 4, 2), np.float32), 'y': n} for n in range(20)]\n"
     )
@@ -197,7 +197,7 @@ def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
 def test_the_line_to_paste_for_boxes_fits_every_image(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spec: str | None
 ) -> None:
-    """Whoever leaves the spec out, or half of it, pastes one: areas and labels are as many as boxes."""
+    """A user who leaves out the spec, or half of it, pastes this line: areas and labels are as many as boxes."""
     name = "boxes_of_none" if spec is None else "boxes_of_half"
     (tmp_path / f"{name}.py").write_text(
         "import numpy as np\n"
@@ -268,7 +268,7 @@ def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> Non
 
 
 def test_a_worker_says_first_what_jobs_may_name(any_url: str, tmp_path: Path) -> None:
-    """Whoever can write to a shared queue could else run any code as the worker's user."""
+    """Otherwise a client that can write to a shared queue could run any code as the worker's user."""
     code, _, err = run("worker", "--url", any_url, cwd=tmp_path)
     assert code == 1
     assert "is not your own `penstock server`" in err
@@ -286,7 +286,7 @@ def test_a_worker_says_first_what_jobs_may_name(any_url: str, tmp_path: Path) ->
 def test_a_worker_trusts_its_own_users_server(
     fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, password: str | None
 ) -> None:
-    """Nobody else has the password of a `penstock server`; one that has none is everybody's."""
+    """Only this user has the password of a `penstock server`, and a server without one is open to everybody."""
     server = fresh_server(password=password)
     (tmp_path / "run").mkdir(mode=0o700)
     with announced(server.url, server.port, tmp_path / "run" / "penstock"):
@@ -353,7 +353,7 @@ def test_a_producer_whose_terminal_is_closed_leaves_no_job_in_the_queue(any_url:
 
 
 def test_nohup_keeps_a_command_alive() -> None:
-    """Whoever ignores SIGHUP wants a production to outlive the terminal."""
+    """A user who ignores SIGHUP wants a production to outlive the terminal."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -521,7 +521,7 @@ def test_without_rq_whoever_produces_is_told_what_to_install() -> None:
 
 
 def test_ctrl_c_ends_trainer_workers_and_server(photos: Path, tmp_path: Path) -> None:
-    """Nothing may be left behind of what run started."""
+    """No process that run started may remain."""
     command = ["sh", "-c", 'echo "$PENSTOCK_URL"; exec sleep 60']
     session = start("run", "images", "photos", "--epochs", "50", "--budget", "64kb", "--", *command, cwd=tmp_path)
     assert session.stdout is not None

@@ -1,4 +1,4 @@
-"""What a production shows of itself: rates, bytes, what is left, workers, bad samples, waiting for room."""
+"""A production shows its rates, bytes, remaining samples, workers, bad samples and waits for space."""
 
 from __future__ import annotations
 

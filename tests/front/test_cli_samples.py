@@ -49,7 +49,7 @@ def told(any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def label(number: int) -> int:
-    """Of a picture: two of three are cats."""
+    """Return the label of a picture: two of three are cats."""
     return [0, 0, 1][number % 3]
 
 
@@ -230,7 +230,7 @@ def test_show_finds_samples_by_identity_class_and_chance(told: Told, any_url: st
 
 
 def test_a_contact_sheet_has_the_pixels_of_the_stream(told: Told, any_url: str, tmp_path: Path) -> None:
-    """What hangs in a report must be what was trained on."""
+    """A picture in a report must show what was trained on."""
     produced(any_url, "inline")
     code, out, err = told("show", "train", "--id", "0/1/6", "--out", str(tmp_path / "sheet.png"))
     assert (code, out, err) == (0, "", f"wrote {tmp_path / 'sheet.png'} (1 by identity)\n")

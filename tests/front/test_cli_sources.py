@@ -32,7 +32,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
 
 
 def numbers(url: str, stream: str = "train", epoch: int = 0) -> list[int]:
-    """What `x` holds in an epoch, in its order."""
+    """Return the values of `x` in an epoch, in its order."""
     return [int(np.ravel(sample["x"])[0]) for _, sample in sorted(read_epoch(url, stream, epoch).items())]
 
 
@@ -212,7 +212,7 @@ def test_a_source_that_another_package_brings_is_as_good_as_ours(any_url: str, t
 
 
 def test_a_worker_imports_only_what_it_was_told_to(any_url: str, tmp_path: Path) -> None:
-    """Whoever can write to the queue must not be able to have any function of any module called."""
+    """A client that can write to the queue must not be able to call any function of any module."""
     (tmp_path / "good.py").write_text("data = list(range(8))\ndef same(n): return n\n")
     (tmp_path / "evil.py").write_text("open('imported', 'w').close()\ndef same(n): return n\n")
     for transform in ("good:same", "evil:same"):

@@ -14,7 +14,7 @@ from penstock.__main__ import main
 def test_trim_releases_settled_epochs_at_once_and_names_who_needs_the_others(
     any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever needs room now learns what keeps it; what a group has yet to read is never the price."""
+    """A user who needs space learns what holds it, and samples that a group has yet to read are never removed."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
 
     def trimmed(*options: str) -> str:

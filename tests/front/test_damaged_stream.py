@@ -19,7 +19,7 @@ Told = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(params=["meta", "roster"])
 def key(any_url: str, any_client: redis.Redis, request: pytest.FixtureRequest) -> str:
-    """What another program wrote to, of the second of three streams: a key of the stream, or of a partition."""
+    """Return a key of the second of three streams, or of its partition, that another program wrote to."""
     for name in ("one", "two", "three"):
         produce(any_url, name, 20)
     stream = open_stream(any_client, "two")

@@ -1,4 +1,4 @@
-"""What holds for every command: an example that can be typed, one line for an error, JSON where it is offered."""
+"""Every command has an example that can be typed, one line for an error, and JSON where it is offered."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_examples_of_the_help_and_of_the_page_can_be_typed(name: str) -> Non
 
 
 def test_the_page_has_the_commands_in_use_and_their_exit_codes() -> None:
-    """Whoever writes a script looks there; a command that is missing there is one that nobody finds."""
+    """Authors of scripts look there, and do not find a command that is missing on the page."""
     assert set(SECTIONS) == set(COMMANDS)
     assert [name for name, text in SECTIONS.items() if "\nExit codes: " not in text] == []
 
@@ -103,7 +103,7 @@ MADE_IF_MISSING = {"penstock import"}
 
 
 def positionals(leaf: argparse.ArgumentParser) -> list[str]:
-    """What its arguments are called that are no options."""
+    """Return the names of the positional arguments."""
     return [action.dest for action in leaf._actions if not action.option_strings]
 
 
@@ -229,7 +229,7 @@ PRESSED = {
 
 
 def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command prints."""
+    """Return what the command prints."""
     assert main(["completion", shell]) == 0
     return capsys.readouterr().out
 

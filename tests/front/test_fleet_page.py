@@ -99,7 +99,7 @@ def end(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> None:
-    """Whoever copies them has a fleet: epochs queued here are made there, follow their trainers, or follow a folder."""
+    """The copied commands make a fleet: queued epochs are made, follow their trainers, or follow a folder."""
     queue, worker, auto, follow, watch = COMMANDS
     fleet = [begin(worker, any_url, place), begin(auto, any_url, place)]
     queued = begin(queue, any_url, place)

@@ -90,7 +90,7 @@ def penstock_says(command: str, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader works, on a server of the reader's own."""
+    """Return the reader's folder, with a server of the reader's own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PENSTOCK_URL", any_url)
@@ -156,7 +156,7 @@ def test_keras_trains_on_a_folder_of_images_and_validates_on_its_other_part(fold
 
 
 def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None:
-    """Whoever wants Keras's own choice of files gets it, pixel for pixel, and nobody rewrites a pipeline to try."""
+    """A user gets Keras's own choice of files, pixel for pixel, and need not rewrite a pipeline to try Penstock."""
     pytest.importorskip("tensorflow")
     make_photos(folder)
     once = FOLDERS.replace("--epochs 3", "--epochs 1")  # each epoch costs an import of TensorFlow

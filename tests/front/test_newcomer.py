@@ -230,7 +230,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a newcomer has lying about."""
+    """Return a folder with the files that a newcomer has."""
     here = tmp_path_factory.mktemp("newcomer")
     (here / "photos").mkdir()
     (here / "text").mkdir()
@@ -258,7 +258,7 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
     line: str, server: EmbeddedServer, http: int, folder: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Whoever is answered by a traceback, or sent the wrong way, tries another tool."""
+    """A newcomer who gets a traceback, or wrong advice, tries another tool."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PENSTOCK_URL", server.url)

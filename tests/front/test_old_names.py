@@ -71,6 +71,6 @@ def test_a_tuning_that_a_call_does_not_take_is_refused(call: str) -> None:
 
 
 def test_a_misspelt_tuning_is_meant() -> None:
-    """Who remembers the old form half gets the new one."""
+    """A user who half remembers the old form is told the new one."""
     with pytest.raises(TypeError, match=r"did you mean tuning=penstock\.Tuning\(prefetch_bytes=\.\.\.\)"):
         CALLS["Loader"](prefetch_byte=1)

@@ -58,12 +58,12 @@ def loader(*stream: Any, **changed: Any) -> Any:
 
 
 def writer(**changed: Any) -> Any:
-    """The same on the other side."""
+    """Make a writer with these arguments changed."""
     return penstock.Writer("train", **{"url": "redis://[::1]:1", **changed})
 
 
 def replay(**changed: Any) -> Any:
-    """The same of a kept epoch."""
+    """Make a replay of a kept epoch with these arguments changed."""
     return penstock.Replay("train", **{"epoch": 0, "batch_size": 8, "url": "redis://[::1]:1", **changed})
 
 
@@ -80,13 +80,13 @@ def loader_unread() -> Any:
 
 
 async def awaited(loader: Any) -> None:
-    """As an asynchronous source is read."""
+    """Read the loader as an asynchronous source is read."""
     async for _ in loader:
         break
 
 
 def unpacked(batch: Any) -> Any:
-    """As `for x, y in loader` does."""
+    """Unpack a batch as `for x, y in loader` does."""
     x, y = batch
     return x, y
 
@@ -245,7 +245,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_a_mistake_is_explained_before_a_server_is_asked(
     attempt: Callable[[], Any], kind: type[Exception], words: str
 ) -> None:
-    """What Python says of it by itself names neither what belongs there nor where it is written."""
+    """Python's own message names neither what belongs there nor where it is documented."""
     with pytest.raises(kind) as caught:
         attempt()
     assert words in str(caught.value)
@@ -253,16 +253,16 @@ def test_a_mistake_is_explained_before_a_server_is_asked(
 
 
 class Session(NamedTuple):
-    """What a newcomer has in hand after the README: a stream, its loader, a batch of it."""
+    """A newcomer's objects after the README: a stream, its loader, a batch of it."""
 
     url: str
     loader: Any
     batch: Any
     name: str
-    """Of a stream to be written."""
+    """A stream that the snippets write to and read."""
 
     def writer(self, **changed: Any) -> Any:
-        """Of a stream of its own."""
+        """Make a writer of the session's own stream."""
         return penstock.Writer(
             self.name, url=self.url, tuning=penstock.Tuning(notify=lambda _: None), **{"spec": SPEC, **changed}
         )
@@ -452,7 +452,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
 
 
 def test_a_mistake_with_a_server_is_explained_too(any_url: str) -> None:
-    """The same, of what is found out only while one works."""
+    """Mistakes that show only on a running server are explained like those in an argument."""
     produce(any_url, "train", 40)
     wrong: list[str] = []
     with penstock.Loader(
@@ -573,7 +573,7 @@ def test_a_writer_that_is_written_to_beside_its_empty_epoch_says_so(any_url: str
 
 
 def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None:
-    """Who forgets it reads all of it again, and wonders why."""
+    """A user who forgets to acknowledge reads everything again without knowing why."""
     produce(any_url, "train", 40)
     told: list[str] = []
     wanted: Any = {"group": "g", "batch_size": 8, "url": any_url, "acknowledge": "manual"}

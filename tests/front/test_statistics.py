@@ -21,7 +21,7 @@ NUMBERS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -fl
 
 
 def summary_of(dtype: str, shape: tuple[int | None, ...], samples: list[Any], piece: int = 7) -> TensorSummary:
-    """Of one tensor, its samples fed in blocks of ``piece``; from each block odd rows first, then the others."""
+    """Summarise one tensor, with samples fed in blocks of ``piece``, from each block the odd rows first."""
     spec = Spec.of({"x": (dtype, shape)})
     summary = TensorSummary(spec["x"], np.random.default_rng(0))
     for start in range(0, len(samples), piece):
@@ -112,7 +112,7 @@ def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", [(6, 5, 3), (3, 6, 5), (4,), ()], ids=str)
 def test_every_dtype_and_layout_has_numpys_statistics(dtype: str, layout: tuple[int, ...]) -> None:
-    """What one pastes into a training script must be right for the stream at hand, also for bfloat16."""
+    """Lines pasted into a training script must be right for this stream, also for bfloat16."""
     samples = made(dtype, 40, layout)
     told = as_json(summary := summary_of(dtype, layout, samples))
     whole = np.stack(samples)

@@ -39,7 +39,7 @@ def texts() -> str:
 
 
 def test_the_page_has_every_class_of_error_and_no_other() -> None:
-    """Whoever searches for the name in a traceback must find it."""
+    """A user who searches for the name in a traceback must find it."""
     classes = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
     assert set(SECTIONS) == classes
 
@@ -57,7 +57,7 @@ def test_a_program_catches_what_the_page_names() -> None:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_line_that_is_quoted_is_one_that_is_said(name: str) -> None:
-    """Whoever searches for words of his line must find them: a message that was reworded is reworded there."""
+    """A user who searches for the words of a message must find them, so a reworded message is reworded there."""
     for quoted in re.findall(r"^> (.*)$", SECTIONS[name], re.MULTILINE):
         for part in quoted.split(GAP):
             if len(words := part.strip(" ;:,.()?")) > 7:

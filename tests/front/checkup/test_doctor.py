@@ -49,7 +49,7 @@ def test_every_server_is_examined_without_leaving_a_trace(
 def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What CI should stop on is an exit code; what the user may not do is told before a run fails in its middle."""
+    """CI stops on an exit code, and missing rights are reported before a run fails in its middle."""
     started = fresh_server(maxmemory_bytes=64 << 20, password="")
     with redis.Redis.from_url(started.url) as raw:
         raw.config_set("maxmemory-policy", "allkeys-lru")

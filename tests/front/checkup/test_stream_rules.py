@@ -37,7 +37,7 @@ def snapshot(**changes: Any) -> StreamFacts:
 
 
 def test_a_stream_as_it_should_be_has_none_either() -> None:
-    """As of servers."""
+    """A healthy stream has no findings, like a healthy server."""
     assert [finding for finding in stream.check_stream(FINE) if finding.severity != "ok"] == []
 
 
@@ -173,7 +173,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
 def test_what_is_wrong_with_a_stream_is_named_with_its_command(
     rule: Callable[[StreamFacts], Finding], facts: StreamFacts, severity: str, found: str, mend: str
 ) -> None:
-    """As of servers."""
+    """Each finding about a stream carries its command, like each finding about a server."""
     finding = rule(facts)
     assert finding.severity == severity
     assert found in finding.found

@@ -12,7 +12,7 @@ from tests.front.watching.promql import Labels, Series, evaluate, parse_series
 MONITORING = Path(__file__).resolve().parents[3] / "docker" / "monitoring"
 RULES = {rule["alert"]: rule for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}
 SITUATIONS = yaml.load((MONITORING / "alerts_test.yml").read_text(), yaml.BaseLoader)["tests"]
-"""As texts: `0x30`, thirty-one zeros, is else a number."""
+"""Values are read as texts, because YAML would read `0x30`, thirty-one zeros, as a number."""
 
 
 def minutes(text: str) -> int:

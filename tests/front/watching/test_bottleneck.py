@@ -1,4 +1,4 @@
-"""What the monitor names as the bottleneck: one row for each situation a person may find."""
+"""The monitor names the bottleneck, and each row here is one situation that a person may find."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
     ],
 )
 def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str, words: str) -> None:
-    """Who reads it acts on it: a wrong culprit costs hours."""
+    """A user acts on the sentence, and a wrong cause costs hours."""
     found = judge(now)
     assert found.cause == cause
     assert words in found.text
@@ -209,7 +209,7 @@ def snapshot(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: objec
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    """What counts since the beginning of a run hides that it stands still now."""
+    """A count since the beginning of a run hides that the run stands still now."""
     found = seen(snapshot(10.0, 100, 40), snapshot(12.0, 160, 60))
     assert found["in"] == {"samples_per_s": 30.0, "bytes_per_s": 30_000.0, "entries_per_s": 30.0}
     assert found["groups"][0]["out"] == {"samples_per_s": 10.0, "bytes_per_s": 10_000.0}

@@ -34,7 +34,7 @@ def write(epoch: EpochWriter, count: int) -> None:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    """What programs get of the one stream."""
+    """Return the record that programs get of the one stream."""
     assert main(["monitor", "train", "--json", *QUICK, *argv]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     return record

@@ -45,7 +45,7 @@ def write(writer: penstock.Writer, sizes: list[int], *, bad: int = 0) -> None:
 def test_a_tail_tells_each_entry_once_and_where_it_lies(
     writer: penstock.Writer, any_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who asks "does anything arrive, and what" gets identities, and the server sends no payload."""
+    """A user learns whether anything arrives and what, as identities, and the server sends no payload."""
     write(writer, [3, 2])
     with connect(any_url) as client:
         tail = IndexTail(client, "train")

@@ -279,7 +279,7 @@ def test_what_workers_and_trainers_say_of_themselves_comes_through_one_exporter(
 def test_a_real_prometheus_fills_every_panel_of_a_real_run(
     fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
 ) -> None:
-    """What our parser accepts Prometheus must accept as well, and a panel that asks wrongly is empty for ever."""
+    """Prometheus must accept what our parser accepts, and a panel with a wrong query is empty for ever."""
     program = tool("prometheus")
     server = fresh_server(maxmemory_bytes=256 << 20)
     with fleet(server.url, tmp_path) as where, prometheus(program, where, tmp_path) as port:

@@ -103,7 +103,7 @@ def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], Fil
 
 
 def read_until(ours: FileIO, is_enough: Callable[[str], bool]) -> str:
-    """What is written on the terminal, until that is enough."""
+    """Read what is written on the terminal until it is enough."""
     text = ""
     till = time.monotonic() + 60
     while not is_enough(text):
@@ -138,7 +138,7 @@ def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Calla
 
 
 def test_it_ends_with_its_terminal(any_url: str) -> None:
-    """Nobody can press a key any more, and a monitor that nobody sees looks at the server for ever."""
+    """Without a terminal no user can press a key, and the monitor would read the server for ever."""
     with monitor(any_url) as (process, ours, _):
         read_until(ours, lambda text: "q ends it" in text)
         ours.close()
