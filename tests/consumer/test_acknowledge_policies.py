@@ -113,7 +113,7 @@ class TestOnCheckpoint:
         assert delivered(any_client) == 40
 
     def test_batches_that_wait_for_a_checkpoint_keep_no_memory(self, any_url: str) -> None:
-        """What is kept of a batch is its name: gigabytes may be trained on between two checkpoints."""
+        """Only the identities of a batch are kept, because gigabytes may be trained on between two checkpoints."""
         with Writer("t", url=any_url, spec={"x": ("uint8", (50_000,))}) as writer, writer.epoch() as epoch:
             for number in range(400):
                 epoch.write({"x": bytearray([number % 256]) * 50_000})
@@ -166,7 +166,7 @@ class TestWords:
 
 @contextmanager
 def writing(url: str, count: int) -> Iterator[threading.Thread]:
-    """Somebody who writes one epoch of so many samples into a small budget, and is stopped at the end if he waits."""
+    """Write one epoch of ``count`` samples into a small budget in a thread, and stop it at the end if it waits."""
     is_over = threading.Event()
 
     def write() -> None:
@@ -221,7 +221,7 @@ class TestOverdue:
     def test_checkpoints_often_enough_let_an_epoch_pass_that_is_larger_than_the_budget(
         self, order: Any, any_url: str, any_client: Client
     ) -> None:
-        """What the error advises works."""
+        """The advice in the error must work."""
         with writing(any_url, 1500), loader_of(any_url, acknowledge="on_checkpoint", order=order) as loader:
             count = 0
             for number, batch in enumerate(loader, 1):
@@ -235,7 +235,7 @@ class TestOverdue:
     def test_who_acknowledges_by_hand_and_forgets_it_is_told_too(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The same circle; but another thread might be about to acknowledge, so it is given more time."""
+        """The deadlock is the same, but it gets more time, because another thread might be about to acknowledge."""
         monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 5.0)
         began = time.monotonic()
         with (
@@ -318,7 +318,7 @@ class TestOverdue:
         assert any("its writer waits for room (" in line and "group 'g' has " in line for line in said)
 
     def test_a_rank_that_waits_for_a_slower_one_is_not_blamed(self, any_url: str) -> None:
-        """What an ordered group holds is what its slowest rank has not settled."""
+        """An ordered group holds the samples that its slowest rank has not acknowledged."""
         settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "order": "canonical", "world_size": 2}
         with writing(any_url, 1000), loader_of(any_url, rank=1, **settings) as slow:
             next(iter(slow))

@@ -163,7 +163,7 @@ class TestArena:
 
 
 class TestHoldings:
-    """What this member holds."""
+    """The leases of this member."""
 
     def test_an_entry_received_again_replaces_its_earlier_lease(self) -> None:
         """Rows of the earlier delivery must not be handed out beside those of the later one."""
@@ -199,7 +199,7 @@ class TestHoldings:
 
 
 class TestBatchAsADict:
-    """What Python and frameworks do with any dict."""
+    """A batch supports what Python and frameworks do with any dict."""
 
     @staticmethod
     def batch() -> Batch:

@@ -111,6 +111,6 @@ def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> No
 
 
 def test_an_epoch_without_a_good_sample_is_said() -> None:
-    """Nothing can stand in where nothing is good: an endless search would be a silent hang."""
+    """Without a good sample none can stand in, and an endless search would be a silent hang."""
     with pytest.raises(NoGoodSample):
         list(resolve(cyclic(pieces_of([3, 4], set(range(7))), 7, 2), 2, 5, 0, 7, lambda _: False))

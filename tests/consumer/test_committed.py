@@ -107,7 +107,7 @@ def test_no_forged_entry_of_a_feed_is_trained_on(any_url: str, any_client: Clien
 
 
 def moved(fields: Fields, first: int) -> Fields:
-    """The same samples at other offsets; the checksum is the payload's alone."""
+    """Return the same samples at other offsets, as the checksum covers the payload alone."""
     return {**fields, b"meta": json.dumps({**json.loads(fields[b"meta"]), "first": first}).encode()}
 
 

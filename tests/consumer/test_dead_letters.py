@@ -157,7 +157,7 @@ def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(
 
 
 def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, any_client: Client) -> None:
-    """Whoever dies then, died of it: nothing else was in anyone's hands. What is innocent is trained on as ever."""
+    """A crash then proves the entry guilty, because no member has another one, and innocent entries are trained on."""
     produce(any_url, "t", COUNT, block_samples=5)
     stream = open_stream(any_client, "t")
     join_group(any_client, Membership(stream, "g", "", ""), declared=True)
@@ -218,7 +218,7 @@ def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
 def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bad: int, deliveries: int
 ) -> None:
-    """Nobody died and nothing was missing: training twice on what is in hand would be the reader's own doing."""
+    """No member died and no sample was lost, so a duplicated sample would be the reader's own fault."""
     key = left_behind(any_url, any_client, bad, deliveries)
     cuts = lose_one_answer(monkeypatch, owner, name)
     with loader_of(any_url, acknowledge="manual") as loader:  # what is in hand is not settled meanwhile

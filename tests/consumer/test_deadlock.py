@@ -24,7 +24,7 @@ from tests.tuned import tuned
 COUNT = 1000
 """Samples of the epoch; the budget holds 400."""
 AHEAD = 300
-"""What shards that are not awaited may fill of it."""
+"""The samples of the budget that shards may fill although no reader waits for them."""
 
 
 @pytest.fixture

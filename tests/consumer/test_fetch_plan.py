@@ -1,4 +1,4 @@
-"""What a shared reader asks for next, as a pure policy."""
+"""A pure policy decides what a shared reader asks for next."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def one_each(seconds: float, partitions: int = 1, stream_bytes: int = STREAM) ->
 
 
 def waits(requests: list[FetchRequest]) -> list[int | None]:
-    """How long each may wait."""
+    """Return how long each request may wait."""
     return [request.block_ms for request in requests]
 
 
@@ -57,7 +57,7 @@ def test_a_reader_that_finds_all_it_asks_for_has_the_next_request_under_way() ->
 
 
 def test_a_reader_that_found_less_than_it_asked_for_sends_one_request_that_waits() -> None:
-    """Where more members wait than there are entries, a request that finds nothing wakes a process for nothing."""
+    """If more members wait than there are entries, a request that finds none wakes a process for nothing."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1)
     given(asking, 1)
@@ -156,7 +156,7 @@ def test_a_member_among_many_lets_a_few_entries_come_together() -> None:
 
 
 def test_the_members_of_a_group_rest_so_long_that_one_of_them_asks_all_the_time() -> None:
-    """What comes is to be with some member within milliseconds, or writers would wait for room that only rests."""
+    """A new entry must reach some member within milliseconds, or writers would wait for space during a mere pause."""
     for members in (3, 8, 20):
         assert one_each(0.8 * members * GROUP_ASKS_S).rest_s(members) == pytest.approx(members * GROUP_ASKS_S)
 
@@ -178,7 +178,7 @@ def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
 
 
 def test_who_was_given_one_entry_so_far_waits_for_the_next_at_the_server() -> None:
-    """How long to rest is not known yet, and to ask again and again without a rest wakes a process for nothing."""
+    """The length of the pause is not known yet, and repeated requests without a pause wake a process for nothing."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 0)
     given(asking, 1)
@@ -188,7 +188,7 @@ def test_who_was_given_one_entry_so_far_waits_for_the_next_at_the_server() -> No
 
 
 def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
-    """Nobody else asks meanwhile; and a reader behind its producers has nothing to wait for."""
+    """No other member asks, and a reader behind its producers has nothing to wait for."""
     assert one_each(0.01).rest_s(1) == 0
     behind = one_each(0.01)
     given(behind, MOST_ENTRIES, now_s=0.51)

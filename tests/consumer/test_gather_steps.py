@@ -1,4 +1,4 @@
-"""How many steps a rank waits for together, as a pure rule."""
+"""A pure rule decides how many steps a rank waits for together."""
 
 from __future__ import annotations
 

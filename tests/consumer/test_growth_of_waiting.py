@@ -1,4 +1,4 @@
-"""What it costs the server that members wait and live: counted in commands and answers, not in time."""
+"""Waiting members and heartbeats cost the server work, which is counted in commands and answers, not in time."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LEASE_S = 30.0
 def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
     any_url: str, monkeypatch: pytest.MonkeyPatch, silent_s: float, is_outage: bool
 ) -> None:
-    """Nobody could renew meanwhile: two silences in one lease would else make the living look dead."""
+    """No member could renew, and two silences in one lease would otherwise make living members look dead."""
     produce(any_url, "t", 60)
     now_s, silences = 0.0, [silent_s]
     with connect(any_url) as client:

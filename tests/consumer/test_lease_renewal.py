@@ -78,7 +78,7 @@ class Scene:
             self.beat(silent=silent)
 
     def claimed(self) -> list[bytes]:
-        """What the keeper took over for the reader."""
+        """Return the entries that the heartbeat claimed for the reader."""
         return [claim.entry_id for claim in self.heartbeat.claims]
 
     def stalled(self, function: Callable[..., Any], seconds: float, silent: bytes = b"") -> Callable[..., Any]:
@@ -103,7 +103,7 @@ def scene(any_url: str) -> Iterator[Scene]:
 
 
 class TestReclaiming:
-    """What is taken from others."""
+    """A member claims the leases of other members only after they expired."""
 
     def test_an_entry_unrenewed_for_a_lease_is_taken_and_not_before(self, scene: Scene) -> None:
         """The other tests here show exceptions from this rule."""
@@ -152,7 +152,7 @@ class TestReclaiming:
         assert scene.claimed() == first
 
     def require_forgotten(self, scene: Scene, entry: bytes) -> None:
-        """What was seen before proves nothing: the entry is taken a whole lease after the standstill, not earlier."""
+        """Earlier sightings prove nothing: the entry is claimed a whole lease after the standstill, not before."""
         began_s = scene.now_s
         scene.beats(began_s + LEASE_S - BEAT_S, entry)
         assert scene.claimed() == []
@@ -170,7 +170,7 @@ class TestReclaiming:
     def test_a_server_that_stood_still_in_a_beat_makes_it_forget(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nobody could renew meanwhile."""
+        """No member could renew during that time."""
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
         monkeypatch.setattr(f"{KEEPER}.beat", scene.stalled(beat, LEASE_S / 2 + 1, entry))
@@ -208,7 +208,7 @@ class TestReclaiming:
 
 
 class TestEnded:
-    """What a member held whose process ended on this host."""
+    """Leases of a member whose process ended on this host are claimed early."""
 
     @pytest.fixture
     def holder(self, scene: Scene) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
@@ -263,7 +263,7 @@ class TestEnded:
     def test_a_group_is_read_again_from_a_start_though_a_trainer_was_killed_just_now(
         self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
     ) -> None:
-        """Whoever starts over after a crash would be told for 30 s that the group is being read."""
+        """Otherwise a user who starts over after a crash would be told for 30 s that the group is being read."""
         process, _ = holder
         place = Member(scene.client, replace(scene.who, member="new"))
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
@@ -278,7 +278,7 @@ class TestEnded:
 
 
 class TestRenewing:
-    """What is kept."""
+    """A member renews its leases."""
 
     def test_a_beat_renews_what_is_held(self, scene: Scene) -> None:
         """Its idle time begins anew for everybody who looks."""
@@ -316,7 +316,7 @@ class TestRenewing:
 
 
 class TestRecovering:
-    """What is taken back of what this member's own name was given."""
+    """A member takes back entries that were given to its own name."""
 
     def pending(self, scene: Scene) -> int:
         """Entries that the server lists under this member."""

@@ -27,7 +27,7 @@ from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce,
 
 
 class TestDelivery:
-    """Who gets what."""
+    """Every sample reaches the right loaders."""
 
     def test_every_sample_comes_once_epoch_after_epoch(self, url: str) -> None:
         """One iteration is one epoch, and brings all of it."""
@@ -151,7 +151,7 @@ class TestDelivery:
         assert sorted(trained) == list(range(30))
 
     def test_manual_acknowledgement_settles_what_it_is_given(self, any_url: str) -> None:
-        """Whoever accumulates gradients knows better than the loop when a batch is trained on."""
+        """A user who accumulates gradients knows better than the loop when a batch is trained on."""
         produce(any_url, "t", 40)
         with loader_of(any_url, acknowledge="manual") as loader:
             batches = list(loader)
@@ -167,7 +167,7 @@ class TestDelivery:
             list(loader)
 
     def test_a_loader_may_start_before_its_producer(self, any_url: str) -> None:
-        """Nobody wants to order the start of the parts."""
+        """A user need not start the processes in a certain order."""
         starter = threading.Timer(0.3, produce, (any_url, "t", 50))
         starter.start()
         with loader_of(any_url) as loader:
@@ -198,7 +198,7 @@ class TestDelivery:
 
 
 class TestStart:
-    """Where a group begins."""
+    """A group begins at the start that its first loader chose."""
 
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_new_group_beside_others_is_announced(self, any_url: str, order: Literal["canonical"] | None) -> None:
@@ -260,7 +260,7 @@ class TestStart:
             pass
 
     def test_a_group_is_not_reset_under_its_members(self, any_url: str) -> None:
-        """Somebody else's training would start over."""
+        """A reset would make another user's training start over."""
         produce(any_url, "t", 50)
         with loader_of(any_url, member="one"), pytest.raises(GroupBusy, match="one"):
             loader_of(any_url, start="earliest", member="two").__enter__()

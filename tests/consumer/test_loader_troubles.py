@@ -273,10 +273,10 @@ class TestWaits:
 
 
 class TestBadEntries:
-    """What the stream holds is not trusted."""
+    """A loader does not trust the contents of a stream."""
 
     def test_an_entry_that_vanished_is_named_not_waited_for(self, any_url: str, any_client: Client) -> None:
-        """Somebody's XDEL: the trainer must hear which samples it was never given."""
+        """After a foreign XDEL the trainer must learn which samples it was never given."""
         produce(any_url, "t", 50, block_samples=10)
         stream = open_stream(any_client, "t")
         any_client.xdel(stream.partitions[0].entries(0), entries(any_client, "t", 0)[2][0])
@@ -322,7 +322,7 @@ class TestBadEntries:
         assert "penstock audit t --repair" in str(error)
 
     def test_a_hostile_entry_is_named_and_the_epoch_goes_on(self, url: str, client: Client) -> None:
-        """Whoever can write to a stream can do no more to a trainer than waste its time."""
+        """A client that can write to a stream can at most waste a trainer's time."""
         with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=240)) as writer, writer.epoch() as epoch:
             for number in range(50):
                 epoch.write(sample(number))
@@ -379,7 +379,7 @@ class TestMembers:
         assert set(found) | set(rest) == set(range(400))
 
     def test_a_member_that_leaves_well_owes_nothing(self, any_url: str, any_client: Client) -> None:
-        """Nothing pending, nobody on the roster, and an undeclared group holds no data any more."""
+        """No entry is pending, no member is on the roster, and an undeclared group no longer holds data."""
         produce(any_url, "t", 40)
         with loader_of(any_url) as loader:
             assert len(numbers(loader)) == 40

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "loading.md").read_text()
 def test_the_snippets_of_the_page_run_and_settle_their_epochs(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever copies them gets what the page says: all of an epoch settled, filtered samples never seen."""
+    """The copied snippets keep the page's promise: the epoch is acknowledged, and filtered samples are never seen."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     for name, count in {"train": 400, "photos": 140, "drawings": 60}.items():
         produce(any_url, name, count)

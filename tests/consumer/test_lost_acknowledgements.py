@@ -71,7 +71,7 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
 def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for its checkpoint is looked for on the keeper's connection, which bears no outage by itself."""
+    """Batches that wait for a checkpoint are looked up on the heartbeat's connection, which does not retry."""
     produce(any_url, "t", COUNT)
     recover, cut = LeaseRenewer.recover, list[str]()
 

@@ -1,4 +1,4 @@
-"""What a member holds: what it renews, what it gives back, and what it may still be asked for."""
+"""A member renews its leases, returns them, and may be asked for them later."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def mixture(
 
 
 def step(batch: Batch) -> Step:
-    """What tells one batch from all others."""
+    """Return values that tell one batch from all others."""
     return batch.source, batch.epoch, tuple(batch["y"].tolist())
 
 
@@ -59,7 +59,7 @@ def delivered(client: Client, group: str = "g") -> dict[str, int]:
 
 
 def test_a_choice_is_the_same_for_ever() -> None:
-    """Who resumes with another version of numpy, or of Penstock, gets the same mixture."""
+    """A user who resumes with another version of numpy, or of Penstock, gets the same mixture."""
     orders = ["".join(choice({"a": 0.5, "b": 0.3, "c": 0.2}, 7, number)) for number in range(8)]
     assert orders == ["cba", "abc", "acb", "acb", "abc", "abc", "bac", "acb"]
 
@@ -89,7 +89,7 @@ def test_an_iteration_is_each_streams_next_epoch_whole(ordered: bool, any_url: s
 
 
 def test_ending_with_the_first_leaves_the_rest_for_the_next_iteration(any_url: str) -> None:
-    """Where the mixture counts more than that every sample is seen in each pass."""
+    """This suits users to whom the mixture matters more than seeing every sample in each pass."""
     streams(any_url, epochs=2)
     with mixture(any_url, ends="first") as mixed:
         first = [step(batch) for batch in mixed]
@@ -124,7 +124,7 @@ def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any
 @pytest.mark.parametrize("ends", ["last", "first"])
 @pytest.mark.parametrize("at", [0, 1, 7, 13, 22, 29, 30])
 def test_a_resumed_mixture_goes_on_with_exactly_the_batches_that_were_to_come(at: int, ends: Any, any_url: str) -> None:
-    """Also where one stream's epoch was over by then, and across the end of the pass."""
+    """This holds also where one stream's epoch was over by then, and across the end of the pass."""
     streams(any_url, epochs=2)
     with mixture(any_url, group="whole", ends=ends) as mixed:
         first, second = [step(batch) for batch in mixed], [step(batch) for batch in mixed]
@@ -219,7 +219,7 @@ def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_adapters_take_a_mixture_for_a_loader(framework: str, any_url: str, any_client: Client) -> None:
-    """Who trains on one stream today mixes two tomorrow, and changes nothing else."""
+    """A user who trains on one stream today can mix two tomorrow, and changes nothing else."""
     pytest.importorskip(framework)
     adapter = importlib.import_module(f"penstock.{framework}")
     streams(any_url, epochs=2)

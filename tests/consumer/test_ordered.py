@@ -33,7 +33,7 @@ SIZES = (100,) * 7
 
 
 class TestOrder:
-    """The same batches, whatever happened on the way."""
+    """Ordered reading gives the same batches, whatever happened before."""
 
     @pytest.mark.parametrize("partitions", [1, 3, 8])
     def test_batches_are_the_plans_and_not_the_producers(self, url: str, partitions: int) -> None:
@@ -232,7 +232,7 @@ class TestErrors:
     """Never a gap."""
 
     def test_an_entry_that_vanished_is_named(self, any_url: str, any_client: Client) -> None:
-        """What the index has and the stream has not is lost, and training on less is not an option."""
+        """A sample that is only in the index is lost, and training on fewer samples is not an option."""
         plan(any_url, [70], block_samples=10)
         gone = entries(any_client, "t", 0)[3][0]
         any_client.xdel(open_stream(any_client, "t").partitions[0].entries(0), gone)
@@ -244,7 +244,7 @@ class TestErrors:
         assert found == list(range(24))
 
     def test_a_gap_in_the_index_is_named(self, any_url: str, any_client: Client) -> None:
-        """What no record names cannot be found, and is not passed over."""
+        """Samples that no record names cannot be found, and must not be skipped in silence."""
         plan(any_url, [70], block_samples=10)
         any_client.xdel(open_stream(any_client, "t").partitions[0].index(0, 0), "30-0")
         with rank_of(any_url) as loader, pytest.raises(EpochIncomplete, match="no record of offsets 20-29"):

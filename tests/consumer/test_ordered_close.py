@@ -23,7 +23,7 @@ STEP = BATCH * WORLD
 
 @pytest.fixture
 def client(any_url: str) -> Iterator[ControlClient]:
-    """Of a server with one epoch of 18 samples: a step of both ranks, and one that it does not fill."""
+    """Yield a client of a server with one epoch of 18 samples: one full step of both ranks, and one partial step."""
     produce(any_url, "t", COUNT)
     with connect(any_url) as connected:
         yield connected
@@ -84,7 +84,7 @@ def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(
 
 
 def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
-    """Nobody knows its size yet: any position would seem to be beyond its end."""
+    """Its size is not known yet, so any position would seem to be beyond its end."""
     with writer_of(any_url, spec=SPEC) as writer, connect(any_url) as client:
         epoch = writer.epoch()
         for number in range(STEP):
@@ -106,7 +106,7 @@ def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
 def test_an_epoch_that_was_given_up_is_closed_here_and_for_nobody_else(
     client: ControlClient, is_released: bool
 ) -> None:
-    """Nothing of it is owed, and nothing of it is waited for at the next epoch's end."""
+    """No group needs its samples, and the end of the next epoch does not wait for it."""
     place, stream = rank_of(client, 0), open_stream(client, "t")
     abandon_epoch(client, stream, 0)
     if is_released:

@@ -1,4 +1,4 @@
-"""What an ordered reader hears of its producer while samples that are not its own lie in front of it."""
+"""An ordered reader learns of its producer while samples of other ranks come before its own."""
 
 from __future__ import annotations
 

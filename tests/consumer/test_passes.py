@@ -19,7 +19,7 @@ QUIET = {"notify": lambda _: None}
 
 
 def replay(url: str, batch_size: int = 16, **settings: object) -> Replay:
-    """Of the epoch that `produce` made."""
+    """Return a replay of the epoch that `produce` made."""
     return Replay("t", url=url, epoch=0, batch_size=batch_size, **tuned("Replay", {**QUIET, **settings}))
 
 

@@ -48,7 +48,7 @@ def rank(client: Client, number: int, world: int = 2, batch: int = 8, quiet_ms: 
 
 
 def position_of(client: Client, number: int, epoch: int = 0) -> int:
-    """Where a rank is."""
+    """Return the position of a rank."""
     return known_positions(client, open_stream(client, "t"), epoch, "g").of(number)
 
 
@@ -62,7 +62,7 @@ class TestReports:
     """A report is believed only from the one who holds the rank."""
 
     def test_the_lowest_rank_decides_what_is_settled(self, client: Client, url: str) -> None:
-        """What one rank still has to train on must stay, for its step is everyone's."""
+        """Samples that one rank still has to train on must stay, because every rank takes part in its step."""
         plan(url, [100], partitions=2)
         manifest = load_manifest(client, open_stream(client, "t"), 0)
         report(client, rank(client, 0), manifest, 48)
@@ -236,7 +236,7 @@ class TestGoingBack:
             assert {batch.epoch for batch in loader} == {1}
 
     def test_going_back_reopens_later_epochs_and_closes_earlier_ones(self, any_url: str, any_client: Client) -> None:
-        """What was read after the state was taken is read again, all of it."""
+        """Everything that was read after the state was taken is read again."""
         plan(any_url, [40], epochs=3)
         with rank_of(any_url) as loader:
             list(loader)
@@ -318,7 +318,7 @@ class TestGoingBack:
 
 
 class TestRetention:
-    """What goes, and what stays, is decided by the slowest rank."""
+    """The slowest rank decides which epochs go and which stay."""
 
     def write(self, url: str, total: int) -> None:
         """An epoch of two shards, in two partitions."""

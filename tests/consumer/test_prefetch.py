@@ -51,7 +51,7 @@ def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
 
 
 def test_an_error_comes_after_the_batches_before_it_and_stays() -> None:
-    """What was received can be trained on, and an epoch that broke off must never look as if it had ended."""
+    """Received samples can be trained on, and an interrupted epoch must never look as if it had ended."""
     queue = PrefetchQueue(100)
     queue.put(batch(1))
     queue.end(ValueError("broken"))
@@ -74,7 +74,7 @@ def test_the_end_is_over_when_the_last_batch_was_taken() -> None:
 
 
 def test_a_reader_nobody_needs_any_more_is_stopped_at_once() -> None:
-    """Also when it waits for room."""
+    """This holds also while it waits for space."""
     queue = PrefetchQueue(1)
     queue.put(batch(10))
     threading.Timer(0.05, queue.stop).start()

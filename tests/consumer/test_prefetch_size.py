@@ -1,4 +1,4 @@
-"""How much of the prefetch budget is used: what the trainer needs, within what was declared."""
+"""The prefetch limit follows the trainer's need within the declared budget."""
 
 from __future__ import annotations
 

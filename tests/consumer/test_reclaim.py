@@ -17,7 +17,7 @@ class Watcher:
         self.seen: dict[Key, LeaseSighting] = {}
 
     def look(self, now_s: float, idle_ms: int, holder: str = "dead", *keys: Key) -> list[Key]:
-        """What is claimed when the entries are seen pending like this."""
+        """Return the entries that are claimed when they are seen pending like this."""
         pending = [(key, Pending(key[2], holder, idle_ms, 1)) for key in keys or (KEY,)]
         self.seen, claims = plan_reclaim(self.seen, pending, "me", now_s, LEASE)
         return [key for key, _ in claims]

@@ -139,7 +139,7 @@ def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
 
 
 def test_a_replay_goes_on_beside_production(any_url: str) -> None:
-    """Nothing that is written meanwhile gets into an epoch that is complete."""
+    """Samples that are written later never enter a complete epoch."""
     produce(any_url, "t", 500, block_samples=3)
     producing = threading.Thread(target=produce, args=(any_url, "t", 500), kwargs={"epochs": 3})
     with Replay("t", url=any_url, epoch=0, batch_size=10, tuning=Tuning(prefetch_bytes=500)) as replay:
@@ -164,7 +164,7 @@ def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
 
 
 class TestRefusals:
-    """What cannot be replayed is said at once."""
+    """An epoch that cannot be replayed is refused at once."""
 
     def test_an_epoch_that_is_still_written(self, any_url: str) -> None:
         """Its end is not known, so its order and length are not either."""
@@ -216,7 +216,7 @@ class TestRefusals:
             list(replay)
 
     def test_an_index_with_a_gap(self, any_url: str, any_client: Client) -> None:
-        """What the index does not know, no replay could find."""
+        """A replay cannot find samples that the index does not have."""
         produce(any_url, "t", 100)
         index = open_stream(any_client, "t").partitions[0].index(0, 0)
         any_client.xdel(index, "30-0")

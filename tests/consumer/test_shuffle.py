@@ -51,7 +51,7 @@ def test_every_sample_comes_once_and_far_from_where_it_was(any_url: str, any_cli
 
 
 def test_canonical_order_is_a_true_permutation_and_a_window_mixes_what_is_near() -> None:
-    """What docs/shuffling.md tells users to choose by."""
+    """docs/shuffling.md tells users to choose by these figures."""
     n = 20_000
     sorted_source, canonical = np.arange(n), measured(permutation(n, 1, 0))
     true = measured(np.random.default_rng(1).permutation(n))
@@ -87,7 +87,7 @@ def test_a_window_in_bytes_holds_as_many_samples_as_fit(any_url: str) -> None:
 
 @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint", "manual"])
 def test_a_sample_is_settled_with_the_batch_it_left_in(policy: Any, any_url: str, any_client: Client) -> None:
-    """What the window holds was trained on by nobody."""
+    """Samples in the window have not been trained on."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, acknowledge=policy) as loader:
         batches = iter(loader.shuffle(samples=WINDOW, seed=1))

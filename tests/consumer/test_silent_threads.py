@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 
 def breaks(*_: Any) -> None:
-    """What no author of the thread has thought of."""
+    """Raise an error that the author of the thread did not foresee."""
     raise ZeroDivisionError("nobody expects this")
 
 

@@ -77,7 +77,7 @@ class TestRebatchKeep(StageContract):
         holds()
 
     def test_full_batches_pass_without_a_copy(self) -> None:
-        """Who asks for equal sizes pays only where sizes differ."""
+        """A user who asks for equal sizes pays only where sizes differ."""
         batches = arrivals([BATCH, BATCH])
         assert [one["x"] is two["x"] for one, two in zip(through(self.stage(setting()), batches), batches, strict=True)]
         assert through(self.stage(setting()), batches) == batches
@@ -91,7 +91,7 @@ class TestRebatchDrop(StageContract):
         return Rebatch(where, "drop")
 
     def test_every_batch_is_full(self) -> None:
-        """What is left out counts as trained on, or the epoch would never close."""
+        """Dropped samples count as trained on, or the epoch would never close."""
 
         @settings(deadline=None)
         @given(sizes)
@@ -136,7 +136,7 @@ class TestWindow(StageContract):
     """A window in samples."""
 
     def stage(self, where: StageContext) -> Stage:
-        """Of three batches."""
+        """Return a window of three batches."""
         return ShuffleWindow(where, 7, samples=3 * BATCH, nbytes=None)
 
     def test_batches_stay_full_where_entries_were_lost(self) -> None:
@@ -157,14 +157,14 @@ class TestWindowInBytes(StageContract):
     """A window in bytes, of samples of different sizes."""
 
     def stage(self, where: StageContext) -> Stage:
-        """Of some twenty samples."""
+        """Return a window of about twenty samples."""
         return ShuffleWindow(where, 7, samples=None, nbytes=400)
 
 
 @settings(deadline=None)
 @given(sizes)
 def test_stages_behind_one_another_lose_nothing(counts: list[int]) -> None:
-    """As a loader has them that filters, shuffles and drops its last batch."""
+    """A loader that filters, shuffles and drops its last batch has these stages."""
     makers: list[StageMaker] = [lambda s: Filter(s, thirds), lambda s: ShuffleWindow(s, 1, samples=10, nbytes=None)]
     found = through(stages_of(setting(), makers, "drop"), arrivals(counts))
     handed = [number for batch in found if not batch.is_dropped for _, _, number in checked(batch)]

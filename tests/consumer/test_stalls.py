@@ -1,4 +1,4 @@
-"""Where the time goes, under real conditions: each thing that can be slow is made slow, and found to be the cause."""
+"""Each part that can be slow is made slow under real conditions, and is found to be the cause."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SlowProxy:
 
 @contextmanager
 def slowed(url: str, bytes_per_s: float) -> Iterator[str]:
-    """The same server, far away."""
+    """Yield the address of the same server behind a slow network."""
     proxy = SlowProxy(url, bytes_per_s)
     try:
         yield proxy.url
@@ -152,7 +152,7 @@ def test_a_producer_beyond_a_slow_connection_is_told_from_it(any_url: str) -> No
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_slow_map_is_found_to_be_the_reader(any_url: str, order: Any) -> None:
-    """What this process does to a batch before the step sees it keeps the step waiting like anything else."""
+    """Work of this process on a batch keeps the step waiting like any other cause."""
     write(any_url)
     with loader_of(any_url, order=order) as loader:
         view = loader.view().map(slowly(0.02)).select("x", "y")
@@ -178,7 +178,7 @@ def test_what_single_samples_are_made_into_is_the_steps_time(any_url: str) -> No
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_slow_step_waits_for_nothing(any_url: str, order: Any) -> None:
-    """Whoever is told of a cause looks for something to mend, and there is nothing."""
+    """A user who reads a cause looks for something to fix, and here there is nothing."""
     write(any_url)
     with loader_of(any_url, order=order) as loader:
         stats = read(loader, lambda _: time.sleep(0.05))
@@ -187,7 +187,7 @@ def test_a_slow_step_waits_for_nothing(any_url: str, order: Any) -> None:
 
 
 def test_a_replay_has_no_producers_to_wait_for(any_url: str) -> None:
-    """What it reads is there: the connection, this process, or nothing is slow."""
+    """A replayed epoch is complete, so only the connection or this process can be slow."""
     write(any_url)
     said: list[str] = []
     with (

@@ -99,7 +99,7 @@ class TestRefusals:
             loader.load_state_dict(state)
 
     def test_another_spec_refuses_it(self, any_url: str) -> None:
-        """Whoever edits a state by hand, or restores a server from an old copy, is told which part differs."""
+        """A user who edits a state, or restores a server from an old copy, is told which part differs."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
         with Writer("u", url=any_url, spec={"x": ("float32", (4,))}, tuning=Tuning(notify=lambda _: None)) as writer:
@@ -111,7 +111,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("state", [{}, {"version": 2}, None, [], "state"])
     def test_what_is_no_state_is_refused(self, state: Any, any_url: str) -> None:
-        """Of a newer Penstock, or of another library."""
+        """The state may come from a newer Penstock, or from another library."""
         produce(any_url, "t", 10)
         with loader_of(any_url) as loader, pytest.raises(StateMismatch, match="version"):
             loader.load_state_dict(state)
@@ -127,7 +127,7 @@ class TestRefusals:
 
 
 class TestGoingOn:
-    """What a plain loop may rely on."""
+    """A plain loop may rely on these rules when it resumes."""
 
     def test_a_state_loaded_in_the_middle_of_a_loop_ends_it(self, any_url: str) -> None:
         """The loop's next batch would be one that the state knows nothing of; the next loop begins at the state."""

@@ -40,7 +40,7 @@ def test_a_mapped_batch_is_a_batch_still(any_url: str, any_client: Client) -> No
 
 
 def test_selected_tensors_come_as_tuples_or_bare(any_url: str) -> None:
-    """As the training step takes them, and as select= gives them in every adapter."""
+    """The training step takes them like this, and select= gives them like this in every adapter."""
     produce(any_url, "t", 20, epochs=2)
     with loader_of(any_url) as loader:
         found = list(loader.view().map(halved).select("half", "y"))
@@ -133,7 +133,7 @@ def test_a_state_taken_of_a_view_is_the_loaders(any_url: str) -> None:
 
 
 def test_a_view_that_hides_the_batches_refuses_to_acknowledge_by_hand(any_url: str) -> None:
-    """Nobody could name what is to be acknowledged."""
+    """Without the batches a user could not name what is to be acknowledged."""
     produce(any_url, "t", 20)
     with loader_of(any_url, acknowledge="manual") as loader:
         for verb in ("samples", "nested"):

@@ -215,7 +215,7 @@ def test_an_epoch_under_a_second_has_no_share_of_waiting() -> None:
 
 @pytest.mark.parametrize(("rate", "text"), [(999, "999 B/s"), (12_300, "12.3 kB/s"), (2.06e9, "2.06 GB/s")])
 def test_rates_are_readable(rate: float, text: str) -> None:
-    """Nobody counts digits."""
+    """A reader of the line should not have to count digits."""
     assert readable_rate(rate) == text
 
 

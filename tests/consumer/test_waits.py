@@ -27,7 +27,7 @@ class Waiting:
         self.wait = Wait(self.said.append, timeout_s, self.clock)
 
     def turn(self, seconds: float, kind: str = "k") -> list[str]:
-        """What is said after so many more seconds, in steps of a tenth."""
+        """Return the lines reported during so many more seconds, in steps of a tenth."""
         before = len(self.said)
         for _ in range(round(seconds * 10)):
             self.clock.now += 0.1
@@ -69,7 +69,7 @@ def test_reasons_that_alternate_do_not_flood() -> None:
 
 
 def test_a_timeout_ends_the_wait_with_the_same_reason() -> None:
-    """What to do stands in the error, too."""
+    """The error also says what to do."""
     waiting = Waiting(timeout_s=2)
     with pytest.raises(WaitTimeout, match="gave up after 2 s: for k"):
         waiting.turn(3)

@@ -259,7 +259,7 @@ class Session(NamedTuple):
     loader: Any
     batch: Any
     name: str
-    """A stream that the snippets write to and read."""
+    """The name of a stream to be written."""
 
     def writer(self, **changed: Any) -> Any:
         """Make a writer of the session's own stream."""
