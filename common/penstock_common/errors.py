@@ -191,9 +191,9 @@ class ServerUnavailable(PenstockError, ConnectionError):
     """The server cannot be reached, or the connection broke and did not come back in time."""
 
     is_said: bool = False
-    """Whether the server itself said so: the connection did not break."""
+    """Whether the server itself reported it, on a connection that did not break."""
     borne_s: float = 0.0
-    """How long it was tried again in vain before this was raised."""
+    """The seconds for which the request was repeated without success before this was raised."""
 
 
 class ServerLoading(ServerUnavailable):

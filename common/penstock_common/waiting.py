@@ -17,17 +17,17 @@ __all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", 
 
 BETWEEN_TRIES_S = 0.5
 OUTAGE_S = 60.0
-"""How long a server that is away is tried again: a restart, a failover, or a minute's standstill is gone through."""
+"""How long a request to an unavailable server is repeated. It outlasts a restart, a failover or a minute of silence."""
 
 
 def to_stderr(text: str) -> None:
-    """The default for notices: one line on stderr, where a notebook and a log both show it."""
+    """Write a notice to stderr as one line, which a notebook and a log both show. This is the default of ``notify``."""
     sys.stderr.write(f"penstock: {printable(text)}\n")
     sys.stderr.flush()
 
 
 class Wait:
-    """One wait of one caller. Call `because` each time round the loop; `over` when it ends."""
+    """One wait of one caller. Call `because` in each turn of the loop, and `over` when the wait ends."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Wait:
         server: str = "",
         watchdog: Watchdog = WATCHDOG,
     ) -> None:
-        """``server`` is the address of the server that shows whether what is waited for has come.
+        """Begin a wait. ``server`` is the address of the server that shows whether the wait is over.
 
-        While it owes an answer the watchdog names it, and this wait blames nobody else.
+        While that server owes an answer, the watchdog names it, and this wait names no other cause.
         """
         self._notify = notify
         self._server, self._watchdog = server, watchdog

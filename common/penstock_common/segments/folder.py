@@ -56,14 +56,14 @@ class OpenSegment:
     head: bytes
     nbytes: int
     is_fresh: bool = False
-    """Whether it was made just now and has no pages in memory yet: writing it is cheaper than mapping it."""
+    """Whether it was made just now and has no pages in memory yet. Writing such a file is cheaper than mapping it."""
 
     def close(self) -> None:
-        """Close the file. A process that was forked meanwhile keeps the lock."""
+        """Close the file. A process that was forked while it was open keeps the lock."""
         os.close(self.fd)
 
     def release(self) -> None:
-        """Unlock the file, also for processes that were forked meanwhile, and close it. For the file's writer."""
+        """Unlock the file, also for processes that were forked while it was open, and close it. Only its writer may."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         os.close(self.fd)
 
@@ -325,9 +325,9 @@ class SegmentFolder:
         return None
 
     def give_back(self, name: str, *, keep: bool) -> bool:
-        """Give a file back that nobody needs: for use again with ``keep``, else remove it.
+        """Return a file that no entry needs. With ``keep`` it waits for its next use, otherwise it is removed.
 
-        A process that still reads the file may go on: the file is used again once nobody reads it.
+        A process that still reads the file may continue. The file is used again once no process reads it.
 
         Returns:
             False if the file is gone, or if it was to be removed and is in use.

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 GREETING_S: Final = 5.0
 """How long to retry a server that accepts connections and closes them, and that never answered before.
 
-A proxy in between may be starting. But the URL may also be wrong (a port that wants TLS), and then somebody waits.
+A proxy in between may be starting. But the URL may also be wrong (a port that wants TLS), and then a user waits.
 """
 
 AnyClient = TypeVar("AnyClient", bound=ControlClient)

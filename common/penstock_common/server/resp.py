@@ -38,7 +38,7 @@ FIRST_ROOM_BYTES: Final = 1 << 20
 """The most memory that a value may take before a byte of it has come."""
 
 MAX_BULK_BYTES: Final = (512 << 20) + 65536
-"""The default of proto-max-bulk-len, and some slack. Whoever announces more is broken or hostile."""
+"""The default of proto-max-bulk-len, and some slack. A server that announces more is broken or hostile."""
 
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
@@ -59,7 +59,7 @@ class Skip(Enum):
 
 
 SKIP: Final = Skip.SKIP
-"""What EntrySink.target returns for a field whose bytes are to be read and dropped."""
+"""The answer of EntrySink.target for a field whose bytes are read and dropped."""
 
 
 class EntrySink(Protocol):
@@ -88,7 +88,7 @@ class ReceivingSocket(Protocol):
         """Receive at least one byte into `view` and return how many came."""
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Fill all views, none of which is empty."""
+        """Fill all views. None of them is empty."""
 
 
 def pack(commands: Sequence[Command]) -> list[Part]:
@@ -112,7 +112,7 @@ def pack(commands: Sequence[Command]) -> list[Part]:
 
 
 def check_target(views: Sequence[memoryview], nbytes: int) -> None:
-    """Raise ValueError for views of another size than the field: filling them would corrupt what lies beside them."""
+    """Raise ValueError for views of another size than the field. Filling them would corrupt neighbouring memory."""
     found = views[0].nbytes if len(views) == 1 else sum(view.nbytes for view in views)
     if found != nbytes:
         raise ValueError(f"the sink gave views of {found} bytes for a field of {nbytes}")

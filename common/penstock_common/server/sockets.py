@@ -1,4 +1,4 @@
-"""Sockets that wait no longer for a silent server than they are told, and count the time spent in waiting."""
+"""Sockets with a limit on a server's silence, which measure the time spent in waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from penstock_common.server.resp import Part, ReceivingSocket
 
 REPLY_TIMEOUT_S: Final = 30.0
-"""How long to wait for an answer that a server gives at once. Redis 6.2 is silent during a long UNLINK or FLUSHALL."""
+"""The longest wait for an answer that needs no time. Redis 6.2 is silent during a long UNLINK or FLUSHALL."""
 
 PIECE_BYTES: Final = 16 << 20
 """The most bytes that one receive waits for. On a slow network a large payload must not count as silence."""

@@ -25,9 +25,9 @@ class Registered:
     """One segment as the server knows it."""
 
     entries: int
-    """How many entries that are there have their payload in it."""
+    """The number of existing entries whose payload lies in it."""
     is_sealed: bool
-    """Whether its writer said that it gets no more."""
+    """Whether its writer declared that it gets no more entries."""
 
 
 @readable(lambda client, partition, epoch: partition.segments(epoch))
@@ -45,11 +45,11 @@ def seal_segments(
     client: Client, partition: PartitionKeys, manifest: Manifest, names: Iterable[str], *, for_the_dead: bool = False,
     run: Run | None = None,
 ) -> None:  # fmt: skip
-    """Says that these get no more entries: a commit that names one is refused. Nothing where the epoch was released.
+    """Declare that these segments get no more entries. A commit that names one is refused from then on.
 
-    ``for_the_dead``: somebody else says so, also of segments that nothing was committed to: a dead writer's commit may
-    lie in a socket's buffer and come at any time. ``run`` runs the script, which may run twice; None leaves it to the
-    client.
+    Nothing happens if the epoch was released. With ``for_the_dead`` another process declares it for a dead writer, also
+    for segments without a commit: that writer's commit may still wait in a socket's buffer. ``run`` runs the script,
+    which may run twice. None leaves it to the client.
     """
     if wanted := list(names):
         keys, args = _keys_of(partition, manifest), [manifest.id, 2 if for_the_dead else 1, *wanted]
@@ -60,7 +60,7 @@ def seal_segments(
 
 
 def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:
-    """Return the same of their own writer, as a command that is sent along with others. It may be repeated."""
+    """Return the command by which their own writer seals segments. It is sent with others, and may be repeated."""
     told = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
     return (b"EVAL", _SEAL_SEGMENTS.encode(), *[text.encode() for text in told])
 

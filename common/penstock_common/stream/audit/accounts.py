@@ -74,9 +74,9 @@ class EpochAudit:
     missing: list[MissingRange] = field(default_factory=list)
     """The ranges that `penstock audit --repair` would put back."""
     server_losses: list[Loss] = field(default_factory=list)
-    """What a restarted server had forgotten, as clients noted."""
+    """The samples that a restarted server had forgotten, as clients noted."""
     made_again: list[Loss] = field(default_factory=list)
-    """Of those, what the epoch holds again, from a source that is known to give the same samples."""
+    """The server losses that the epoch holds again, from a source that is known to give the same samples."""
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Loss:
     """The end of the offsets [first, end)."""
     samples: int
     was: str
-    """What the server had confirmed: ``committed`` or ``acknowledged``."""
+    """The state that the server had confirmed: ``committed`` or ``acknowledged``."""
     by: str
     """The process that noticed: ``writer <host>-<pid>``, or ``member <group>/<member>``."""
     at_ms: int

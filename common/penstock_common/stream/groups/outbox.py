@@ -31,12 +31,12 @@ SHORTEST_S = 0.3
 
 
 class Outbox:
-    """Sends acknowledgements in order on a connection of its own. `flush` waits until all are answered."""
+    """A sender of acknowledgements, in order, on a connection of its own. `flush` waits until all are answered."""
 
     def __init__(self, client: Client, *, notify: Notify = to_stderr) -> None:
         self._client = client
         self.patience_s = OUTAGE_S
-        """How long a lost server is retried."""
+        """The seconds for which a request to a lost server is repeated."""
         self._outage = Outage(notify, doing="acknowledging")
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()

@@ -46,10 +46,10 @@ _LEAVE_GROUP = load_script("leave_group")
 
 SHARED, ORDERED = "shared", "ordered"
 QUIET_MS = 5000
-"""A member renews every second. If one was not seen for so long, an ordered group may change its ranks."""
+"""A member renews every second. After a silence this long, an ordered group may change its ranks."""
 UNSEEN_MS = 10_000
-"""A member renews every two seconds at least. One that was not seen for so long is shown as dead. It loses nothing by
-that: its lease decides."""
+"""A member renews at least every two seconds. After a silence this long it is shown as dead. It loses nothing, because
+only its lease decides."""
 
 Held = Mapping[int, Sequence[bytes]]
 """Epoch -> ids of the entries that a member holds in one partition."""
@@ -94,7 +94,7 @@ class Roster:
     """A partition's roster at one moment."""
 
     generation: str
-    """A number that changes when a group joins or goes: a trim that was planned for another one is refused."""
+    """A number that changes when a group joins or leaves. A trim that was planned for an older number is refused."""
     groups: dict[str, GroupRecord] = field(default_factory=dict)
     members: dict[tuple[str, str], int] = field(default_factory=dict)
     """(group, member) -> the server's time of its last renewal, in ms."""
@@ -105,9 +105,9 @@ class Roster:
     epochs: dict[int, str] = field(default_factory=dict)
     """Epoch -> id of its manifest."""
     trimmed: frozenset[int] = frozenset()
-    """Epochs of which entries were removed."""
+    """Epochs with entries that were trimmed."""
     retiring: dict[int, str] = field(default_factory=dict)
-    """Epochs whose release was begun: their keys are to be unlinked."""
+    """Epochs whose release has begun. Their keys must be unlinked."""
     closed: frozenset[tuple[str, int]] = frozenset()
     """Pairs (group, epoch) of groups that are done with the epoch."""
     pinned: frozenset[int] = frozenset()
@@ -429,12 +429,12 @@ def unknown_group(stream: str, group: str, groups: Iterable[str]) -> GroupNotFou
 _NOTE_WAIT = load_script("note_wait")
 
 RENEW_S = 1.0
-"""How often a waiting writer renews its note."""
+"""The time between two renewals of a waiting writer's note."""
 STALE_MS = 10_000
 """A note that is older belongs to a writer that died, or to a server that stood still. It does not count."""
 
 Why = Literal["budget", "memory", "folder"]
-"""What is full: the stream's budget, the server's memory by keys of others, or the folder of segments."""
+"""The cause of a wait: a full budget, server memory that keys of others take, or a full folder of segments."""
 WHYS: Final[tuple[Why, ...]] = get_args(Why)
 
 

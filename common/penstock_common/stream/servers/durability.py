@@ -24,9 +24,9 @@ from penstock_common.waiting import Notify, Wait
 _TOUCH = load_script("touch")
 
 ROUND_MS: Final = 1000
-"""How long the server holds its answer back. After a shortfall, which is reported, it is asked again."""
+"""The longest time that the server may take for one answer. A shortfall is reported, and the server asked again."""
 SAFE_S: Final = 30.0
-"""How long to wait for missing replicas, or for a disk that does not follow."""
+"""The longest wait for missing replicas, or for a disk that is too slow."""
 LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 
 POLL_S = 0.25
-"""How often the owner's pid is read. Everything else wakes this process at once."""
+"""The time between two reads of the owner's pid. Every other event wakes this process at once."""
 
 _PR_SET_PDEATHSIG = 1
 
