@@ -1,6 +1,6 @@
-"""Batches, and the assembler that has received samples land in them in place.
+"""Batches, and the assembler that gives received samples their memory in a batch.
 
-Where bytes come from is the reader's; who is owed an acknowledgement travels along as spans. No Redis here.
+The reader fetches the bytes. Spans say which entries a batch's samples belong to. Nothing here uses Redis.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.buffers import ArrayPool
 
 UNKNOWN = -1
-"""The epoch of a batch that was rebuilt from tensors alone."""
+"""The epoch number of a batch that was rebuilt from tensors alone."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One delivered entry this member holds, and how many of its samples it still owes an acknowledgement for."""
+    """A member's lease on one delivered entry, with the number of its unacknowledged samples (``owed``)."""
 
     partition: int
     epoch: int
@@ -36,16 +36,16 @@ class Lease:
     entry_id: bytes
     owed: int
     is_lost: bool = False
-    """Someone else holds the entry now: what was not handed out of it must not be."""
+    """Whether another member holds the entry now. This member must give no more of its samples to the loop."""
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
-    """Offsets [lo, hi) of it that were settled batch by batch."""
+    """The offsets [lo, hi) of the entry that were acknowledged batch by batch."""
     kept: list[tuple[int, int]] = field(default_factory=list)
-    """Of an entry that is to be fetched again: what waits for its checkpoint, and is not to be handed out."""
+    """The offsets that wait for a checkpoint, in an entry to be fetched again. The loop must not get them again."""
     heir: Lease | None = None
-    """The lease that took this one's place, and with it what is owed."""
+    """The lease that replaced this one and took over its unacknowledged samples."""
 
     def current(self) -> Lease:
-        """Return the lease in which this entry is counted now."""
+        """Return the lease that counts this entry now."""
         lease = self
         while lease.heir is not None:
             lease = lease.heir
@@ -53,7 +53,7 @@ class Lease:
 
 
 class BatchSpan(NamedTuple):
-    """Consecutive rows of a batch: offsets [lo, hi) of one shard, from one entry."""
+    """Consecutive rows of a batch, at the offsets [lo, hi) of one shard, from one entry."""
 
     lease: Lease
     lo: int
@@ -61,10 +61,10 @@ class BatchSpan(NamedTuple):
 
 
 class Batch(dict[str, Any]):
-    """Samples by tensor: ``batch["x"]`` is ``[n, *shape]``, a ragged tensor is a `Ragged`. All of one epoch.
+    """Samples of one epoch, by tensor: ``batch["x"]`` is ``[n, *shape]``, and a ragged tensor is a `Ragged`.
 
-    ``type(batch)(dict(batch))``, as frameworks rebuild what they map, gives a batch without identities: it has a size
-    and its tensors, and cannot be acknowledged.
+    Frameworks rebuild what they map as ``type(batch)(dict(batch))``. This gives a batch without identities. It has a
+    size and its tensors, and cannot be acknowledged.
     """
 
     __slots__ = ("epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")
@@ -78,19 +78,19 @@ class Batch(dict[str, Any]):
     ) -> None:
         super().__init__(values)
         self.epoch = epoch
-        """The epoch all samples are of; `UNKNOWN` in one that was rebuilt."""
+        """The epoch of all its samples, or `UNKNOWN` in a batch that was rebuilt."""
         self.spans = spans
-        """Where the rows come from, in order; what an acknowledgement is made of."""
+        """The entries and offsets of the rows, in order. An acknowledgement is made of them."""
         self.position = position
-        """In ordered reading, where in the epoch's canonical order its step ends; else 0."""
+        """In ordered reading, the position in the epoch's canonical order at which its step ends; else 0."""
         self.rows = 0
-        """If not 0, its arrays have so many rows: those beyond `size` repeat its first ones."""
+        """The number of rows of its arrays, if not 0. The rows beyond `size` repeat the first ones."""
         self.is_alone = False
-        """Nothing else may be handed out with it: training may have died on it."""
+        """Whether no other samples may be joined to it, because a training may have died at it."""
         self.is_dropped = False
-        """Nobody is handed it, it counts as trained on: a filter's, or what did not fill a batch."""
+        """Whether it counts as trained on without the loop: a filter's rows, or rows that fill no batch."""
         self.source = ""
-        """In a mixture, the name of the loader it comes from."""
+        """In a mixture, the name of the loader that gave it."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -102,7 +102,7 @@ class Batch(dict[str, Any]):
         raise AttributeError(batch_attribute(name, self.keys(), "identities"))
 
     def __iter__(self) -> Iterator[str]:
-        """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two arrays."""
+        """Yield the tensor names. Raises TypeError for ``x, y = batch``, which would give names instead of arrays."""
         if is_unpacking(sys._getframe(1)):
             raise TypeError(not_tuples(self.keys()))
         return super().__iter__()
@@ -114,7 +114,7 @@ class Batch(dict[str, Any]):
 
     @property
     def size(self) -> int:
-        """Samples in the batch; of one that was rebuilt, rows of its first tensor."""
+        """Return the number of samples, or in a batch that was rebuilt the rows of its first tensor."""
         if self.epoch == UNKNOWN:
             with suppress(TypeError):  # one number for all of them
                 return len(next(iter(self.values()), ()))
@@ -123,17 +123,17 @@ class Batch(dict[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes."""
+        """Return the payload bytes."""
         return sum([int(value.nbytes) for value in self.values()])
 
     def identities(self) -> Iterator[tuple[int, int, int]]:
-        """(epoch, shard, offset) of each row: the name of a sample for ever."""
+        """Yield (epoch, shard, offset) of each row, which names the sample for as long as the stream exists."""
         for span in self.spans:
             for offset in range(span.lo, span.hi):
                 yield self.epoch, span.lease.shard, offset
 
     def without_lost(self) -> Batch | None:
-        """The batch less the rows of entries that someone else holds now; None if no row is left."""
+        """Return the batch without the rows of entries that another member holds now, or None if no row is left."""
         if not any(span.lease.is_lost for span in self.spans):
             return self
         keep = np.concatenate([np.full(span.hi - span.lo, not span.lease.is_lost) for span in self.spans])
@@ -146,7 +146,7 @@ class Batch(dict[str, Any]):
         return left.padded()
 
     def padded(self) -> Batch:
-        """The batch with as many `rows` as it should have."""
+        """Return the batch, filled up to `rows` rows."""
         size = self.size
         if self.rows > size:
             every = np.arange(self.rows) % size
@@ -173,17 +173,17 @@ class _OpenBatch:
 
     arrays: dict[str, NDArray[Any]]
     memory: dict[str, memoryview]
-    """The bytes of `arrays`, a row after the other."""
+    """The bytes of `arrays`, row after row."""
     ragged: dict[str, list[Ragged]]
     filled: int = 0
     spans: list[BatchSpan] = field(default_factory=list)
 
 
 class Assembler:
-    """Fills batches of ``batch_size`` samples; finished ones are taken with `take`.
+    """An assembler that fills batches of ``batch_size`` samples. `take` gives the finished ones.
 
-    A whole entry of fixed-size tensors is placed with `places` (where its bytes should go) and `accept`; anything
-    else (ragged tensors, some rows of an entry) goes through `append`.
+    The reader places a complete entry of fixed-size tensors with `places` (where its bytes should go) and `accept`.
+    Anything else (ragged tensors, some rows of an entry) goes through `append`.
     """
 
     def __init__(self, spec: Spec, batch_size: int, pool: ArrayPool, epoch: int) -> None:
@@ -193,13 +193,13 @@ class Assembler:
         self._fixed_arrays = [
             (t.name, numpy_dtype(t.dtype), (batch_size, *(dim or 0 for dim in t.shape))) for t in self._fixed
         ]
-        """Name, dtype and shape of a batch's arrays."""
+        """The name, dtype and shape of each of a batch's arrays."""
         self._ragged = [tensor.name for tensor in spec if tensor.is_ragged]
         self._opened: deque[_OpenBatch] = deque()
         self._ready: deque[Batch] = deque()
 
     def places(self, name: str, count: int) -> list[memoryview]:
-        """Memory, in order, for the bytes of ``count`` samples of a fixed-size tensor; none is taken until `accept`."""
+        """Return memory, in order, for the bytes of ``count`` samples of a fixed-size tensor. `accept` takes it."""
         size = self._row_bytes[name]
         return [
             opened.memory[name][opened.filled * size : (opened.filled + rows) * size]
@@ -211,7 +211,7 @@ class Assembler:
         return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
 
     def accept(self, count: int, spans: Sequence[BatchSpan], ragged: dict[str, Ragged]) -> None:
-        """Takes ``count`` samples whose fixed tensors now lie in their `places`."""
+        """Take ``count`` samples whose fixed tensors now lie in their `places`."""
         done = 0
         rest = deque(spans)
         for opened, rows in self._shares(count):
@@ -224,15 +224,15 @@ class Assembler:
             self._ready.append(self._finish(self._opened.popleft()))
 
     def takes_whole(self, count: int) -> bool:
-        """Return whether so many samples would be a batch of their own."""
+        """Return whether ``count`` samples would make a complete batch of their own."""
         return count == self._batch_size and not self.has_rows
 
     def adopt(self, columns: dict[str, Column], spans: Sequence[BatchSpan]) -> None:
-        """Takes an entry that `takes_whole` as a batch, its arrays as they are."""
+        """Take an entry for which `takes_whole` is true as a batch, with its arrays as they are."""
         self._ready.append(Batch({name: column.values for name, column in columns.items()}, self._epoch, list(spans)))
 
     def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[BatchSpan]) -> None:
-        """Copies some rows of a decoded entry in."""
+        """Copy some rows of a decoded entry into the batch."""
         count = len(rows)
         for tensor in self._fixed:
             values = columns[tensor.name].values[rows]
@@ -244,23 +244,23 @@ class Assembler:
         self.accept(count, spans, ragged)
 
     def flush(self) -> None:
-        """Ends the batch being filled, however small."""
+        """End the batch being filled, however small it is."""
         for opened in self._opened:
             if opened.filled:
                 self._ready.append(self._finish(opened))
         self._opened.clear()
 
     def take(self) -> Batch | None:
-        """The next finished batch."""
+        """Return the next finished batch."""
         return self._ready.popleft() if self._ready else None
 
     @property
     def has_rows(self) -> bool:
-        """Return whether a batch is begun."""
+        """Return whether a batch has been begun."""
         return any(opened.filled for opened in self._opened)
 
     def _shares(self, count: int) -> list[tuple[_OpenBatch, int]]:
-        """The begun batches, and as many more as ``count`` samples need, each with the rows it takes."""
+        """Return the open batches that ``count`` samples need, each with the rows it takes. Open more if needed."""
         shares: list[tuple[_OpenBatch, int]] = []
         while count > 0:
             if len(shares) == len(self._opened):
@@ -290,13 +290,13 @@ class Assembler:
 
 
 def as_ragged(column: Column) -> Ragged:
-    """A ragged column as batches hold it."""
+    """Return a ragged column in the form that batches hold."""
     assert column.shapes is not None
     return Ragged(column.values, column.shapes, is_bytes=column.spec.dtype == BYTES)
 
 
 def _split(rest: deque[BatchSpan], rows: int) -> list[BatchSpan]:
-    """Takes the spans of the next ``rows`` rows off the left."""
+    """Remove the spans of the next ``rows`` rows from the left, and return them."""
     taken: list[BatchSpan] = []
     while rows:
         span = rest.popleft()

@@ -1,6 +1,6 @@
-"""Stages behind one another, between the reader's queue and the training loop, which pulls batches through them.
+"""Connect stages between the reader's queue and the training loop, which pulls batches through them.
 
-One thread pulls; nothing here waits but for the reader.
+One thread pulls. It waits for the reader only.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from penstock_consumer.stages.rebatch import Rebatch
 from penstock_consumer.stages.stage import Stage, StageContext, StageMaker
 
 STARVED_S = 2.0
-"""Nothing came for so long: a stage that waits for more gives what it has, for writers may wait for just this room."""
+"""After this time without a batch, a stage gives what it holds. Writers may be waiting for the quota that it takes."""
 
 
 def stages_of(setting: StageContext, makers: Sequence[StageMaker], remainder: str) -> list[Stage]:
-    """The stages of one epoch; in shared reading batches that came out smaller are filled up again at the end."""
+    """Return the stages of one epoch. In shared reading the last stage makes full batches of smaller ones."""
     stages = [make(setting) for make in makers]
     is_refilled = not setting.is_ordered and (remainder != "keep" or any(isinstance(one, Filter) for one in stages))
     return [*stages, Rebatch(setting, remainder)] if is_refilled else stages
 
 
 class StageChain:
-    """The training loop's end of a prefetch queue, behind stages. One thread uses it, `stop` aside."""
+    """The training loop's end of a prefetch queue and its stages. One thread uses it; any thread may call `stop`."""
 
     def __init__(
         self, inner: PrefetchQueue, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic
@@ -34,13 +34,13 @@ class StageChain:
         self.inner = inner
         self._stages, self._clock = stages, clock
         self._ended = 0
-        """So many of the first stages were told that nothing more comes."""
+        """The number of stages, from the first on, that know that nothing more comes."""
         self._next: Batch | None = None
         self._empty_s: float | None = None
-        """Since when it is asked in vain: a long step of the trainer's is no hunger."""
+        """The time of the first `get` that found nothing. A long step of the trainer does not count."""
 
     def get(self, timeout_s: float) -> Batch | None:
-        """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
+        """Return the next batch, or None at the timeout or if `is_over`. Raises the reader's error."""
         batch, self._next = self._next, None
         if batch is not None:
             return batch
@@ -72,11 +72,11 @@ class StageChain:
         return self._next is None and self._is_over(len(self._stages) - 1)
 
     def waiting(self) -> str | None:
-        """Return what a stage waits for, where samples have arrived and are held back."""
+        """Return what a stage waits for, if it holds back samples that have arrived."""
         return next((said for stage in self._stages if (said := stage.waiting()) is not None), None)
 
     def stop(self) -> None:
-        """Tells the reader's thread to end; what the stages hold is handed back with all other leases."""
+        """Tell the reader's thread to end. What the stages hold is returned with all other leases."""
         self.inner.stop()
 
     def _peek(self) -> None:
@@ -84,7 +84,7 @@ class StageChain:
             self._next = self._pull(len(self._stages) - 1, None)
 
     def _pull(self, number: int, until: float | None) -> Batch | None:
-        """The next batch out of a stage (-1: of the reader), waited for ``until`` then, or not at all."""
+        """Return a stage's next batch, or the reader's for number -1. Wait for it until ``until``; None never waits."""
         if number < 0:
             return self._arrived(until)
         stage = self._stages[number]
@@ -100,7 +100,7 @@ class StageChain:
                 return None
 
     def _is_over(self, number: int) -> bool:
-        """Return whether nothing comes out of a stage any more, `_pull` having given nothing."""
+        """Return whether a stage will give no more batches. Call it after `_pull` gave nothing."""
         return self.inner.is_over if number < 0 else self._ended > number
 
     def _arrived(self, until: float | None) -> Batch | None:

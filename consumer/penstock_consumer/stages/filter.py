@@ -1,4 +1,4 @@
-"""Leaving samples out on the reader's side: what a predicate does not want counts as trained on, and nobody sees it."""
+"""Leave samples out on the reader's side. The loop never gets them, and they count as trained on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock_consumer.stages.rows import chosen_spans, dropped, taken
 from penstock_consumer.stages.stage import StageContext
 
 Keep = Callable[[Batch], Any]
-"""Given a batch of n samples, n booleans: which of them are wanted."""
+"""A function that takes a batch of n samples and returns n booleans, True for each wanted sample."""
 
 
 class Filter:
-    """A stage: batches come out smaller. In shared reading what is left out is settled by itself, at once."""
+    """A stage that makes batches smaller. In shared reading the samples left out are acknowledged at once."""
 
     def __init__(self, setting: StageContext, keep: Keep) -> None:
         self._setting, self._keep = setting, keep
         self._ready: deque[Batch] = deque()
 
     def put(self, batch: Batch) -> None:
-        """Asks the predicate."""
+        """Take a batch in, and ask the predicate which of its samples are wanted."""
         if batch.is_dropped:
             self._ready.append(batch)
             return
@@ -46,7 +46,7 @@ class Filter:
             self._ready.append(batch)
             return
         rows, others = np.flatnonzero(wanted), np.flatnonzero(~wanted)
-        if not self._setting.is_ordered or not len(rows):  # else its position settles all that lies before it
+        if not self._setting.is_ordered or not len(rows):  # in order, a position acknowledges all before it
             self._ready.append(dropped(batch, chosen_spans(batch.spans, others)))
         if len(rows):
             values = {name: taken(value, rows, self._setting.pool) for name, value in batch.items()}
@@ -55,15 +55,15 @@ class Filter:
             self._ready.append(kept)
 
     def take(self) -> Batch | None:
-        """Return what is left out of a batch, then what is left."""
+        """Return a batch's samples that are left out, and at the next call its samples that stay."""
         return self._ready.popleft() if self._ready else None
 
     def end(self) -> None:
-        """Holds nothing back."""
+        """Do nothing, because a filter holds nothing back."""
 
     def starve(self) -> None:
-        """Holds nothing back."""
+        """Do nothing, because a filter holds nothing back."""
 
     def waiting(self) -> str | None:
-        """Holds nothing back."""
+        """Return None, because a filter holds nothing back."""
         return None

@@ -1,4 +1,4 @@
-"""The queue between the reader's thread and the training loop, bounded in bytes. Errors pass through it."""
+"""The queue between the reader's thread and the training loop. It is bounded in bytes, and errors pass through it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock_consumer.stages.stats import ReaderTimes, TimeSpent, attribute
 START_BYTES = 8 << 20
 """Four requests of shared reading; a trainer that never waits needs no more. Smaller budgets are used whole."""
 PATIENCE = 16
-"""So many times the allowance was handed out with half of it always left: then half is enough."""
+"""The limit is halved after the trainer took this many times its bytes while more than half always stayed."""
 
 
 class PrefetchLimit:
-    """Bytes that may wait for one trainer now, between `START_BYTES` and the budget."""
+    """The bytes that may wait for one trainer now, between `START_BYTES` and the budget."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -27,20 +27,20 @@ class PrefetchLimit:
         self._lowest: int | None = None
 
     def refused(self) -> None:
-        """The reader could have read more and was not let."""
+        """Note that the limit kept the reader from reading more."""
         self._was_full = True
 
     def starved(self) -> None:
-        """The trainer found nothing: with more room, more would have been there, if it was ever full since."""
+        """Note that the trainer found nothing. Double the limit if it has kept the reader from reading since."""
         if not self._was_full:
             return
         if self.nbytes < self.budget_bytes:
             self.nbytes = min(2 * self.nbytes, self.budget_bytes)
-            self._patience *= 2  # were it halved as soon again, the trainer would starve as often
+            self._patience *= 2  # halved as soon again, the trainer would starve as often
         self._forget()
 
     def took(self, nbytes: int, left_bytes: int) -> bool:
-        """The trainer took a batch, so many bytes are left; whether half the allowance will do from now on."""
+        """Note that the trainer took a batch and left ``left_bytes``. Return whether half the limit is enough now."""
         self._taken += nbytes
         self._lowest = left_bytes if self._lowest is None else min(self._lowest, left_bytes)
         if self.nbytes == self._least or self._taken < self._patience * self.nbytes:
@@ -52,12 +52,12 @@ class PrefetchLimit:
         return is_enough
 
     def _forget(self) -> None:
-        """Forget what was seen under another limit: it says nothing about this one."""
+        """Forget what was seen under another limit, because it says nothing about this one."""
         self._was_full, self._taken, self._lowest = False, 0, None
 
 
 class QueueStopped(Exception):
-    """Raised in the reader's thread when nobody will take what it brings."""
+    """An error for the reader's thread: the loop will take no more batches."""
 
 
 class PrefetchQueue:
@@ -68,13 +68,13 @@ class PrefetchQueue:
         self._prefetch_limit = limit if isinstance(limit, PrefetchLimit) else PrefetchLimit(limit)
         self._clock = clock
         self.reader_times = ReaderTimes(clock)
-        """What the reader's thread is at."""
+        """The times of the reader's thread, by cause."""
         self.loop_waited = TimeSpent()
-        """How long the training loop waited here, by cause; replaced whole."""
+        """The seconds that the training loop waited here, by cause. The tuple is replaced as a whole."""
         self.trouble = ""
-        """What the reader's thread bears for now, an outage of the server; nothing comes meanwhile."""
+        """The outage of the server that the reader's thread waits out now. No batch comes until it ends."""
         self.when_less: Callable[[], None] = lambda: None
-        """Called in the reader's thread when less memory will do: it may give some back."""
+        """A function that the reader's thread calls when less memory is enough. It may free some."""
         self._is_less = False
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
@@ -86,7 +86,7 @@ class PrefetchQueue:
     # --- the reader's side ---
 
     def put(self, batch: Batch) -> None:
-        """Adds a batch; bounds nothing itself: the reader asks `wait_for_room` before it reads more."""
+        """Add a batch without a limit. The reader calls `wait_for_room` before it reads more."""
         with self._changed:
             if self._stopped:
                 return
@@ -96,7 +96,10 @@ class PrefetchQueue:
             self._changed.notify_all()
 
     def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
-        """Return whether more may be read: less than the limit is waiting, or nothing at all. Raises QueueStopped."""
+        """Return whether more may be read.
+
+        More may be read while less than the limit waits here, or nothing at all. Raises QueueStopped.
+        """
         with self._changed:
             if not self._has_room(pending_bytes):
                 self._prefetch_limit.refused()
@@ -111,7 +114,7 @@ class PrefetchQueue:
         return has_room
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Return whether everything that was put in was taken. Raises QueueStopped."""
+        """Return whether every batch was taken. Raises QueueStopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
             if self._stopped:
@@ -120,7 +123,7 @@ class PrefetchQueue:
 
     @property
     def budget_bytes(self) -> int:
-        """Above it nothing more is read, whatever the trainer needs."""
+        """Return the most bytes that may wait here, whatever the trainer needs."""
         return self._prefetch_limit.budget_bytes
 
     def _has_room(self, pending_bytes: int) -> bool:
@@ -132,7 +135,7 @@ class PrefetchQueue:
         self.reader_times.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more batches will come; an error is raised in the training loop after those that are there."""
+        """Note that no more batches will come. The training loop gets ``error`` after those that wait here."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
@@ -140,7 +143,7 @@ class PrefetchQueue:
     # --- the training loop's side ---
 
     def get(self, timeout_s: float) -> Batch | None:
-        """The next batch; None if there is none within the timeout or `is_over`. Raises the reader's error."""
+        """Return the next batch, or None at the timeout or if `is_over`. Raises the reader's error."""
         with self._changed:
             if not self._batches and not self._ended:
                 self._wait(timeout_s)
@@ -151,7 +154,7 @@ class PrefetchQueue:
                 self._changed.notify_all()
                 return batch
             if self._error is not None:
-                raise self._error  # again at every call: an epoch that broke off never looks like one that ended
+                raise self._error  # at every call, so that an epoch that broke off never looks complete
             return None
 
     def _wait(self, timeout_s: float) -> None:
@@ -159,7 +162,7 @@ class PrefetchQueue:
         began, before = self._clock(), self.reader_times.spent
         self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
         seconds, booked, doing = self._clock() - began, self.reader_times.spent, self.reader_times.doing
-        if booked is before:  # the usual case where batches are small, and cheap
+        if booked is before:  # the usual case of small batches, and a cheap one
             self.loop_waited = self.loop_waited.plus(doing, seconds)
         else:
             self.loop_waited = self.loop_waited.and_(attribute(seconds, booked.since(before), doing))
@@ -176,7 +179,7 @@ class PrefetchQueue:
         return bool(self._batches)
 
     def stop(self) -> None:
-        """Tells the reader's thread to end; what is there is let go: a view would keep its segment from being used."""
+        """Tell the reader's thread to end, and drop the batches. A view would keep its segment from being reused."""
         with self._changed:
             self._stopped = True
             self._batches.clear()

@@ -1,6 +1,6 @@
-"""Batches of one size, made of smaller ones; and what becomes of the last, which nothing fills up.
+"""Make batches of one size from smaller ones, and decide what becomes of the last, which nothing fills up.
 
-After a filter, and where a trainer needs equal shapes. Full batches pass as they are.
+This follows a filter, or serves a trainer that needs equal shapes. Full batches pass as they are.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from penstock_consumer.stages.stage import StageContext
 
 
 class Rebatch:
-    """A stage; ``remainder`` is 'keep', 'drop' or 'pad', see `loader.Loader`."""
+    """A stage that makes full batches. ``remainder`` is 'keep', 'drop' or 'pad', see `loader.Loader`."""
 
     def __init__(self, setting: StageContext, remainder: str) -> None:
         self._setting, self._size, self._remainder = setting, setting.batch_size, remainder
         self._parts: list[Batch] = []
-        """Fewer than a batch's rows, of one epoch."""
+        """Fewer rows than a batch has, all of one epoch."""
         self._ready: deque[Batch] = deque()
 
     def put(self, batch: Batch) -> None:
-        """Takes a batch of at most the size wanted."""
+        """Take a batch that is no larger than the size wanted."""
         if batch.is_dropped:
             self._ready.append(batch)
-        elif batch.is_alone:  # whatever else: nothing may be trained on together with it
+        elif batch.is_alone:  # no other sample may be in its training step
             self._ready.append(self._fixed(batch))
         else:
             if self._parts and self._parts[0].epoch != batch.epoch:
@@ -37,18 +37,18 @@ class Rebatch:
                 self._cut()
 
     def take(self) -> Batch | None:
-        """The next batch that is full."""
+        """Return the next full batch."""
         return self._ready.popleft() if self._ready else None
 
     def end(self) -> None:
-        """The rest is what ``remainder`` makes of it."""
+        """Treat the remaining rows as ``remainder`` says."""
         self._flush()
 
     def starve(self) -> None:
-        """Less than a batch is kept."""
+        """Do nothing, because less than a batch stays here."""
 
     def waiting(self) -> str | None:
-        """Less than a batch is nothing to speak of."""
+        """Return None, because less than a batch is not worth a notice."""
         return None
 
     def _cut(self) -> None:
@@ -69,7 +69,7 @@ class Rebatch:
         self._parts = []
 
     def _fixed(self, batch: Batch) -> Batch:
-        """Return a batch whose shapes equal all others', also one that lost rows on its way."""
+        """Return a batch with the same shapes as all others, even if it lost rows on its way."""
         if self._remainder == "keep":
             return batch
         batch.rows = self._size

@@ -1,6 +1,6 @@
-"""Rows of batches: choosing some of them, joining those of several, and the spans that say whose they are.
+"""Choose and join rows of batches, with the spans that say which entries the rows come from.
 
-Which rows a stage chooses is its own business. No Redis here.
+Each stage decides which rows it chooses. Nothing here uses Redis.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock_consumer.stages.buffers import ArrayPool
 
 
 def unrolled(spans: Sequence[BatchSpan]) -> tuple[list[Lease], NDArray[np.int64]]:
-    """Lease and offset of each row."""
+    """Return the lease and the offset of each row."""
     leases = [span.lease for span in spans for _ in range(span.hi - span.lo)]
     parts = [np.arange(span.lo, span.hi, dtype=np.int64) for span in spans]
     return leases, np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def rolled(leases: Sequence[Lease], offsets: Sequence[int]) -> list[BatchSpan]:
-    """The spans of rows in this order; neighbours of one entry are one span."""
+    """Return the spans of rows in this order. Consecutive offsets of one entry become one span."""
     spans: list[BatchSpan] = []
     held: Lease | None = None
     start = end = 0
@@ -38,25 +38,25 @@ def rolled(leases: Sequence[Lease], offsets: Sequence[int]) -> list[BatchSpan]:
 
 
 def chosen_spans(spans: Sequence[BatchSpan], rows: NDArray[np.int64]) -> list[BatchSpan]:
-    """The spans of some rows."""
+    """Return the spans of the chosen rows."""
     leases, offsets = unrolled(spans)
     return rolled([leases[row] for row in rows.tolist()], offsets[rows].tolist())
 
 
 def gathered(source: NDArray[Any], rows: NDArray[np.int64], pool: ArrayPool) -> NDArray[Any]:
-    """Some rows in aligned memory: the one copy a batch costs."""
+    """Return the chosen rows in aligned memory. This is the only copy that a batch costs."""
     target = pool.array((len(rows), *source.shape[1:]), source.dtype)
-    # 'clip' writes straight into the target where 'raise' would use a buffer between; all rows are there
+    # 'clip' writes directly into the target, and 'raise' would use a buffer between; all rows exist
     return np.take(source, rows, axis=0, out=target, mode="clip")
 
 
 def taken(value: Any, rows: NDArray[np.int64], pool: ArrayPool) -> Any:
-    """Some rows of one tensor of a batch."""
+    """Return the chosen rows of one tensor of a batch."""
     return value.take(rows) if isinstance(value, Ragged) else gathered(value, rows, pool)
 
 
 def joined(values: Sequence[Any], pool: ArrayPool) -> Any:
-    """The rows of one tensor of several batches, one after the other."""
+    """Return the rows of one tensor from several batches, in their order."""
     if len(values) == 1:
         return values[0]
     if isinstance(values[0], Ragged):
@@ -66,7 +66,7 @@ def joined(values: Sequence[Any], pool: ArrayPool) -> Any:
 
 
 def dropped(batch: Batch, spans: Sequence[BatchSpan]) -> Batch:
-    """Rows that nobody is given and that count as trained on."""
+    """Return a batch of rows that the loop never gets and that count as trained on."""
     left = Batch({}, batch.epoch, spans, batch.position)
     left.is_dropped = True
     return left

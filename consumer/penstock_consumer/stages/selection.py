@@ -1,4 +1,4 @@
-"""The tensors that a dataset gives, and their form: dicts, tuples, bare tensors. No framework here."""
+"""Choose the tensors that a dataset gives, and their form: dicts, tuples, bare tensors. No framework is used here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock_common.hints import an, did_you_mean
 from penstock_common.wire.spec import Spec
 
 Select = str | tuple[str, ...] | None
-"""None: dicts of all tensors; a tuple of names: tuples; one name: the bare tensor.
+"""The selection of a dataset: None for dicts of all tensors, a tuple of names for tuples, one name for a bare tensor.
 
-A name that others lie below, ``image`` where the stream has ``image/left`` and ``image/right``, is the dict of them.
+A name may be a prefix of others. If a stream has ``image/left`` and ``image/right``, ``image`` is the dict of both.
 """
 
 
 def chosen(names: tuple[str, ...], select: Select) -> tuple[str, ...]:
-    """The tensors selected; raises ValueError for a name that is not there."""
+    """Return the names of the selected tensors. Raises ValueError for a name that the stream lacks."""
     if select is None:
         return names
     if not isinstance(select, str) and not all(isinstance(name, str) for name in _listed(select)):
@@ -37,7 +37,7 @@ def _listed(select: object) -> list[object]:
 
 
 def shaped(values: Mapping[str, Any], select: Select, *, is_nested: bool = False) -> Any:
-    """The values selected, as ``select`` asks for them; all of them as dicts within dicts where ``is_nested``."""
+    """Return the values in the form that ``select`` asks for. ``is_nested`` makes all of them dicts within dicts."""
     if select is None:
         return nested(values) if is_nested else dict(values)
     return _part(values, select) if isinstance(select, str) else tuple(_part(values, name) for name in select)
@@ -51,7 +51,7 @@ def _part(values: Mapping[str, Any], wanted: str) -> Any:
 
 
 def refuse_ragged(spec: Spec, names: tuple[str, ...], framework: str) -> None:
-    """Raises ValueError if one of these tensors is ragged: ``framework`` has nothing to hold it."""
+    """Raise ValueError if one of these tensors is ragged, because ``framework`` has no type for it."""
     for tensor in (spec[name] for name in names):
         if tensor.is_ragged:
             raise ValueError(
@@ -62,7 +62,7 @@ def refuse_ragged(spec: Spec, names: tuple[str, ...], framework: str) -> None:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Names like ``a/b`` as dicts within dicts; raises ValueError where a name is both a tensor and a folder."""
+    """Return names like ``a/b`` as dicts within dicts. Raises ValueError if a name is both a tensor and a prefix."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         *folders, last = name.split("/")

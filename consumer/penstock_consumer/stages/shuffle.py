@@ -1,6 +1,6 @@
-"""The shuffle window: holds so many samples and makes each batch of some of them, drawn at random.
+"""Shuffle samples in a window, which draws each batch at random from the samples that it holds.
 
-Shared reading's way to shuffle: the same arrivals and seed give the same batches. Canonical order needs none of it.
+Shared reading shuffles this way. The same arrivals and seed give the same batches. Canonical order needs no window.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from penstock_consumer.stages.rows import gathered, rolled, unrolled
 from penstock_consumer.stages.stage import StageContext
 
 FIRST_SLOTS = 1024
-"""Room made at first where a window in bytes cannot know how many ragged samples that is; doubled when it is full."""
+"""The first number of slots of a window in bytes whose samples are ragged. The number doubles when all are in use."""
 
 
 class ShuffleWindow:
-    """A stage: nothing comes out before it is full; memory is the window and one batch.
+    """A stage that gives nothing before it is full. Its memory is that of the window and one batch.
 
-    A sample is copied once into its slot, so that the batch it came in is free, and once into the batch it leaves in.
+    A sample is copied once into its slot, which frees the batch that it came in. It is copied once more into the batch
+    that it leaves in.
     """
 
     def __init__(self, setting: StageContext, seed: int, *, samples: int | None, nbytes: int | None) -> None:
-        """Full with so many ``samples``, or so many bytes of payload."""
+        """Make a window that is full with ``samples`` samples, or with ``nbytes`` bytes of payload."""
         self._setting, self._batch_size = setting, setting.batch_size
         key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, setting.epoch], dtype=np.uint64)
         self._rng = np.random.Generator(np.random.Philox(key=key))
@@ -42,7 +43,7 @@ class ShuffleWindow:
             assert nbytes is not None
             self._limit, self._limit_bytes = max(1, nbytes // max(1, self._row_bytes)), None
         slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
-        # memory that is never touched is never taken, so room for a full window costs nothing before it fills
+        # the system gives memory at its first use, so slots for a full window cost nothing before it fills
         self._fixed: dict[str, NDArray[Any]] = {
             tensor.name: setting.pool.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
             for tensor in fixed
@@ -53,7 +54,7 @@ class ShuffleWindow:
         self._leases = np.empty(slots, dtype=object)
         self._offsets = np.empty(slots, dtype=np.int64)
         self._slots = np.arange(slots, dtype=np.int64)
-        """The first ``_count`` are in use, the others free."""
+        """The slots: the first ``_count`` are in use, and the others are free."""
         self._count = self._bytes = 0
         self._is_ended = self._is_starved = False
         self._passing: list[Batch] = []
@@ -61,7 +62,7 @@ class ShuffleWindow:
     # --- the stage ---
 
     def put(self, batch: Batch) -> None:
-        """Takes a batch in. What is not of this epoch, or has to be handed out alone, goes past."""
+        """Take a batch in. A batch of another epoch, a dropped one, and one to be given alone pass unshuffled."""
         self._is_starved = False
         if batch.epoch != self._setting.epoch or batch.is_alone or batch.is_dropped:
             self._passing.append(batch)
@@ -80,7 +81,7 @@ class ShuffleWindow:
         self._bytes += sum(int(batch[name].nbytes) for name in self._ragged) + count * self._row_bytes
 
     def take(self) -> Batch | None:
-        """The next batch, once the window is full."""
+        """Return the next batch once the window is full."""
         if self._passing:
             return self._passing.pop(0)
         if not (self._is_ended or self._is_full() or (self._is_starved and self._count >= self._batch_size)):
@@ -89,11 +90,11 @@ class ShuffleWindow:
         return self._made_of(slots) if len(slots) else None
 
     def end(self) -> None:
-        """The window is emptied."""
+        """Give all that is left from now on."""
         self._is_ended = True
 
     def starve(self) -> None:
-        """Batches come out of a window that is not full, until something is put in."""
+        """Give full batches from a window that is not full, until the next `put`."""
         self._is_starved = True
 
     def waiting(self) -> str | None:
@@ -112,7 +113,7 @@ class ShuffleWindow:
         )
 
     def _drawn(self) -> NDArray[np.int64]:
-        """Slots of a batch, without those whose entry someone else holds now; all of them are free again."""
+        """Return the slots of a batch, without those whose entry another member holds now. Free all drawn slots."""
         found: list[int] = []
         while self._count and len(found) < self._batch_size:
             size = min(self._batch_size - len(found), self._count)
@@ -124,7 +125,7 @@ class ShuffleWindow:
         return np.array(found, dtype=np.int64)
 
     def _free(self, places: NDArray[np.int64]) -> None:
-        """The last ones in use take the places that were drawn."""
+        """Free the slots at the drawn positions. The last slots in use move to these positions."""
         left = self._count - len(places)
         drawn = self._slots[places].copy()
         last = np.arange(left, self._count)
@@ -160,7 +161,7 @@ class ShuffleWindow:
 
 
 def _singles(value: Ragged) -> NDArray[np.object_]:
-    """Each sample of a ragged tensor by itself, copied, so that it keeps no other alive."""
+    """Return each sample of a ragged tensor as a copy of its own, so that it keeps no other sample alive."""
     singles = np.empty(len(value), dtype=object)
     parts: Sequence[Ragged] = [value.take([row]) for row in range(len(value))]
     singles[:] = parts
@@ -173,18 +174,18 @@ class ShuffleOptions:
 
     seed: int
     number: int
-    """Of the pass."""
+    """The number of the pass."""
     samples: int | None
-    """Of the window; None: as many as ``nbytes`` hold."""
+    """The size of the window; None means as many samples as ``nbytes`` hold."""
     nbytes: int
 
     def blocks(self, count: int) -> NDArray[np.int64]:
-        """The order in which this pass reads so many blocks."""
+        """Return the order in which this pass reads ``count`` blocks."""
         keys = np.random.Philox(self._seeds()[0]).random_raw(count)
         return np.argsort(keys, kind="stable")
 
     def window(self, setting: StageContext) -> ShuffleWindow:
-        """The window its samples go through."""
+        """Return the window that this pass's samples go through."""
         nbytes = self.nbytes if self.samples is None else None
         return ShuffleWindow(setting, self._seeds()[1], samples=self.samples, nbytes=nbytes)
 
@@ -194,13 +195,13 @@ class ShuffleOptions:
 
 
 class QueueFeeder:
-    """Batches on their way from the assembler into the queue, through the window if there is one."""
+    """A feeder that moves batches from the assembler into the queue, through the window if there is one."""
 
     def __init__(self, assembler: Assembler, queue: PrefetchQueue, window: ShuffleWindow | None) -> None:
         self._assembler, self._queue, self._window = assembler, queue, window
 
     def drain(self) -> None:
-        """Lets go what is complete."""
+        """Pass on every complete batch."""
         while (batch := self._assembler.take()) is not None:
             if self._window is None:
                 self._queue.put(batch)
@@ -209,7 +210,7 @@ class QueueFeeder:
                 self._give()
 
     def end(self) -> None:
-        """Lets go all of it."""
+        """Pass on all that is left."""
         self._assembler.flush()
         self.drain()
         if self._window is not None:

@@ -1,6 +1,6 @@
-"""A stage between reading and handing out: it chooses and orders samples, and does not change them.
+"""The protocol of stages, which choose and order samples between the reader and the loop, and do not change them.
 
-Each lies in a file of its own; ``chain`` puts them behind one another.
+Each stage has a file of its own. ``chain`` connects them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock_consumer.stages.buffers import ArrayPool
 
 
 class Stage(Protocol):
-    """One epoch's batches go in and come out, in the training loop's thread."""
+    """A stage that takes and gives the batches of one epoch, in the training loop's thread."""
 
     def put(self, batch: Batch) -> None:
-        """Takes a batch in; called only when `take` had nothing."""
+        """Take a batch in. The caller calls this only after `take` gave nothing."""
 
     def take(self) -> Batch | None:
-        """The next batch, or None where more has to be put in first."""
+        """Return the next batch, or None if the stage needs another batch first."""
 
     def end(self) -> None:
         """Learn that nothing more will be put in. From now on `take` gives all that is left."""
@@ -30,7 +30,7 @@ class Stage(Protocol):
         """Learn that nothing is coming for the time being."""
 
     def waiting(self) -> str | None:
-        """Return what it waits for, if it holds samples back."""
+        """Return what the stage waits for, if it holds samples back."""
 
 
 @dataclass(frozen=True, slots=True)

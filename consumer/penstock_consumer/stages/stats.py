@@ -1,4 +1,4 @@
-"""The times and counts of a training loop: what it was given, how long it waited, and for whom."""
+"""Count what a training loop was given, how long it waited, and what it waited for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from penstock_common.pace import Pace
 
 Cause = Literal["producers", "server", "reader"]
-"""What was waited for: samples that were not written yet; the server and the way to it; this process's own work."""
+"""What the loop waited for.
+
+``producers`` stands for samples that were not written yet, and ``server`` for the server and the network to it.
+``reader`` stands for this process's own work.
+"""
 
 NOTICEABLE = 0.05
-"""A share of waiting below this is the ordinary cost of asking, and has no cause worth a word."""
+"""A share of waiting below this is the ordinary cost of asking. No cause is named for it."""
 MOSTLY = 0.5
-"""A cause of more than this part of the waiting is named alone."""
+"""A cause is named alone if it makes up more than this share of the waiting."""
 
 
 class TimeSpent(NamedTuple):
-    """Seconds by cause."""
+    """The seconds that a loop or a reader spent, by cause."""
 
     producers: float = 0.0
     server: float = 0.0
@@ -28,11 +32,11 @@ class TimeSpent(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Seconds of all causes."""
+        """Return the seconds of all causes."""
         return self.producers + self.server + self.reader
 
     def plus(self, cause: Cause, seconds: float) -> TimeSpent:
-        """With so much more of one cause."""
+        """Return a copy with ``seconds`` added to one cause."""
         producers, server, reader = self
         if cause == "producers":
             return TimeSpent(producers + seconds, server, reader)
@@ -43,23 +47,25 @@ class TimeSpent(NamedTuple):
         )
 
     def and_(self, other: TimeSpent) -> TimeSpent:
-        """Both together."""
+        """Return the sum of both."""
         return TimeSpent(self.producers + other.producers, self.server + other.server, self.reader + other.reader)
 
     def since(self, before: TimeSpent) -> TimeSpent:
-        """Return what came after ``before``."""
+        """Return the difference from ``before``, an earlier value."""
         return TimeSpent(self.producers - before.producers, self.server - before.server, self.reader - before.reader)
 
     def times(self, factor: float) -> TimeSpent:
-        """Return so much of each."""
+        """Return a copy with the seconds of each cause multiplied by ``factor``."""
         return TimeSpent(self.producers * factor, self.server * factor, self.reader * factor)
 
 
 def attribute(seconds: float, booked: TimeSpent, doing: Cause) -> TimeSpent:
-    """One stretch of waiting, by cause.
+    """Divide one wait of the loop among the causes.
 
-    ``booked`` is what the reader's thread has booked in it. 1. More than the stretch is long: some of it began before,
-    and only its proportions count. 2. Less: the rest is what the thread is still at.
+    ``booked`` is what the reader's thread has booked during the wait.
+
+    1. If that is longer than the wait, some of it began before the wait, and only its proportions count.
+    2. If it is shorter, the rest goes to ``doing``, which the thread has not finished.
     """
     if booked.total > seconds:
         return booked.times(seconds / booked.total)
@@ -67,7 +73,7 @@ def attribute(seconds: float, booked: TimeSpent, doing: Cause) -> TimeSpent:
 
 
 def verdict(spent: TimeSpent, elapsed_s: float) -> Cause | None:
-    """The cause of most of the waiting; None where there was no waiting to speak of."""
+    """Return the cause of most of the waiting, or None if the loop hardly waited (see `NOTICEABLE`)."""
     if spent.total < NOTICEABLE * elapsed_s or spent.total <= 0:
         return None
     found: tuple[Cause, ...] = ("producers", "server", "reader")
@@ -75,41 +81,45 @@ def verdict(spent: TimeSpent, elapsed_s: float) -> Cause | None:
 
 
 LATE_S = 2.0
-"""No request waits for producers longer than 1 s: an answer that takes longer than twice that waits for the server."""
+"""No request waits for producers longer than 1 s. An answer that takes longer than twice that waits for the server."""
 
 
 class ReaderTimes:
-    """One thread books; any thread may look at `spent` and `doing`."""
+    """The times that a reader's thread spends, by cause. One thread books; any thread may read `spent` and `doing`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._since = clock, clock()
         self._is_idle = False
         self._doing: Cause = "reader"
         self.spent = TimeSpent()
-        """All that is booked; replaced whole, so that nobody sees half of it."""
+        """All time booked so far. Each booking replaces the whole tuple, so no thread reads a half-written one."""
 
     @property
     def doing(self) -> Cause:
-        """Return what the time from the last booking on is for. No answer waits for producers longer than `LATE_S`."""
+        """Return what the time since the last booking is spent on.
+
+        No answer waits for producers longer than `LATE_S`, so the server is the cause after that.
+        """
         return "server" if self._doing == "producers" and self._clock() - self._since > LATE_S else self._doing
 
     def to(self, doing: Cause) -> None:
-        """Books what was done until now; from here on it is something else."""
+        """Book the time until now, and start to count time for ``doing``."""
         now = self._clock()
         if not self._is_idle:
             self.spent = self.spent.plus(self.doing, now - self._since)
         self._since, self._doing, self._is_idle = now, doing, False
 
     def rest(self) -> None:
-        """From here on nothing is done, nor waited for but the trainer: that is booked for nobody."""
+        """Book the time until now, and book none until the next call of `to`. The thread waits for the trainer."""
         self.to("reader")
         self._is_idle = True
 
     def received(self, waited_s: float, created_s: float | None) -> None:
-        """Books the time since the last booking, in which an answer was received: ``waited_s`` of it in the socket.
+        """Book the time since the last booking, in which an answer was received.
 
-        ``created_s`` is when, by this clock, what it brought came into being: until then it was the producers who were
-        waited for; None where it brought nothing because there was nothing.
+        The thread waited ``waited_s`` of it at the socket. ``created_s`` is the time, by this clock, at which the
+        producers wrote what the answer brought. Until then the thread waited for the producers. It is None if the
+        answer was empty because nothing was written.
         """
         now = self._clock()
         waited_s = min(waited_s, now - self._since)
@@ -121,45 +131,45 @@ class ReaderTimes:
 
 
 NAMES: Mapping[Cause, str] = {"producers": "producers", "server": "the server", "reader": "this process"}
-"""The causes as the line of an epoch spells them."""
+"""The names of the causes in the line about an epoch."""
 SHORT_S = 1.0
-"""A shorter epoch is mostly its own start: its line has no share of waiting."""
+"""A shorter epoch consists mostly of its own start, so its line shows no share of waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """One epoch as far as it was read, or several together. Times are of the training loop, in seconds."""
+    """The counts of one epoch as far as it was read, or of several. Times are of the training loop, in seconds."""
 
     epoch: int | None = None
-    """None of several, and before the first."""
+    """The epoch's number. It is None for several epochs together, and before the first."""
     batches: int = 0
     samples: int = 0
     bytes: int = 0
-    """Payload, of the samples handed out."""
+    """Payload bytes of the samples that the loop was given."""
     elapsed_s: float = 0.0
-    """While the loop was iterating, its steps included; what it does between two iterations is not."""
+    """The time in which the loop was iterating, with its steps. The time between two iterations is left out."""
     waited_s: float = 0.0
-    """Of it, what the loop spent in asking for the next batch."""
+    """The part of `elapsed_s` in which the loop waited for its next batch."""
     producers_s: float = 0.0
-    """Of the waiting: nothing was there to be read."""
+    """The part of `waited_s` in which nothing was written that could be read."""
     server_s: float = 0.0
-    """Of the waiting: something was there, and had not arrived."""
+    """The part of `waited_s` in which something was written but had not arrived."""
     reader_s: float = 0.0
-    """Of the waiting: this process was at work on it (checksums, rows, stages, `map`), or at acknowledging."""
+    """The part of `waited_s` in which this process worked (checksums, rows, stages, `map`) or acknowledged."""
     bad_entries: int = 0
     filled: int = 0
     """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
     streams: Mapping[str, Stats] = field(default_factory=dict)
-    """Of a mixture, each loader's own."""
+    """The counts of each loader of a mixture, by name."""
 
     @property
     def samples_per_s(self) -> float:
-        """Over all of the time, steps included."""
+        """Return the samples a second over all of the time, steps included."""
         return self.samples / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
     def bytes_per_s(self) -> float:
-        """Over all of the time, steps included."""
+        """Return the payload bytes a second over all of the time, steps included."""
         return self.bytes / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
     @property
@@ -169,7 +179,7 @@ class Stats:
 
     @property
     def cause(self) -> Cause | None:
-        """Return whom most of the waiting was for, or None where there was none to speak of."""
+        """Return the cause of most of the waiting, or None if the loop hardly waited."""
         return verdict(self._spent, self.elapsed_s)
 
     @property
@@ -177,7 +187,7 @@ class Stats:
         return TimeSpent(self.producers_s, self.server_s, self.reader_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts: fields and what follows from them, as JSON has them."""
+        """Return the fields and the values computed from them, in JSON's types, for scripts."""
         found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "streams"}
         found |= {
             "samples_per_s": self.samples_per_s, "bytes_per_s": self.bytes_per_s, "wait_share": self.wait_share,
@@ -186,7 +196,7 @@ class Stats:
         return {**found, "streams": {name: one.as_dict() for name, one in self.streams.items()}}
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line for people."""
         rates = f"{self.samples_per_s:,.0f} samples/s, {readable_rate(self.bytes_per_s)}"
         if self.elapsed_s < SHORT_S:
             return f"{self.samples:,} samples in {self.elapsed_s:.2g} s, {rates}"
@@ -205,7 +215,10 @@ class Stats:
 
 
 def mixed(whole: Stats, streams: Mapping[str, Stats]) -> Stats:
-    """A mixture's: ``whole`` as its own loop was waited for, with the causes that its loaders know."""
+    """Return the counts of a mixture.
+
+    ``whole`` has the times of the mixture's own loop. Its loaders know the causes.
+    """
     parts = summed(streams.values())
     producers, server = min(parts.producers_s, whole.waited_s), min(parts.server_s, whole.waited_s)
     return replace(
@@ -215,7 +228,7 @@ def mixed(whole: Stats, streams: Mapping[str, Stats]) -> Stats:
 
 
 def readable_rate(bytes_per_s: float) -> str:
-    """``182 MB/s``: of 1000, as networks and disks count."""
+    """Return a rate such as ``182 MB/s``. A kB has 1000 bytes, as networks and disks count."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if bytes_per_s >= factor:
             return f"{bytes_per_s / factor:.3g} {unit}/s"
@@ -223,7 +236,7 @@ def readable_rate(bytes_per_s: float) -> str:
 
 
 def summed(parts: Iterable[Stats], epoch: int | None = None) -> Stats:
-    """Several, one after the other."""
+    """Return the sum of several counts, as if they followed one another."""
     counted = ("batches", "samples", "bytes", "elapsed_s", "waited_s", "producers_s", "server_s", "reader_s")
     every = list(parts)
     totals = {name: sum(getattr(one, name) for one in every) for name in (*counted, "bad_entries", "filled")}
@@ -232,7 +245,7 @@ def summed(parts: Iterable[Stats], epoch: int | None = None) -> Stats:
 
 Phase = Literal["off", "asking", "training"]
 FEED_S = 60.0
-"""An endless feed's epochs may be seconds long: no more than one line in this time."""
+"""The epochs of an endless feed may last seconds. No more than one line is printed in this time."""
 
 
 class WaitedFor(Protocol):
@@ -240,7 +253,7 @@ class WaitedFor(Protocol):
 
     @property
     def loop_waited(self) -> TimeSpent:
-        """The seconds that the loop waited, by cause."""
+        """Return the seconds that the loop waited, by cause."""
 
 
 class CountedBatch(Protocol):
@@ -248,11 +261,11 @@ class CountedBatch(Protocol):
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
 
     @property
     def nbytes(self) -> int:
-        """Payload bytes."""
+        """Return the payload bytes."""
 
 
 _B = TypeVar("_B", bound=CountedBatch)
@@ -266,25 +279,25 @@ class StatsCounter:
         self._epoch: int | None = None
         self._queue: WaitedFor | None = None
         self._last, self._past = Stats(), Stats()
-        """The epoch that ended last; all that ended."""
+        """`_last` counts the epoch that ended last, and `_past` all that ended."""
         self._outside: Phase = "training"
-        """What begins when a batch goes out: within a view's `map`, nothing that the trainer does."""
+        """The phase that begins when a batch leaves. Inside a view's `map` it is not the trainer's step."""
         self._told_s: float | None = None
         self.pace = Pace("training", clock)
-        """How fast the loop would be if it never waited; producers are told."""
+        """The rate of the loop if it never waited. The producers receive it."""
         self._in_step = 0
-        """Samples that the loop has in hand."""
+        """The number of samples in the loop's current step."""
         self._restart()
 
     def _restart(self) -> None:
         self._batches = self._samples = self._bytes = self._bad = self._filled = 0
         self._known = TimeSpent()
-        """Waiting whose cause is known without asking the queue, and that of queues which are gone."""
+        """Waiting with a cause that is known without the queue, and the waiting at earlier queues."""
         self._time: tuple[Phase, float, float, float] = ("off", self._clock(), 0.0, 0.0)
-        """What the loop does, since when, and seconds of asking and training before that; replaced whole."""
+        """The phase, its start, and the seconds of asking and training before it. It is replaced as a whole."""
 
     def _spent(self, now: float) -> tuple[float, float]:
-        """Seconds of asking and of training until now."""
+        """Return the seconds of asking and of training until now."""
         phase, since, asking_s, training_s = self._time
         if phase == "asking":
             return asking_s + max(0.0, now - since), training_s
@@ -302,7 +315,7 @@ class StatsCounter:
     # --- the loop ---
 
     def ask(self) -> None:
-        """The loop wants a batch."""
+        """Note that the loop wants a batch."""
         self._go("asking")
         if self._in_step:
             self.pace.count(self._in_step, then="asking")
@@ -311,7 +324,7 @@ class StatsCounter:
             self.pace.enter("asking")
 
     def hand(self, batch: CountedBatch) -> None:
-        """The loop is given one."""
+        """Note that the loop is given a batch."""
         size = batch.size
         self._batches += 1
         self._samples += size
@@ -321,13 +334,13 @@ class StatsCounter:
         self.pace.enter(self._outside)
 
     def rest(self) -> None:
-        """The iteration is over, or broken off."""
+        """Note that the iteration has ended or was broken off."""
         self._go("off")
         self._in_step = 0
         self.pace.enter(None)
 
     def around(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Return the same items. The time that a batch is worked on before the loop has it counts as waiting."""
+        """Yield the same items. The work on a batch before the loop gets it counts as waiting."""
         self._outside = "asking"
         try:
             self.ask()
@@ -341,7 +354,7 @@ class StatsCounter:
             self.rest()
 
     def counted(self, batches: Iterable[_B]) -> Iterator[_B]:
-        """Return the same batches, counted on their way to the loop."""
+        """Yield the same batches, and count them on their way to the loop."""
         try:
             self.ask()
             for batch in batches:
@@ -358,13 +371,13 @@ class StatsCounter:
         try:
             yield
         finally:
-            if self._time[0] == "asking":  # else somebody asks for the spec, and no loop waits
+            if self._time[0] == "asking":  # in another phase a caller asks for the spec, and no loop waits
                 self._known = self._known.plus(cause, self._clock() - began)
 
     # --- epochs ---
 
     def begin(self, epoch: int, queue: WaitedFor | None = None) -> None:
-        """Begin an epoch: what is handed out from here on comes out of this queue. A second call is harmless."""
+        """Begin an epoch whose batches come from ``queue``. A second call for the same epoch is harmless."""
         if self._epoch not in (None, epoch):
             self._close(self.stats())
         if queue is not self._queue:
@@ -373,12 +386,12 @@ class StatsCounter:
         self._epoch = epoch
 
     def count(self, bad_entries: int, filled: int) -> None:
-        """Add what the reader of this epoch met."""
+        """Add the bad entries and the filled-in samples that the reader of this epoch met."""
         self._bad += bad_entries
         self._filled += filled
 
     def end(self) -> Stats:
-        """The epoch was read to its end."""
+        """Note that the epoch was read to its end, and return its counts."""
         self._last = self.stats()
         self._close(self._last)
         return self._last
@@ -406,7 +419,7 @@ class StatsCounter:
         return self._past.batches + self._batches
 
     def stats(self, *, total: bool = False) -> Stats:
-        """The epoch being read, else the one read last; ``total``: all there was."""
+        """Return the counts of the epoch being read, else of the last one; with ``total`` of all epochs."""
         if self._epoch is None:
             return replace(self._past, epoch=self._last.epoch) if total else self._last
         found = self.current()
@@ -417,10 +430,10 @@ class StatsCounter:
         return TimeSpent() if self._queue is None else self._queue.loop_waited
 
     def current(self) -> Stats:
-        """Return the counts since the epoch before ended."""
+        """Return the counts since the previous epoch ended."""
         asking_s, training_s = self._spent(self._clock())
         known = self._known.and_(self._loop_waited)
-        if known.total > asking_s > 0:  # a wait that was broken off by an error in the loop's own hands
+        if known.total > asking_s > 0:  # an error in the loop's own code broke off a wait
             known = known.times(asking_s / known.total)
         return Stats(
             epoch=self._epoch, batches=self._batches, samples=self._samples, bytes=self._bytes,
