@@ -70,7 +70,7 @@ def kills_its_worker(number: int) -> dict[str, Any]:
 
 
 class Batches:
-    """As a Keras Sequence gives them: batches of 8, the last of 4; the fourth cannot be made."""
+    """Batches as a Keras Sequence gives them: seven of 8 samples, one of 4, and the fourth cannot be made."""
 
     def __len__(self) -> int:
         return 8
@@ -129,7 +129,7 @@ def traps(job: Any, connection: Any, *why: Any) -> None:
 
 
 def held_up(number: int) -> dict[str, Any]:
-    """As `very_slowly`, but nobody gets on while there is a certain file."""
+    """Make a sample like `very_slowly`, but only once a certain file is gone."""
     while Path(os.environ["PENSTOCK_TEST_MARK"]).exists():
         time.sleep(0.02)
     return very_slowly(number)

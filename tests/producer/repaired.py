@@ -52,11 +52,11 @@ class Numbers:
         return f"numbers[{index}]"
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class Pages(Numbers):
-    """The same ten at a time."""
+    """The same numbers, ten at a time."""
 
     unit: Any = "batch"
 

@@ -1,4 +1,4 @@
-"""How many workers: the rule on its own, and followed for eleven simulated and noisy minutes."""
+"""The rule for the number of workers is tested alone, and over eleven simulated, noisy minutes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class World:
         waiting.clear()
 
     def load(self) -> StreamLoad:
-        """What all would say now."""
+        """Return what all workers and trainers would report now."""
         looks: dict[str, RateReading] = {name: pace.look() for name, pace in self.paces.items()}
         told = {name: ReportedRate(look.rate, look.shares, look.samples) for name, look in looks.items()}
         groups = {(name, "one"): one for name, one in told.items() if name in self.steps_s}
@@ -138,7 +138,7 @@ def require_steady(history: list[tuple[float, int]], since_s: float, right: int)
 
 
 def right_number(sample_s: float, step_s: float) -> int:
-    """What the trainer takes over what a worker makes."""
+    """Return the rate of the trainer divided by the rate of one worker."""
     return max(1, math.ceil(BATCH / step_s * sample_s))
 
 

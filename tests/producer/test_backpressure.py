@@ -109,7 +109,7 @@ class TestTheRule:
         assert "90 MiB of 100 MiB" in sentence
 
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
-        """Who waits for a dead trainer while another trainer waits as well looks for a pin that nobody has set."""
+        """Without the names, a user who waits for a dead trainer looks for a pin that was never set."""
         room = QuotaState(90 << 20, 20 << 20, 100 << 20, is_next=True)
         sentence = explain_quota("train", room, [], True, gone="rank-1 of group resnet (42 s ago)", is_kept=False)
         assert "members last seen a while ago: rank-1 of group resnet (42 s ago); start them again" in sentence
@@ -194,7 +194,7 @@ def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_
 
 
 def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:
-    """Whoever watches the producer must learn which trainer holds everything up."""
+    """A user who watches the producer must learn which trainer makes it wait."""
     with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, tuning=Tuning(notify=lambda _: None)):
         pass
     with loader_of(any_url, "quick") as quick, loader_of(any_url, "slow", prefetch_bytes=1) as slow:
@@ -274,7 +274,7 @@ def test_shards_that_are_ahead_leave_room_for_the_one_awaited(any_url: str, any_
 
 
 def test_a_server_filled_by_others_makes_writers_wait_and_nobody_fail(fresh_server: Any) -> None:
-    """Somebody else's keys at maxmemory: writers wait and say so, trainers go on, and all ends when there is room."""
+    """With foreign keys at maxmemory, writers wait with a message, trainers continue, and writers finish later."""
     server = fresh_server(maxmemory_bytes=200 << 20)
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 10_000, "budget_bytes": 20 << 20}
     with (

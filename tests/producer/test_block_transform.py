@@ -47,7 +47,7 @@ def noisy(block: Block, rng: np.random.Generator) -> Block:
 
 
 def noisy_killed_once(block: Block, rng: np.random.Generator) -> Block:
-    """The same, in a process that is killed at its third block, the first time: a part of the second is committed."""
+    """Add noise, in a process that is killed once at its third block, when part of the second is committed."""
     mark = Path(os.environ["PENSTOCK_TEST_MARK"])
     _calls.append(len(block["x"]))
     if len(_calls) == 3 and not mark.exists():
@@ -114,7 +114,7 @@ def test_only_the_bad_sample_of_a_block_is_lost(any_url: str, any_client: redis.
 
 
 def test_a_notebooks_function_of_blocks_may_be_a_closure(any_url: str) -> None:
-    """What was just written in a cell is what is tried."""
+    """A user tries the function that was just written in a cell."""
     scale = 10
 
     def scaled(block: Block) -> Block:
@@ -151,7 +151,7 @@ def test_a_block_of_bytes_is_a_list_of_them() -> None:
 
 
 def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
-    """What a transform of one sample may return, one of many may return as well."""
+    """A transform of many samples may return what a transform of one may."""
     transform = BlockTransform(Transform.of(lambda block: {"y": {"twice": block["x"] * 2}}, "mine"))
     assert transform([{"x": 1}, {"x": 2}], np.random.default_rng(0), "key") == [{"y/twice": 2}, {"y/twice": 4}]
 

@@ -93,7 +93,7 @@ def test_two_runs_of_one_shard_at_once_append_each_sample_once(url: str, client:
 
 
 def test_two_processes_with_one_shard_append_each_sample_once(any_url: str, any_client: Client) -> None:
-    """The same between processes, which share nothing but the server, and open the epoch both."""
+    """This holds also for two processes that share only the server and both open the epoch."""
     with child(write_shard, any_url, 0.001) as one, child(write_shard, any_url, 0.001) as two:
         one.rest()
         two.rest()
@@ -144,7 +144,7 @@ def test_a_server_that_forgot_its_scripts_is_taught_again(any_url: str, any_clie
 
 
 def test_an_abandoned_epoch_takes_nothing_more(any_url: str, any_client: Client) -> None:
-    """Whoever abandons an epoch counts on it that nothing late slips in."""
+    """A user who abandons an epoch relies on it that no late sample is added."""
     with writer_of(any_url) as writer:
         shard = writer.epoch(0, sizes=[SIZE]).shard(0)
         for number in range(8):

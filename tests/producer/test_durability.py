@@ -33,7 +33,7 @@ def durable_writer(url: str, level: str | None, **settings: Any) -> Any:
 
 
 def calls(server: EmbeddedServer, command: str) -> int:
-    """How often the server was asked a command."""
+    """Return how often the server received a command."""
     with redis.Redis.from_url(server.url) as client:
         return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
@@ -65,7 +65,7 @@ def pair(fresh_server: Fresh, request: pytest.FixtureRequest) -> tuple[EmbeddedS
 
 @every_server
 def test_fsync_is_kept_where_the_server_can_and_refused_where_it_cannot(fresh_server: Fresh, executable: Path) -> None:
-    """Whoever asks for the disk must get the disk, or be told before the first sample."""
+    """A user who asks for the disk must get the disk, or an error before the first sample."""
     server = fresh_server(executable, appendonly=True, extra={"appendfsync": "always"})
     with redis.Redis.from_url(server.url) as client:
         can = "waitaof" in client.command()
@@ -123,7 +123,7 @@ def test_a_replica_that_stands_still_is_waited_for_and_named(pair: tuple[Embedde
 
 
 def test_no_block_follows_one_that_is_not_safe_yet(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:
-    """What the replicas lack is what a failover loses: two blocks at most, one under way and one behind it."""
+    """A failover loses what the replicas lack, which is at most two blocks: one on its way and one after it."""
     primary, replica = pair
     said: list[str] = []
     with durable_writer(primary.url, "replicas=1", notify=said.append) as writer, writer.epoch() as epoch:
@@ -209,7 +209,7 @@ def test_the_level_is_the_streams_and_holds_for_every_writer(pair: tuple[Embedde
     [("memory", False, 0), ("fsync", True, 0), ("replicas=2", False, 2), ("fsync+replicas=12", True, 12)],
 )
 def test_levels_are_read_and_written_alike(text: str, fsync: bool, replicas: int) -> None:
-    """What is stored with the stream is what was typed."""
+    """The stream must store exactly the level that was typed."""
     assert Durability.parse(text) == Durability(fsync, replicas)
     assert str(Durability(fsync, replicas)) == text
 

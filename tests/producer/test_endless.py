@@ -56,7 +56,7 @@ def dies():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the commands run, beside the user's module."""
+    """Return the folder in which the commands run, with the user's module."""
     (tmp_path / "live.py").write_text(CODE)
     return tmp_path
 
@@ -114,7 +114,7 @@ def test_a_generator_that_hangs_is_stopped_in_its_place(any_url: str, folder: Pa
 
 
 def test_batches_and_bad_items_are_fed_too(any_url: str, folder: Path) -> None:
-    """The same rules as in an epoch: a bad item is named and counted, in its place."""
+    """A feed follows the rules of an epoch: a bad item is named and counted, in its position."""
     code, out, err = ended(feed(folder, any_url, "live:pairs", "--batched", "--limit", "20"))
     assert (code, "60 samples, 0 bad" in out) == (0, True), err
     code, out, err = ended(feed(folder, any_url, "live:breaks", "--transform", "live:uneven", "--stream", "uneven"))
@@ -129,7 +129,7 @@ def test_batches_and_bad_items_are_fed_too(any_url: str, folder: Path) -> None:
 
 
 def test_what_cannot_be_fed_is_one_line(any_url: str, folder: Path) -> None:
-    """Also a process that dies of what it imports."""
+    """This holds also for a process that dies of what it imports."""
     code, _, err = ended(feed(folder, any_url, "live:dies"))
     assert code == 1
     assert "the process that feeds it ended with exit code 3; at item 1 of live:dies" in err

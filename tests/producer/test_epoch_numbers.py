@@ -18,7 +18,7 @@ QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
 
 
 def forget_epoch(client: Client, number: int, name: str = "t") -> None:
-    """What a server does that comes back from before the epoch was opened."""
+    """Change the server as if it came back from a time before the epoch was opened."""
     stream = open_stream(client, name)
     partition = stream.partitions[0]
     client.delete(stream.keys.manifest(number), partition.state(number), partition.entries(number))
@@ -75,7 +75,7 @@ def test_a_new_epoch_is_never_one_that_another_writer_opened(any_url: str, any_c
 
 
 def test_a_feed_goes_on_past_a_number_that_is_in_use(any_url: str, any_client: Client) -> None:
-    """Nothing of a feed is lost by that, so there is nothing to tell its owner."""
+    """A feed loses nothing by that, so its owner gets no message."""
     produce(any_url, "t", 8)
     stream = open_stream(any_client, "t")
     any_client.hset(stream.keys.meta, "next_epoch", 0)

@@ -106,7 +106,7 @@ class TestFeed:
                 assert numbers([next(iter(loader))]) == [5]
 
     def test_an_error_beside_a_feed_loses_nothing_of_it(self, any_url: str, any_client: Client) -> None:
-        """What was written was accepted; and an epoch nobody ends would keep every trainer waiting."""
+        """Written samples were accepted, and an epoch that never ends would keep every trainer waiting."""
         with pytest.raises(ZeroDivisionError), writer_of(any_url, spec=SPEC) as writer:
             for number in range(5):
                 writer.write(sample(number))
@@ -116,7 +116,7 @@ class TestFeed:
 
 
 class TestRefusedBlocks:
-    """What a feed wrote while there was no room for it."""
+    """A feed keeps the samples that it wrote while the budget was full."""
 
     SETTINGS: dict[str, Any] = {"spec": SPEC, "block_bytes": 100, "budget_bytes": 2000, "room_wait_s": 0.05}  # noqa: RUF012
 

@@ -53,7 +53,7 @@ def options_of(url: str) -> WorkerOptions:
 
 
 def plan(name: str, transform: str | None = None, **how: Any) -> ProductionPlan:
-    """Of a dataset by its import name."""
+    """Return the plan for a dataset with this import name."""
     return ProductionPlan(stream="train", source=DatasetConfig(name=name, transform=transform), **how)
 
 
@@ -86,7 +86,7 @@ def command(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_rq_info_shows_the_truth(any_url: str) -> None:
-    """Who knows rq looks there first: what is queued, what runs, who works; and nothing of the dead and the done."""
+    """Users of rq look there first, and must see queued jobs, running jobs and workers, but nothing that ended."""
 
     def info() -> list[str]:
         rq = [str(Path(sys.executable).parent / "rq"), "info", "-u", any_url, "--raw"]

@@ -27,7 +27,7 @@ BLOCK = 400
 
 
 def writer_in(folder: Path, url: str, **settings: Any) -> Writer:
-    """Of 't', with small blocks and segments."""
+    """Return a writer of 't' with small blocks and segments."""
     settings = {"block_bytes": BLOCK * SAMPLE_BYTES, "budget_bytes": 8 << 20, "notify": lambda _: None, **settings}
     return Writer("t", url=url, spec=SPEC, payload=f"segments:{folder}", **tuned("Writer", settings))
 
@@ -45,7 +45,7 @@ def sealed(client: Client, stream: Stream, epoch: int = 0) -> dict[str, bool]:
 
 
 def refuse_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks the server by itself fails."""
+    """Make every separate request to the server fail."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("a round trip for it")
@@ -138,7 +138,7 @@ def test_a_refused_sealing_keeps_nobody_from_going_on(
 
 
 def test_an_epoch_that_was_abandoned_ends_the_shard_as_ever(any_url: str, any_client: Client, tmp_path: Path) -> None:
-    """Nothing is sealed there any more, which is no answer to wait for."""
+    """Such an epoch takes no more seals, so the writer must not wait for an answer."""
     with writer_in(tmp_path, any_url) as writer:
         shard = writer.epoch(0, sizes=[20 * BLOCK]).shard(0)
         for number in range(6 * BLOCK):

@@ -1,4 +1,4 @@
-"""What making room costs the server in an epoch of many shards: counted in commands, not in time."""
+"""Freeing space in an epoch of many shards costs the server work, counted in commands, not in time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLANNED, WRITTEN, HELD = 400, 60, 7
 
 
 def calls(client: Client, name: str) -> int:
-    """How often a command was called since the server was started."""
+    """Return how often a command was called since the server started."""
     return int(client.info("commandstats").get(f"cmdstat_{name}", {"calls": 0})["calls"])
 
 
@@ -82,7 +82,7 @@ def test_a_writer_of_many_shards_removes_each_entry_once(any_url: str, any_clien
 def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_complete(
     any_url: str, any_client: Client
 ) -> None:
-    """Whose turn it is used to be read out of the whole manifest by each shard, and manifests grow."""
+    """Each shard used to read the whole manifest to find whose turn it is, and manifests grow."""
     shards = 3 * SHARDS_ASKED
     with Writer("t", url=any_url, spec=SPEC, budget_bytes=(shards + 1) * SAMPLE_BYTES) as writer:
         epoch = writer.epoch(sizes=[1] * shards)

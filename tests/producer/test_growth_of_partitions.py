@@ -1,4 +1,4 @@
-"""What beginning and removing an epoch costs with many partitions: counted in round trips, not in time."""
+"""The cost of beginning and removing an epoch in many partitions is counted in round trips, not in time."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_rq_info_beside_a_silent_host_costs_nothing(any_url: str) -> None:
 def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
     any_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody starts `rq worker` on the queue: it can do no job, and used to fail the epoch as a crash."""
+    """A plain `rq worker` on the queue cannot do any job, and used to fail the epoch like a crash."""
     plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=10)
     told: list[str] = []
     stranger = subprocess.Popen(

@@ -67,7 +67,7 @@ def produce(
 
 
 def numbers_in(url: str, epoch: int = 0) -> list[int]:
-    """What an epoch holds."""
+    """Return the numbers that an epoch holds."""
     return [int(sample["x"][0]) for sample in read_epoch(url, epoch=epoch).values()]
 
 
@@ -176,7 +176,7 @@ def test_the_bytes_of_a_shard_count_once_though_two_workers_made_it(any_url: str
 
 
 def test_a_host_that_vanishes_is_replaced(any_url: str) -> None:
-    """Nobody tells of a host that lost its power: its heartbeat stops, and another takes the shard."""
+    """A host that lost its power sends no message: its heartbeat stops, and another worker takes the shard."""
     lost = Fleet(replace(options_of(any_url), heartbeat_ttl_s=1), 1)
     (pid,) = lost.pids
     helper: list[Fleet] = []
@@ -324,7 +324,7 @@ def fleet(any_url: str) -> Iterator[Fleet]:
 def test_forged_jobs_are_refused_and_others_still_done(
     any_url: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Whoever can write to the queue must not run code: no other function, no pickle, no callback."""
+    """A client that can write to the queue must not run code: no other function, no pickle, no callback."""
     trap = tmp_path / "trapped"
     with redis.Redis.from_url(any_url) as client:
         queue = Queue(QUEUE, connection=client, serializer=JSONSerializer)
@@ -344,7 +344,7 @@ def test_forged_jobs_are_refused_and_others_still_done(
 
 
 NAME_OF_ALL_VERSIONS = "penstock_producer.working.jobs.produce_shard"
-"""As dispatchers and workers have written it from the first version on, whatever module has the function."""
+"""The name in every job since the first version, whatever module now has the function."""
 
 
 def test_a_job_has_the_name_that_workers_of_older_versions_do(any_url: str) -> None:
@@ -415,7 +415,7 @@ def _awaited(look: Callable[[], Any]) -> Any:
 
 
 def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str) -> None:
-    """Nobody reads yet: the producer says so, keeps its progress, and goes on when there is room."""
+    """No group reads yet, so the producer says so, keeps its progress, and continues when there is space."""
     told: list[str] = []
     small = ProductionPlan(
         stream="train", source=dataset(), shard_samples=10, budget_bytes=1500, block_bytes=250

@@ -52,7 +52,7 @@ def order(source: Lines, **how: Any) -> EpochOrder:
 @pytest.mark.parametrize("source", [Lines(1000), Pages(300)], ids=["samples", "batches"])
 @pytest.mark.parametrize("shard_samples", [1, 7, 20, 60, 5000])
 def test_the_manifest_alone_says_how_an_epoch_is_cut(source: Lines, shard_samples: int) -> None:
-    """Whoever makes, repairs or goes on with an epoch knows its sizes, not the number of workers it was planned for."""
+    """A process that continues or repairs an epoch knows its sizes, not the planned number of workers."""
     planned = order(source, shard_samples=shard_samples)
     again = order(source, planned=planned.sizes)
     assert again.sizes == planned.sizes

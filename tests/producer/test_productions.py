@@ -109,7 +109,7 @@ def test_a_production_refuses_an_epoch_that_a_feed_began(any_url: str) -> None:
 
 
 def test_two_productions_of_one_source_share_its_epochs(any_url: str) -> None:
-    """The same command on two hosts is a way to have more workers."""
+    """A user may run the same command on two hosts to have more workers."""
     options = WorkerOptions(url=any_url, queue_url=any_url)
     with Production(numbers(), options, workers=1) as first, Production(numbers(), options, workers=1) as second:
         running = {production: production.run() for production in (first, second)}

@@ -97,7 +97,7 @@ def test_only_a_source_that_says_it_draws_nothing_is_given_no_generator(tmp_path
         return {"x": rng.random()}
 
     class Written:
-        """As others write theirs."""
+        """Classes that use common names for something else."""
 
     class Counting:
         """A name that others may use for something else."""

@@ -31,7 +31,7 @@ def wide(number: int) -> dict[str, Any]:
 
 
 def block_at(first: int, count: int = 5, holes: int = 1) -> Block:
-    """So many samples that nobody must ever get, and holes behind them."""
+    """Return a block of samples that no reader must ever get, with holes after them."""
     builder = BlockBuilder(Spec.of(SPEC), 1 << 20, 100)
     for _ in range(count):
         builder.add(sample(WRONG))

@@ -41,7 +41,7 @@ Identity = tuple[int, int, int]
 
 
 def train(url: str, group: str = "g", **settings: Any) -> Counter[Identity]:
-    """What the group's next epoch handed out, by identity."""
+    """Count the identities that the group's next epoch gave out."""
     found: Counter[Identity] = Counter()
     with Loader(
         "t",
@@ -346,7 +346,7 @@ def test_who_reads_in_order_finds_repaired_ranges_in_their_place(any_url: str, a
 
 
 def test_the_records_of_a_repair_go_with_the_epoch(any_url: str, any_client: redis.Redis) -> None:
-    """Nothing may remain of an epoch that was released."""
+    """A released epoch must leave nothing behind."""
     produce(any_url)
     lose_entry(any_client, 0, 1)
     repair(any_url)
@@ -384,7 +384,7 @@ class TestRefusals:
         assert replay(any_url) == before
 
     def test_what_a_program_wrote_cannot_be_repaired(self, any_url: str, any_client: redis.Redis) -> None:
-        """Nobody can make it again; the text says what can be done."""
+        """Only the program could make such samples again, and the text says what can be done."""
         with Writer("t", url=any_url, spec=repaired.SPEC) as writer, writer.epoch() as epoch:
             epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
         lose_entry(any_client, 0, 0)

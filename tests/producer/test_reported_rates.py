@@ -1,4 +1,4 @@
-"""What workers and trainers say of themselves: shown, forgotten, and gone with the stream."""
+"""Rates that workers and trainers report are shown, expire, and are removed with the stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def stream(any_url: str) -> Stream:
 
 
 def paced(rate: float) -> Pace:
-    """Somebody who has done a second of work, and waited as long."""
+    """Return the pace of a process that worked for a second and waited as long."""
     now = [0.0]
     pace = Pace("busy", clock=lambda: now[0])
     pace.enter("busy")
@@ -53,7 +53,7 @@ def paced(rate: float) -> Pace:
 def test_inspect_shows_the_wish_and_what_it_is_made_of(
     any_url: str, stream: Stream, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who sizes a fleet must see why: rates and waiting, for people and for programs."""
+    """A user who sizes a fleet must see why: rates and waits, for people and for programs."""
     with connect(any_url) as client:
         for name in ("one", "two"):
             RateReporter(client, stream, worker_field(name)).send({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})

@@ -51,7 +51,7 @@ def roster_of(groups: dict[str, GroupRecord], closed: set[tuple[str, int]] = set
 
 
 class TestPlans:
-    """What may go, decided from values alone."""
+    """Values alone decide which epochs may be removed."""
 
     facts = tuple(EpochFacts(epoch, "produced", 10) for epoch in range(4))
 
@@ -85,7 +85,7 @@ class TestPlans:
         assert plan_release(self.facts, roster, 1000, 100) == [0, 1]
 
     def test_abandoned_epochs_go_first_and_unfinished_ones_never(self) -> None:
-        """Nobody is owed what will never be complete."""
+        """No group needs an epoch that will never be complete."""
         facts = [EpochFacts(0, "produced", 10), EpochFacts(1, "sized", 10), EpochFacts(2, "abandoned", 10)]
         roster = roster_of({"a": group()}, {("a", 0), ("a", 1)})
         assert plan_release(facts, roster, 0, 5) == [2]

@@ -39,7 +39,7 @@ SETTLED = roster_of({"g": group()}, {("g", epoch) for epoch in range(5)})
 
 
 class TestForms:
-    """What may be written."""
+    """These forms of a policy may be written."""
 
     @pytest.mark.parametrize(
         ("text", "policy"),
@@ -65,17 +65,17 @@ class TestForms:
         "text", ["", "budget:3", "epochs", "epochs:", "epochs:-1", "epochs:two", "time:24", "time:h", "bytes:5x", "all"]
     )
     def test_anything_else_is_refused_in_one_line_with_the_forms(self, text: str) -> None:
-        """Whoever mistypes is told what there is, and nothing is guessed."""
+        """A user who mistypes a policy is told the forms, and nothing is guessed."""
         with pytest.raises(BadOption, match=r"not one of: budget .*epochs:N.*time:.*bytes:") as refused:
             parse_policy(text)
         assert "\n" not in str(refused.value)
 
 
 class TestPlans:
-    """What goes, decided from values alone."""
+    """Values alone decide which epochs a policy removes."""
 
     def plan(self, text: str, roster: Roster = SETTLED, now_ms: int = 10_000) -> list[int]:
-        """Of the six epochs."""
+        """Return the epochs of the six that the policy removes."""
         return plan_policy(parse_policy(text), FACTS, roster, now_ms)
 
     def test_the_newest_settled_epochs_stay(self) -> None:
@@ -198,7 +198,7 @@ def test_an_epoch_whose_last_batch_is_not_acknowledged_yet_counts_as_read(any_ur
 
 
 def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Client) -> None:
-    """What will never be complete is owed to nobody, and must not pile up."""
+    """No group needs an epoch that will never be complete, and such epochs must not pile up."""
     with writer_of(any_url, spec=SPEC, retention="epochs:1") as writer:
         for number in range(3):
             epoch = writer.epoch()
@@ -221,7 +221,7 @@ def test_a_lowered_budget_is_kept_to_without_a_writer(any_url: str, any_client: 
 def test_retention_works_by_itself_while_a_writer_is_there(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody runs a command for it, and no budget has to fill up first."""
+    """It needs no command and no full budget."""
     monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)
     settled_epochs(any_url, 4)
     with writer_of(any_url, retention="epochs:1") as writer:

@@ -1,4 +1,4 @@
-"""What is promised to be on disk is on it before the entry that refers to it is sent; a restart goes on from there."""
+"""Promised data is on disk before the entry that refers to it is sent, and a restart continues from there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.producer.test_durability import every_server
 
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened to files and to the server, in order; levels ask nothing of a server that could not keep them."""
+    """Record the events of files and server in order, on a server that need not keep the levels."""
     seen: list[str] = []
 
     def record(where: Any, name: str, word: str) -> None:

@@ -79,7 +79,7 @@ def test_a_forged_record_of_another_writer_ends_a_planned_shard(any_url: str, an
 
 
 def test_a_forged_record_in_a_feed_is_told_from_a_lost_one(any_url: str, any_client: Client) -> None:
-    """What the writer committed is all there: the message must not say that the server lost it."""
+    """Every sample that the writer committed is there, so the message must not say that the server lost it."""
     with (
         pytest.raises(ShardMismatch, match="behind this writer's records is another one"),
         writer_of(any_url, **QUIET) as writer,

@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 
 
 def awaited(look: Callable[[], Found]) -> Found:
-    """What there is to see once there is something."""
+    """Return what ``look`` finds, as soon as it finds something."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := look()):
         assert time.monotonic() < deadline

@@ -61,7 +61,7 @@ ACTS: dict[str, Act] = {
 
 @pytest.fixture(params=ACTS)
 def act(request: pytest.FixtureRequest) -> Act:
-    """What happens in between."""
+    """Return what happens between the plan and its execution."""
     return ACTS[request.param]
 
 

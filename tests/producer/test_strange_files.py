@@ -97,7 +97,7 @@ def put_unreadable(at: Path) -> dict[str, str]:
 
 
 def put_others(at: Path) -> None:
-    """What is no file, or no image and does not claim to be one: passed over."""
+    """Add what must be ignored: no regular files, and files that neither are images nor claim to be."""
     os.mkfifo(at / "pipe.jpg")
     (at / "linked pipe.jpg").symlink_to(at / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as listening:

@@ -23,7 +23,7 @@ from tests.producer.made import SAMPLES
 from tests.producer.reading import read_epoch
 
 BAD = 12
-"""Of `every_tenth_fails`."""
+"""The number of bad samples of `every_tenth_fails`."""
 
 
 def dataset(transform: str) -> DatasetConfig:
@@ -41,7 +41,7 @@ def produce(url: str, source: SourceConfig, **plan: Any) -> ProductionSummary:
 
 
 def states(client: redis.Redis) -> Any:
-    """Of the epochs."""
+    """Return the states of the epochs."""
     found: Any = client.hgetall("penstock:{train}:epochs")
     return found
 
@@ -73,7 +73,7 @@ def test_one_more_fails_the_epoch_however_it_is_cut(
 
 
 def test_skipped_samples_may_be_as_many_as_they_like(any_url: str, any_client: redis.Redis) -> None:
-    """Where most of a source is known to be unfit, its rest is an epoch; each is still counted and has its reason."""
+    """If most of a source is unfit, the rest is an epoch, and each bad sample is counted with its reason."""
     with pytest.raises(EpochFailed, match=r"samples are bad, --max-bad 50% allows 60"):
         produce(any_url, dataset("most_fail"))
     any_client.flushall()
@@ -85,7 +85,7 @@ def test_skipped_samples_may_be_as_many_as_they_like(any_url: str, any_client: r
 
 
 def test_of_an_iterator_the_share_is_taken_at_its_end(any_url: str, any_client: redis.Redis) -> None:
-    """Nobody knows its length before; a number limits it at once."""
+    """The length of an iterator is not known before, but a number limits it at once."""
     source = GeneratorConfig(
         name="tests.producer.test_too_many_bad:feed", transform="tests.producer.made:every_tenth_fails"
     )
@@ -101,7 +101,7 @@ def feed() -> Iterator[int]:
 
 
 def test_what_does_not_fit_a_declared_spec_is_a_bad_sample(any_url: str, any_client: redis.Redis) -> None:
-    """Somebody wrote down what a sample is: one that is none is counted, named by tensor and item, and left out."""
+    """A sample that does not match is counted, named by tensor and item, and left out."""
     summary = produce(any_url, dataset("grows"), spec={"x": ("int32", (4,))}, shuffle=False)
     assert (summary.samples, summary.bad) == (SAMPLES, 1)
     assert len(read_epoch(any_url)) == SAMPLES - 1

@@ -31,7 +31,7 @@ def test_the_page_has_modules_and_commands() -> None:
 def test_each_command_of_the_page_makes_an_epoch(
     command: str, any_url: str, any_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is shown is what is typed."""
+    """Users type what the page shows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for name, code in MODULES.items():

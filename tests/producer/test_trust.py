@@ -1,4 +1,4 @@
-"""What a job may name: a stranger's job runs no code and reads no file, beside own workers and on shared queues."""
+"""A foreign job runs no code and reads no file, beside a production's own workers and on shared queues."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_forged_job_is_not_run_by_a_productions_own_workers(
 
 
 def test_a_forged_copy_of_the_last_job_holds_up_nothing(any_url: str) -> None:
-    """Nothing else is in the queue then: workers that rest with the job in hand would hide it from its producer."""
+    """The queue is then empty, and workers that pause with the job in hand would hide it from its producer."""
     plan = ProductionPlan(stream="train", source=dataset("slowly"), shard_samples=SAMPLES // 3)
     told: list[str] = []
     forged = 0

@@ -53,7 +53,7 @@ def watching(
 
 
 def shades(url: str) -> list[int]:
-    """Of all samples of all epochs."""
+    """Return the shades of all samples of all epochs."""
     with connect(url) as client:
         epochs = retained_epochs(client, load_stream(client, "train"))
     return [int(s["x"][0, 0, 0]) for epoch in epochs for s in read_epoch(url, epoch=epoch).values()]

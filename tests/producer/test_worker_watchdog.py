@@ -1,4 +1,4 @@
-"""What a supervisor decides about a worker, on a clock of the test's own: hung, grown, whom to blame for a death."""
+"""On the test's own clock, a supervisor decides whether a worker hangs or grew, and which sample is to blame."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Process:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Of worker and supervisor alike."""
+    """Give worker and supervisor the same clock."""
     clock = Clock()
     monkeypatch.setattr("penstock_producer.jobs.watchdog.time.monotonic", clock)
     return clock

@@ -54,7 +54,7 @@ def test_samples_come_back_in_the_order_they_were_written(url: str) -> None:
 
 
 def test_a_missing_spec_is_inferred_said_and_fixed(any_url: str, any_client: Client) -> None:
-    """Nobody has to write down a spec to begin, but everyone must learn what it became."""
+    """A user need not write a spec to begin, but must learn which one was inferred."""
     said: list[str] = []
     with Writer("t", url=any_url, tuning=Tuning(notify=said.append)) as writer, writer.epoch() as epoch:
         epoch.write({"image": np.zeros((8, 8, 3), np.uint8), "name": b"a.png", "weight": 0.5})
@@ -116,7 +116,7 @@ def test_a_single_tensor_in_a_dict_takes_the_fast_path_of_one_tensor(any_url: st
     ],
 )
 def test_a_dict_that_does_not_fit_is_refused_by_its_tensors_names(any_url: str, bad: Any, message: str) -> None:
-    """What is below the dict is what the spec knows, so that is what the message must name."""
+    """The spec has the names below the dict, so the message must use these names."""
     with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
         with pytest.raises(SpecMismatch, match=message):
@@ -230,7 +230,7 @@ def test_epochs_are_numbered_from_zero_and_only_rise(any_url: str) -> None:
 
 
 def test_an_epoch_nobody_opened_may_still_be_opened_by_number(any_url: str) -> None:
-    """Whoever reserved a number may have died before it was used; a restart must be able to go on."""
+    """The process that reserved a number may have died before it used it, and a restart must be able to continue."""
     with writer_of(any_url, spec=SPEC) as writer:
         writer.epoch(3, sizes=[1])
         with writer.epoch(1, sizes=[1]).shard(0) as shard:
@@ -367,7 +367,7 @@ class TestQuarantine:
 
 
 class TestRefusals:
-    """What a writer will not begin."""
+    """A writer refuses to begin in these cases."""
 
     def test_a_server_that_may_evict_is_refused_and_left_as_it_was(self, fresh_server: Any) -> None:
         """Eviction deletes samples unread; nothing may be written there, not even a stream's name."""

@@ -1,4 +1,4 @@
-"""What a writer keeps from shard to shard: one connection, whoever closes it in between, and no more than one."""
+"""A writer keeps one connection from shard to shard, reopens it when it was closed, and keeps no more than one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_connection_that_was_closed_between_two_shards_is_replaced_without_a_w
 
 
 def test_shards_that_are_open_at_once_have_connections_of_their_own(url: str, client: Client) -> None:
-    """Also in threads: what two of them send on one connection would be torn."""
+    """This holds also in threads, because the commands of two shards on one connection would be mixed."""
     with writer_of(url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[20] * 8)
         with epoch.shard(7) as shard:  # leaves a connection to be fought for
