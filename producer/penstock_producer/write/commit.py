@@ -263,9 +263,9 @@ class Committer:
         return run_script_on(self._channel, self._client, script, keys, args)
 
     def require_whole(self, end: int) -> None:
-        """Raise unless the shard holds what its writers committed, up to ``end``; once all is settled.
+        """Raise unless the shard holds what its writers committed up to ``end``. Call it once every commit is answered.
 
-        Raises ShardMismatch if records were lost or somebody else wrote them, ShardTaken if the shard is another
+        Raises ShardMismatch if records were lost or another program wrote them, ShardTaken if the shard is another
         writer's, and StreamDeleted if the stream is gone.
         """
         where = self._partition, self._manifest.epoch, self._shard
@@ -283,7 +283,7 @@ class Committer:
         if self._is_anothers or (records and all(record.writer != self._token for record in records)):
             raise self._taken()
         fault = first_fault(records, end, self._token)
-        if fault:  # unless it was repaired meanwhile, which is seldom
+        if fault:  # it may have been repaired since, which is rare
             records = list(index_records(self._client, *where))
             fault = first_fault(records, end, self._token)
         if not fault:
@@ -449,7 +449,7 @@ class Committer:
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _leave_segment(self) -> None:
-        """Put what is not committed into another segment, because somebody took this writer for dead."""
+        """Put uncommitted blocks into another segment, because another process declared this writer dead."""
         self._stored_block = None
         if self._segment_writer is not None:
             self._segment_writer.close()
@@ -467,7 +467,7 @@ class Committer:
             while not self._admission.admit(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
                 wait.because("room", self._admission.why)
-                self._sealer.now(self.run_script)  # files that may be used again are room, too
+                self._sealer.now(self.run_script)  # files that may be used again are space, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
                 if is_over or self._should_stop():
                     raise BudgetFull(self._admission.why())
@@ -482,17 +482,17 @@ class Committer:
         self._come_back(error)
 
     def _begin(self) -> None:
-        """Looks at what is committed, on the connection of a shard before or a new one."""
+        """Read what is committed, on the connection of an earlier shard or on a new one."""
         spare = self._resources.take_channel()
         if spare is not None:
-            with suppress(ServerUnavailable):  # it may have been closed since: a new one will say
+            with suppress(ServerUnavailable):  # the server may have closed it; a new one shows an outage
                 return self._begin_on(spare)
         return self._begin_on(open_channel(self._client))
 
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
         try:
-            # before the shard goes on: what it lacks is named while nobody has filled it
+            # first, so that lost samples are reported before a writer writes them again
             self._resources.witness.check()
             self._progress = self._look()
         except BaseException:
@@ -500,13 +500,13 @@ class Committer:
             raise
 
     def _resume(self) -> None:
-        """Begins anew, with a server that may not know of this writer's shard any more."""
+        """Begin again, on a server that may have forgotten that this writer has the shard."""
         self._begin()
         if self._token:
             self._is_taken = not retake_shard(self._client, self._stream, self._manifest, self._shard, self._token)
 
     def _come_back(self, error: ServerUnavailable) -> None:
-        """Begins anew as soon as the server answers again; the outage lasts until a commit."""
+        """Begin again as soon as the server answers. The outage counts until the next commit."""
         while True:
             self._outage.bear(error)
             try:
@@ -514,7 +514,7 @@ class Committer:
                 break
             except ServerUnavailable as again:
                 error = again
-        if self._safety:  # this connection has written nothing: its WAIT would answer for nothing
+        if self._safety:  # this connection has written nothing, so its WAIT would say nothing
             self._note_unsafe("the connection broke before the server said so")
 
     def _note_unsafe(self, what: str) -> None:
@@ -523,7 +523,7 @@ class Committer:
         self._lacking = what
 
     def _await_safety(self) -> None:
-        """Returns once what is committed is as safe as the stream's durability says; raises DurabilityLost."""
+        """Return once what is committed is as safe as the stream's durability says. Raises DurabilityLost."""
         while self._lacking:
             await_safety(self._unsafe, self._durability, self._lacking)
             try:

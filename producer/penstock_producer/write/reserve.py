@@ -28,7 +28,7 @@ def require_fixed(spec: Spec) -> None:
 
 
 def memory_for(spec: Spec, count: int) -> NDArray[np.uint8]:
-    """Return memory for the columns of so many samples outside any segment."""
+    """Return memory outside any segment for the columns of ``count`` samples."""
     memory = np.empty(SegmentRef("", 0, sizes_of(spec, count)).end + ALIGN, dtype=np.uint8)
     return memory[-memory.ctypes.data % ALIGN :]
 

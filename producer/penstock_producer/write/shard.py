@@ -284,7 +284,7 @@ class ShardWriter:
         self._limit, self._builder.left = self.position, 0
 
     def close_as_committed(self) -> None:
-        """Declares the shard complete with what is committed, for a writer that ends by an error; the rest is lost."""
+        """Declare the shard complete with what is committed, for a writer that ends by an error. The rest is lost."""
         self._is_ended = True
         self._committer.settle()
         self._committer.require_whole(self._committer.position)
@@ -292,12 +292,12 @@ class ShardWriter:
         self._committer.finish()
 
     def abort(self) -> None:
-        """Give up the connection without completing the shard; what was committed stands."""
+        """Close the connection without completing the shard. What was committed stays."""
         self._is_ended = True
         self._committer.close()
 
     def _make_way(self, count: int) -> None:
-        """Send first what a flush could not send, because the builder uses a block's arrays again two blocks later."""
+        """Send what a flush could not send, because the builder uses a block's arrays again two blocks later."""
         require_own(self._owner)
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()
@@ -320,7 +320,7 @@ class ShardWriter:
             self.abort()
 
     def tell_lost(self) -> None:
-        """Report once how many samples were written to a shard that nobody will close."""
+        """Report once how many uncommitted samples a shard has that no program will close."""
         if not self._is_ended and self._owner == os.getpid():
             self._is_ended = True
             if (count := self.position - self.committed) > 0:

@@ -102,7 +102,7 @@ class Trimmer:
             self._memories = {epoch: self._memories[epoch] for epoch in epochs if epoch in self._memories}
 
     def trim(self, roster: Roster, epoch: int, need: int) -> int:
-        """Remove acknowledged entries of the epoch until so many bytes are free; return the bytes freed."""
+        """Remove acknowledged entries of the epoch until ``need`` bytes are free. Return the bytes freed."""
         with self._lock:
             return self._trim(roster, epoch, need)
 
@@ -158,9 +158,9 @@ class Trimmer:
             while freed < need and (plan := _plan(pages, todo, memory.gone, need - freed)):
                 removed = [record for _, record in plan]
                 now = trim_entries(self._client, self._partition, roster.generation, epoch, removed)
-                if now is None:  # a group joined meanwhile: what was planned is not gone
+                if now is None:  # a group joined since the plan, so nothing was removed
                     return freed
-                freed += now  # less than planned where others removed some of it
+                freed += now  # less than planned if other writers removed some of it
                 for shard, record in plan:
                     memory.gone[shard].add(record.end)
             for shard, page in pages.items():
@@ -175,7 +175,7 @@ class Trimmer:
     def _acknowledged(
         self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int]
     ) -> dict[int, _AcknowledgedRanges]:
-        """Return the shards of which every group has acknowledged something."""
+        """Return the shards in which every group has acknowledged something."""
         spans = {shard: (memory.floors.get(shard, 0), end) for shard, end in ends.items()}
         told = [
             bits_of_shards(self._client, self._stream, memory.manifest, group, roster.groups[group], spans, may_go=True)

@@ -54,11 +54,11 @@ from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own, t
 SHARD_SAMPLES = 1 << 20
 """The most samples of a shard. With one partition, an unplanned epoch needs no second shard."""
 SPREAD_SAMPLES = 1 << 12
-"""With several partitions an unplanned epoch changes its shard, and so its partition, after so many samples."""
+"""With several partitions, an unplanned epoch changes its shard, and so its partition, after this many samples."""
 FEED_SHARE = 1 / 8
 """An endless feed starts a new epoch after this share of the budget, so that old epochs can be released."""
 SEAL_CHECK = 64
-"""A feed checks after so many samples, or after a larger block, whether another writer sealed its epoch."""
+"""A feed checks after this many samples, or after a larger block, whether another writer sealed its epoch."""
 ROWS = (
     "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch(), "
     "or produce them with --batched"
@@ -603,7 +603,7 @@ class EpochWriter:
                 )
 
     def flush(self) -> None:
-        """Return once everything written so far is committed."""
+        """Return once all samples written before are committed."""
         if self._current is not None:
             self._current.settle()
 
@@ -627,7 +627,7 @@ class EpochWriter:
         return list(dict(sorted(done.items())).values())
 
     def abandon(self) -> None:
-        """Declare that the epoch will never be complete. Trainers end it with what is there."""
+        """Declare that the epoch will never be complete. Trainers end it with the samples that it has."""
         if self._current is not None:
             self._current.abort()
             self._current = None
