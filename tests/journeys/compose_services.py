@@ -55,7 +55,7 @@ def make_secrets(home: Path) -> dict[str, Path]:
 
 
 def copied_files(target: str) -> list[Path]:
-    """What docker/Dockerfile copies from the repository into this target's working folder."""
+    """Return the files that docker/Dockerfile copies from the repository into this target's working folder."""
     text = (ROOT / "docker" / "Dockerfile").read_text()
     stage = re.search(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
     assert stage is not None, f"docker/Dockerfile has no target {target}"
@@ -63,7 +63,7 @@ def copied_files(target: str) -> list[Path]:
 
 
 def image_environment(workdir: Path) -> dict[str, str]:
-    """What every role's image sets, with ``workdir`` for its working folder."""
+    """Return the environment of every role's image, with ``workdir`` for its working folder."""
     text = (ROOT / "docker" / "Dockerfile").read_text()
     pairs = [pair.split("=") for line in re.findall(r"^ENV (.*)$", text, re.MULTILINE) for pair in line.split()]
     return {name: value.replace("/app", str(workdir)).replace("/tmp", str(workdir)) for name, value in pairs}

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _processes(pids: list[int]) -> dict[str, list[str]]:
-    """What each process shows of itself, by the name of the file in /proc; and whether it takes a signal."""
+    """Return what each process shows of itself, by the name of the file in /proc, and whether it takes a signal."""
     found: dict[str, list[str]] = {}
     for name in ("cmdline", "environ", "maps", "cwd", "fd"):
         for process in Path("/proc").glob("[0-9]*"):
@@ -66,7 +66,7 @@ def _answers(port: int) -> list[str]:
 
 
 def _files(folder: Path) -> list[str]:
-    """What can be listed, read or written below a folder, one line for each."""
+    """Return what can be listed, read or written below a folder, one line for each."""
     found: list[str] = []
     for place, folders, files in os.walk(folder):
         if Path(place) != folder:

@@ -1,4 +1,4 @@
-"""Nothing grows with the number of epochs: keys, their sizes, connections, descriptors, threads, memory, names."""
+"""Keys, their sizes, connections, descriptors, threads, memory and names do not grow with the number of epochs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ EARLY, LATE = 40, 200
 
 @dataclass(frozen=True)
 class Sizes:
-    """What there is at one moment."""
+    """The sizes at one moment."""
 
     keys: int
     key_bytes: int
     kinds: dict[str, int]
-    """How many keys end alike, for the message."""
+    """The number of keys with the same ending, for the message."""
     fields: int
-    """Of hashes that live as long as the stream."""
+    """The fields of hashes that live as long as the stream."""
     consumers: int
     scripts: int
     connections: int

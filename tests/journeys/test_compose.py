@@ -87,7 +87,7 @@ def test_no_service_has_more_rights_or_resources_than_it_needs() -> None:
 
 
 def test_workers_and_trainers_have_a_health_check_that_can_be_typed() -> None:
-    """What a container's engine cannot run it reports as unhealthy; the journey below runs each of them."""
+    """A container's engine reports a check that it cannot run as unhealthy, and the journey below runs each check."""
     checks = {name: service["healthcheck"]["test"] for name, service in load_services().items() if name not in SERVERS
               if "healthcheck" in service}  # fmt: skip
     assert set(checks) == {"worker", "trainer-a", "trainer-b"}
@@ -112,7 +112,7 @@ def test_segments_lie_in_one_shared_memory_of_all_who_write_and_read_them() -> N
 
 
 def test_a_worker_runs_the_transform_of_the_producer_and_reads_its_folder_and_no_other() -> None:
-    """Whoever can write to the queue can write jobs."""
+    """Every client that can write to the queue can write jobs."""
     services = load_services()
     produced = parsed("produce", services["producer"]["command"][2:])
     worker = parsed("worker", services["worker"]["command"][2:])

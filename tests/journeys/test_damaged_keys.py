@@ -42,7 +42,7 @@ ODD = (b"", b"x\xff\0y", b"-1", b"1e400", b"9" * 40, b"[]", b"{}", b"null", b"[[
 """Values that are wrong almost everywhere: no UTF-8, NUL, negative, float, huge, other JSON."""
 CONTROLS = "\x1b]0;owned\x07\x1b[31m\r\nforged line\u2028forged line\n".encode()
 HARMLESS = {"events"}
-"""Nobody is stopped by what lies there."""
+"""Keys whose contents stop no process."""
 SIZES = [24, 24]
 
 
@@ -250,7 +250,7 @@ class Bench:
         self.saved.restore(self.client)
 
     def told_by(self, reader: Reader | str, capsys: pytest.CaptureFixture[str]) -> str:
-        """What went wrong, in words; empty where nothing did."""
+        """Return the error in words, or an empty text if there was none."""
         if not isinstance(reader, str):
             try:
                 reader(self.url)
@@ -337,7 +337,7 @@ def test_a_key_of_a_wrong_type_is_named_with_its_repair_by_every_command(
 def test_a_damaged_key_is_named_also_where_payloads_lie_in_segments(
     url: str, server: Any, memory_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who follows an entry into a file, or gives the file back, reads keys that no other stream needs."""
+    """A process that follows an entry into a file, or frees the file, reads keys that no other stream needs."""
     folder = memory_path / "segments"
     folder.mkdir(mode=0o700)
     bench = Bench(url, tmp_path, folder)

@@ -24,7 +24,7 @@ COUNT = 30
 def test_the_page_works_as_it_says(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever follows it for weeks must not find out in the end that a step of it was never run."""
+    """A user who follows the page for weeks must not find at the end that one of its steps was never run."""
     for number in range(COUNT):
         folder = tmp_path / "photos" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)

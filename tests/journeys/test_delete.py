@@ -156,7 +156,7 @@ def test_nothing_that_still_runs_brings_a_deleted_stream_back(any_url: str, any_
 
 
 class TestLive:
-    """Whoever uses the stream while it goes stops with a named error, and soon."""
+    """A process that uses the stream while it is deleted soon stops with a named error."""
 
     def test_a_writer_stops(self, any_url: str, any_client: Client) -> None:
         """In the middle of an epoch, between two, and of a feed."""
@@ -264,7 +264,7 @@ def read_for_ever(url: str) -> None:
 
 
 class TestCommand:
-    """What an operator sees."""
+    """An operator sees these messages."""
 
     def test_it_is_refused_with_names_while_somebody_is_at_work(
         self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
@@ -291,7 +291,7 @@ class TestCommand:
     def test_it_asks_or_wants_to_be_told(
         self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing can bring it back."""
+        """A deleted stream cannot be brought back."""
         produce(any_url, "t", 10)
         assert main(["delete", "t", "--url", any_url]) == 1
         assert "cannot be undone: give --yes" in capsys.readouterr().err

@@ -25,7 +25,7 @@ EVERY = list(range(SHARDS * SIZE))
 
 
 def job(url: str, epoch: str, shard: str, pause_s: str) -> None:
-    """What a worker does for one shard: goes on where it stands."""
+    """Do the work of a worker for one shard, continuing after its last commit."""
     first = SIZE * int(shard)
     writer = Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=7 * SAMPLE_BYTES), partitions=2)
     with writer, writer.epoch(int(epoch), sizes=[SIZE] * SHARDS).shard(int(shard)) as one:

@@ -11,7 +11,7 @@ from examples.notebooks import NOTEBOOKS, notebook
 from tests.journeys.notebooks import EXAMPLES, printed_by
 
 LINES = 80
-"""Of a file that is short enough to copy; most have 50."""
+"""The lines of a file that is short enough to copy; most have 50."""
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_two_ranks_of_the_pytorch_example_take_equally_many_steps_and_learn_one_
 
 @pytest.mark.slow
 def test_every_framework_reaches_the_same_accuracy_on_the_same_stream(tmp_path: Path) -> None:
-    """What Penstock is for: samples made once, four trainers of different kinds at once, none of them the worse."""
+    """This is Penstock's purpose: samples are made once, and four trainers of different kinds all do well."""
     printed = printed_by("frameworks/together.ipynb", tmp_path)
     accuracy = {name: float(value) for name, value in re.findall(r"(\w+): accuracy ([\d.]+)", printed)}
     assert accuracy.keys() == {"keras", "torch", "jax", "numpy"}
@@ -71,7 +71,7 @@ def test_a_notebook_holds_just_the_code_of_its_scripts() -> None:
 
 
 def test_the_examples_are_short_enough_to_copy_and_all_on_their_page() -> None:
-    """What is longer is not read, and what is not listed is not found."""
+    """A longer example is not read, and an unlisted one is not found."""
     page = (EXAMPLES / "README.md").read_text()
     for name, files in NOTEBOOKS.items():
         assert f"]({name})" in page, name

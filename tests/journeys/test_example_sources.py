@@ -76,7 +76,7 @@ def write_tfrecord(folder: Path) -> None:
 def test_an_example_makes_every_row_a_sample(
     any_url: str, tmp_path: Path, write: Callable[[Path], None], words: list[str]
 ) -> None:
-    """Whoever has such files copies the example: it must give each row, whole and once."""
+    """A user with such files copies the example, so it must give each row, whole and once."""
     write(tmp_path)
     command = ["produce", "dataset", *words, "--workers", "1", "--url", any_url]
     path = ":".join([str(EXAMPLES), *PATHS])

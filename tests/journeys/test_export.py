@@ -107,7 +107,7 @@ def rows(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("there", ["inline", "segments"])
 @pytest.mark.parametrize("here", ["inline", "segments"])
 def test_a_stream_goes_to_files_and_back_bit_exact(any_url: str, tmp_path: Path, here: str, there: str) -> None:
-    """What was made in weeks must outlive the server, and be what it was: samples, holes, reasons, checksums, plan."""
+    """Weeks of work must outlive the server unchanged: samples, holes, reasons, checksums, plan."""
     where = {"inline": "inline", "segments": f"segments:{tmp_path / 'segments'}"}
     produce(any_url, "t", where[here])
     with connect(any_url) as client:
@@ -273,7 +273,7 @@ def killed_at(words: list[str], progress: Callable[[], int], wanted: int) -> boo
 
 
 def test_an_import_never_mixes_two_datasets(any_url: str, tmp_path: Path) -> None:
-    """The same numbers, plan and seed, other samples: found by their checksums."""
+    """Other samples with the same numbers, plan and seed are found by their checksums."""
     for name, base in (("t", 0), ("other", 500)):
         with (
             Writer(name, url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer,

@@ -46,7 +46,7 @@ class Rollback:
 
     @property
     def url(self) -> str:
-        """Of the server, before and after."""
+        """Return the address of the server, which a restart keeps."""
         return self._server.url
 
     def client(self) -> redis.Redis:
@@ -54,7 +54,7 @@ class Rollback:
         return redis.Redis.from_url(self.url)
 
     def mark(self) -> None:
-        """What is written from now on will be lost."""
+        """Mark the point after which all writes will be lost."""
         self._size = self._log().stat().st_size
 
     def restart(self) -> None:

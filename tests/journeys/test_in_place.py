@@ -30,7 +30,7 @@ QUIET: dict[str, Any] = {"notify": lambda _: None}
 
 
 def writer_of(url: str, payload: str, **settings: Any) -> Writer:
-    """Of a small stream."""
+    """Return a writer of a small stream."""
     return Writer(
         "t", url=url, spec=SPEC, payload=payload, **tuned("Writer", {"budget_bytes": 1 << 20, **QUIET, **settings})
     )
@@ -181,7 +181,7 @@ class TestViews:
         return any_url
 
     def test_all_readers_hand_them_out(self, made: str, tmp_path: Path) -> None:
-        """The same samples with and without a copy, aligned; read-only, since others look at the same bytes."""
+        """Views hold the same samples as copies, aligned, and are read-only because other readers share the bytes."""
         with connect(made) as client:
             export_stream(client, "t", tmp_path / "out")
         loader: dict[str, Any] = {"group": "g", "url": made, "timeout_s": 20, "batch_size": 16, **QUIET}

@@ -19,7 +19,7 @@ from tests.contracts.feed import SPEC, produce, sample
 from tests.contracts.processes import Child, child
 
 AT_ONCE_S = 1.0
-"""What a user takes for at once."""
+"""The time that a user takes for immediate."""
 SAMPLES = 4000
 HOW = ["waiting", "stepping", "server killed", "server stopped"]
 
@@ -39,7 +39,7 @@ def train(url: str, kind: str, is_closed: str) -> None:
 
 
 def idle() -> None:
-    """What Python itself needs to end: a process with the same modules that does nothing."""
+    """Do nothing, to measure what Python itself needs to end with the same modules."""
     print("batch", flush=True)
     time.sleep(60)
 
@@ -70,7 +70,7 @@ def read_lines(training: Child, count: int) -> None:
 
 
 def make_trouble(server: EmbeddedServer, how: str) -> None:
-    """What the training is in the midst of when it is interrupted."""
+    """Bring the training into the state in which it is interrupted."""
     if how == "server killed":
         server.kill()
     elif how == "server stopped":
@@ -121,7 +121,7 @@ def test_an_interrupted_training_ends_at_once(server: EmbeddedServer, kind: str,
 
 
 def test_one_that_waits_for_a_stream_ends_at_once(server: EmbeddedServer) -> None:
-    """Who has mistyped its name presses Ctrl-C."""
+    """A user who mistyped the name presses Ctrl-C."""
     with child(train, server.url, "shared", "closed") as training:
         deadline = time.monotonic() + 60
         while "waiting: " not in training.errors():

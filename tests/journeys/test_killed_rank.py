@@ -43,12 +43,12 @@ def train(url: str, rank: str, world: str, stop: str, state: str = "", policy: A
 
 
 def batches_of(lines: list[str]) -> list[list[int]]:
-    """What a rank trained on."""
+    """Return the batches that a rank trained on."""
     return [json.loads(line)[0] for line in lines if line.startswith("[")]
 
 
 def until_middle(trainer: Child) -> list[str]:
-    """What a rank printed until it hung."""
+    """Return the lines that a rank printed until it hung."""
     lines: list[str] = []
     while (line := trainer.line()) != "middle":
         assert line, trainer.errors()

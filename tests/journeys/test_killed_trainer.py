@@ -51,7 +51,7 @@ def steps(lines: list[str]) -> list[int]:
 
 
 def run_until_middle(trainer: Child) -> list[str]:
-    """What a trainer printed until it stopped in a step."""
+    """Return the lines that a trainer printed until it stopped in a step."""
     lines: list[str] = []
     while (line := trainer.line()) != "middle":
         assert line
@@ -68,7 +68,7 @@ def test_a_trainer_restarted_under_its_name_goes_on_at_once(any_url: str, any_cl
 
 
 def test_what_a_killed_trainer_had_not_trained_on_goes_to_another(url: str, client: Client) -> None:
-    """The same with another name, as in a new container: after a lease, and nothing but what is owed."""
+    """A member with another name, as in a new container, gets after a lease exactly what is unacknowledged."""
     produce(url, "t", COUNT, block_samples=7)
     logged = kill_in_a_step(url)
     with child(train, url, "other", -1) as trainer:
@@ -76,7 +76,7 @@ def test_what_a_killed_trainer_had_not_trained_on_goes_to_another(url: str, clie
 
 
 def kill_in_a_step(url: str) -> list[str]:
-    """What a trainer printed before it was killed in its twelfth step."""
+    """Return the lines that a trainer printed before it was killed in its twelfth step."""
     with child(train, url, "killed", 12) as trainer:
         logged = run_until_middle(trainer)
         return logged + trainer.kill()
@@ -93,7 +93,7 @@ def require_everything(client: Client, logged: list[str], rest: list[str]) -> No
 
 
 def test_a_living_member_takes_over_within_the_running_epoch(any_url: str) -> None:
-    """Of two members one dies: the other's iteration ends only when it has everything."""
+    """If one of two members dies, the other's iteration ends only when it has everything."""
     produce(any_url, "t", COUNT, block_samples=7)
     with child(train, any_url, "dies", 5, 0.01) as dying:
         logged = run_until_middle(dying)
@@ -287,7 +287,7 @@ def idle(url: str) -> None:
 
 
 def test_a_program_that_just_ends_does_not_hang_and_hands_back(any_url: str, any_client: Client) -> None:
-    """Nobody closes what a script leaves open; its interpreter must end, and others go on at once."""
+    """A script may leave a loader open, its interpreter must still end, and other members continue at once."""
     produce(any_url, "t", COUNT, block_samples=7)
     with child(idle, any_url) as trainer:
         trainer.rest(timeout_s=10)
@@ -300,7 +300,7 @@ def test_a_program_that_just_ends_does_not_hang_and_hands_back(any_url: str, any
 
 @pytest.mark.parametrize("where", ["waiting", "training"])
 def test_ctrl_c_ends_a_trainer_within_seconds(any_url: str, where: str) -> None:
-    """Whoever presses Ctrl-C does not want to wait for a lease or a timeout."""
+    """A user who presses Ctrl-C does not want to wait for a lease or a timeout."""
     if where == "training":
         produce(any_url, "t", COUNT, block_samples=7)
     else:

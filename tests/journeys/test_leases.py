@@ -62,18 +62,18 @@ def train(
 
 
 def train_elsewhere(*arguments: str) -> None:
-    """The same, of a process that no other process knows: as on another host, or on one without /proc."""
+    """Train in a process that no other process can see, as on another host or without /proc."""
     presence._PROC = Path("/proc/none")
     train(*arguments)
 
 
 def numbers(*sides: Lines) -> Counter[int]:
-    """What was handed out, by whomever."""
+    """Count the samples that any of these processes was given."""
     return Counter(int(w) for side in sides for line in side.lines if line[:1].isdigit() for w in line.split())
 
 
 def require_settled(url: str) -> None:
-    """Nothing lost, nothing owed."""
+    """Require that no sample is lost and none is unacknowledged."""
     with connect(url) as client:
         report = audit_stream(client, "t")
     assert report.is_clean
@@ -113,7 +113,7 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
 def test_a_trainer_that_follows_a_killed_one_on_its_host_has_a_batch_within_five_seconds(
     any_url: str, any_client: Any
 ) -> None:
-    """Whoever starts a training again after a crash should not wait for a lease."""
+    """A user who restarts a training after a crash should not wait for a lease."""
     produce(any_url, "t", 60, block_samples=BLOCK)
     partition = open_stream(any_client, "t").partitions[0]
     with holder(any_url, LEASE_S) as dead:
@@ -136,7 +136,7 @@ def test_a_trainer_that_follows_a_killed_one_on_its_host_has_a_batch_within_five
 
 
 def test_a_step_longer_than_a_lease_loses_nothing(any_url: str) -> None:
-    """Whoever evaluates for minutes between two batches lives: a thread of its own renews."""
+    """A trainer that evaluates for minutes between two batches lives, and a separate thread renews its leases."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     with child(train, any_url, "slow", 0.4, 0.8, -1, "", 1000) as first:  # it holds five batches: five long steps
         slow = Lines(first)

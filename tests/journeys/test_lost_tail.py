@@ -47,7 +47,7 @@ class AgingServer:
         return f"redis://{user}:{password}@127.0.0.1:{self._server.port}"
 
     def remember(self) -> None:
-        """What is in the file now survives; the server writes a command to it before it answers."""
+        """Mark the commands in the file as kept; the server writes each one before it answers."""
         self._kept = self._log().stat().st_size
 
     def restart(self, *, older: bool) -> None:
@@ -59,7 +59,7 @@ class AgingServer:
         self._server = self._fresh(port=self._server.port, **self._settings)
 
     def audit(self) -> AuditReport:
-        """What the audit finds."""
+        """Return the report of the audit."""
         with connect(self.url) as client:
             return audit_stream(client, "t")
 

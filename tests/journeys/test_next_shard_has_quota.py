@@ -87,7 +87,7 @@ def producing(plan: ProductionPlan, options: WorkerOptions, workers: int) -> Ite
 
 
 def read_all(url: str, epochs: int = 1, name: str = "train", **settings: Any) -> list[int]:
-    """What a trainer is handed of the next epochs: the first number of each sample, sorted."""
+    """Return the first number of each sample that a trainer gets from the next epochs, sorted."""
     found: list[int] = []
     settings = {"group": "g", "batch_size": 5, "timeout_s": PATIENCE_S, "notify": lambda _: None, **settings}
     with Loader(name, url=url, **tuned("Loader", settings)) as loader:
@@ -98,7 +98,7 @@ def read_all(url: str, epochs: int = 1, name: str = "train", **settings: Any) ->
 
 
 def waiters(client: Client, name: str = "train") -> dict[tuple[int, int], WaitingWriter]:
-    """Who waits for room, in all partitions."""
+    """Return the writers that wait for quota, in all partitions."""
     found: dict[tuple[int, int], WaitingWriter] = {}
     for partition in load_stream(client, name).partitions:
         found |= load_roster(client, partition).waiting
@@ -172,7 +172,7 @@ def test_a_killed_first_shard_does_not_stop_ordered_readers(
 
 @pytest.mark.parametrize("order", [None, "canonical"])
 def test_a_checkpoint_window_below_the_budget_passes_and_a_larger_one_is_named(any_url: str, order: str | None) -> None:
-    """What a trainer keeps until its next checkpoint is room that nobody else can make: it passes, or is told so."""
+    """Only the trainer can free what it keeps until its checkpoint, so it gets through or gets an error."""
     ranked = {} if order is None else {"order": order, "rank": 0, "world_size": 1}
     settings: dict[str, Any] = {
         "group": "g", "batch_size": 2, "acknowledge": "on_checkpoint", "prefetch_bytes": 1, "timeout_s": PATIENCE_S,

@@ -93,7 +93,7 @@ class Cycle:
 
 @contextmanager
 def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What becomes garbage inside the block is collected by a thread of this name, and by no other one."""
+    """Let a thread of this name, and no other thread, collect the garbage of the block."""
     is_due, is_done = threading.Event(), threading.Event()
 
     def collecting(method: Any) -> Any:

@@ -68,7 +68,7 @@ def test_the_same_seed_augments_alike_whoever_does_it(any_url: str) -> None:
 
 
 def test_stopping_ends_the_workers_and_tells_the_trainers(any_url: str) -> None:
-    """Who interrupts a cell must not leave processes behind, nor trainers that wait for ever."""
+    """An interrupted cell must leave no processes behind, and no trainers that wait for ever."""
 
     def slowly(number: int) -> int:
         time.sleep(0.05)

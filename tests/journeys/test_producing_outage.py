@@ -27,7 +27,7 @@ from tests.producer.test_jobs import dataset, options_of
 Server = Callable[..., EmbeddedServer]
 EPOCHS = 2
 AWAY_S = 2.5
-"""How long a killed server stays away."""
+"""The seconds for which a killed server stays away."""
 
 
 def command(outage_s: str, *words: str) -> None:
@@ -138,7 +138,7 @@ def test_an_outage_that_lasts_too_long_ends_both_commands_with_what_to_do(
 
 
 def test_the_first_reason_is_the_one_that_is_told(fresh_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why an epoch failed is not hidden by what then cannot be cleared up."""
+    """A failed cleanup must not hide why the epoch failed."""
     monkeypatch.setattr(production, "LEAVE_S", 1.0)
     server = fresh_server()
     asked = ProductionPlan(stream="train", source=dataset("slowly"))

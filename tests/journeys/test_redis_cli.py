@@ -55,7 +55,7 @@ def _first_words(command: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=_first_words)
 def test_each_command_of_the_keys_page_prints_something_readable(server: EmbeddedServer, command: str) -> None:
-    """Whoever looks inside must not get 150 kB of pixels on the terminal, nor an error."""
+    """A user who looks inside must get neither 150 kB of pixels on the terminal nor an error."""
     cli = redis_cli(server)
     environment = {**os.environ, "PENSTOCK_URL": server.url, "PATH": f"{cli.parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(

@@ -25,7 +25,7 @@ EPOCH_BYTES = SAMPLES * 208
 
 
 def row(epoch: int, number: int) -> np.ndarray:
-    """What sample ``number`` of an epoch is, bit for bit."""
+    """Return sample ``number`` of an epoch, bit for bit."""
     return np.random.default_rng([epoch, number]).integers(0, 1 << 32, 50, dtype=np.uint32).view(np.float32)
 
 

@@ -32,7 +32,7 @@ TRAINERS = 70050
 
 
 def as_nobody(act: Callable[[], Any], groups: Sequence[int] = ()) -> Any:
-    """What ``act`` returns in a child that has become ``nobody``, a member of these groups."""
+    """Return the result of ``act`` in a child that has become ``nobody``, a member of these groups."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -54,7 +54,7 @@ def as_nobody(act: Callable[[], Any], groups: Sequence[int] = ()) -> Any:
 
 
 def refused(*attacks: Callable[[], object]) -> list[str]:
-    """What each attack met: the error's name, or what it got."""
+    """Return for each attack the error's name, or what it got."""
     met = []
     for attack in attacks:
         try:
@@ -101,7 +101,7 @@ def test_another_user_neither_reads_nor_changes_a_stream(any_url: str, any_clien
 
 @pytest.mark.parametrize("trap", ["root", "link", "folder above"])
 def test_a_producer_keeps_nothing_where_another_user_was_first(any_url: str, shared: Path, trap: str) -> None:
-    """Whoever makes ``/dev/shm/penstock`` first must not be given everybody's samples, nor lead writers elsewhere."""
+    """A user who makes ``/dev/shm/penstock`` first must not get others' samples, nor redirect writers."""
     victim, planted = shared / "victim", shared / "planted"
     victim.mkdir(0o700)
     root = planted / "segments" if trap == "folder above" else planted

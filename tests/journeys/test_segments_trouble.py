@@ -150,7 +150,7 @@ def test_a_writer_that_was_taken_for_dead_goes_on_in_another_file(any_url: str, 
 def test_a_full_folder_holds_the_writer_back_until_there_is_room(
     any_url: str, small_disk: Callable[[int], Path], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else filled the disk: the writer says so and waits; when room appears it goes on, without a gap."""
+    """If other files fill the disk, the writer waits with a message, and continues without a gap."""
     root = small_disk(4 * MIB)
     filler = root / "somebody-elses"
     filler.write_bytes(bytes(4 * MIB - 200_000))
@@ -209,7 +209,7 @@ def test_a_folder_that_could_never_hold_the_budget_is_refused_at_once(
 def test_a_vanished_file_is_a_dead_letter_the_audit_names_it_and_a_repair_makes_it_again(
     any_url: str, plane: str, tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody cleaned up in the wrong folder: what was there is named, the rest is read, and nothing stays lost."""
+    """After a mistaken cleanup, lost samples are named, the rest is read, and nothing stays lost."""
     real = Writer
     monkeypatch.setattr(repaired, "Writer", lambda *args, **kwargs: real(*args, payload=plane, **kwargs))
     repaired.produce(any_url)
@@ -243,7 +243,7 @@ def test_a_vanished_file_is_a_dead_letter_the_audit_names_it_and_a_repair_makes_
 
 
 def delivered(url: str, group: str, said: list[str] | None = None) -> set[tuple[int, ...]]:
-    """What the group is given of the epoch."""
+    """Return the samples of the epoch that the group is given."""
     notify = (said if said is not None else []).append
     found: set[tuple[int, ...]] = set()
     with suppress(EpochIncomplete), loader_of(url, group, notify=notify) as loader:

@@ -1,4 +1,4 @@
-"""What no one can recover from: the server lost everything, or never comes back. Each process stops, by name."""
+"""If the server lost everything, or never comes back, each process stops with a named error."""
 
 from __future__ import annotations
 

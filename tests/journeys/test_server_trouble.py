@@ -177,7 +177,7 @@ def test_a_server_that_is_a_read_only_replica_for_a_while_is_waited_for(fresh_se
 
 
 def test_a_script_that_keeps_the_server_busy_is_waited_for(fresh_server: Fresh) -> None:
-    """Somebody else's long script answers BUSY to everyone."""
+    """Another client's long script makes the server answer BUSY to everyone."""
     server = fresh_server(extra={"lua-time-limit": "50"})
     with redis.Redis.from_url(server.url, socket_timeout=30) as other, both(server.url) as (writer, trainer):
         stop = threading.Timer(2, lambda: redis.Redis.from_url(server.url).script_kill())
@@ -212,7 +212,7 @@ def test_a_server_that_loads_for_longer_than_an_outage_lasts_is_waited_for(fresh
 
 
 def test_a_server_that_takes_no_more_clients_is_waited_for(fresh_server: Fresh) -> None:
-    """Whose connection broke just then must not die of it."""
+    """A process whose connection broke at that moment must not die of it."""
     server = fresh_server()
     with redis.Redis.from_url(server.url) as admin, both(server.url) as (writer, trainer):
         admin.config_set("maxclients", 1)
@@ -223,7 +223,7 @@ def test_a_server_that_takes_no_more_clients_is_waited_for(fresh_server: Fresh) 
 
 
 def test_an_epoch_opened_at_maxmemory_waits_and_says_so(fresh_server: Fresh) -> None:
-    """Somebody else fills the server for a while: opening an epoch waits as a block does."""
+    """If other keys fill the server for a while, opening an epoch waits as a block does."""
     server = fresh_server(maxmemory_bytes=100 << 20)
     said: list[str] = []
     opened: list[int] = []

@@ -35,14 +35,14 @@ from tests.tuned import tuned
 Fresh = Callable[..., EmbeddedServer]
 PROMISED_S = 5.0
 LATE_S = 1.5
-"""How much later a busy machine may let a test see it."""
+"""The extra seconds after which a test on a busy machine may see a message."""
 SPEC = {"y": ("int64", ())}
 COUNT = 400
 
 
 @dataclass
 class Heard:
-    """What one of them said, and when."""
+    """The lines that one process printed, with their times."""
 
     lines: list[tuple[float, str]] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Users:
         self.results[name] = self._pool.submit(act, self._url, self.heard[name])
 
     def result(self, name: str) -> list[int]:
-        """What it wrote or read, once it has ended."""
+        """Return what it wrote or read, once it has ended."""
         return self.results[name].result(30)
 
     def __enter__(self) -> Users:
@@ -201,7 +201,7 @@ def test_all_who_wait_for_a_server_that_stands_still_name_it_and_lose_nothing(
 
 @pytest.mark.parametrize("order", [None, "canonical"])
 def test_a_loader_names_a_server_that_stops_at_any_moment_of_its_start(any_url: str, order: Any) -> None:
-    """Nothing is known then of stream, group or epoch, so nothing else can be said."""
+    """Stream, group and epoch are not known at that time, so the message can name only the server."""
     produce(any_url, "t", 8)
     moments = [0, 1, 2, 3, 5, 7, 9, 12, 15, 18]
 
@@ -314,7 +314,7 @@ def numbers(lines: Iterable[str]) -> dict[int, int]:
 def test_every_command_names_a_server_that_stops_at_any_moment(
     any_url: str, tmp_path: Path, moment: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever typed it sees nothing happen, and must learn that it is the server and which one."""
+    """A user who sees no progress must learn that the server is the cause, and which server."""
     tasks = prepare(any_url, tmp_path)
     with ExitStack() as stack:
         proxies = [stack.enter_context(StandingProxy(any_url, MOMENTS[moment])) for _ in tasks]
@@ -366,7 +366,7 @@ assert sorted(found) == list(range(200)), found
 
 
 class Told:
-    """What a process writes to stderr, line by line as it comes."""
+    """The lines that a process writes to stderr, as they come."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process, self.heard = process, Heard()

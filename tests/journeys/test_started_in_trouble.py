@@ -160,7 +160,7 @@ def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
 
 @pytest.mark.parametrize("shuffle", [None, 3])
 def test_a_replay_goes_on_when_its_server_is_back(fresh_server: Fresh, tmp_path: Path, shuffle: int | None) -> None:
-    """The same batches as without the restart: what was asked for and not received is asked for again."""
+    """The batches are the same as without the restart, because unanswered requests are sent again."""
     settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path, "extra": {"appendfsync": "always"}}
     server = fresh_server(**settings)
     produce(server.url, "t", 400, block_samples=2)
@@ -187,7 +187,7 @@ def test_a_replay_goes_on_when_its_server_is_back(fresh_server: Fresh, tmp_path:
 
 
 def test_a_replay_ends_when_its_server_is_away_for_longer_than_its_lease(fresh_server: Fresh) -> None:
-    """Nothing keeps the epoch any more then; and who leaves does not wait either."""
+    """After that the epoch is no longer kept, and a replay that leaves does not wait either."""
     server = fresh_server()
     produce(server.url, "t", 400, block_samples=2)
     began = time.monotonic()

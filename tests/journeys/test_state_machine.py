@@ -15,7 +15,7 @@ from tests.fuzz import walks
 from tests.fuzz.machine import Machine
 
 SEEN = ("written", "delivered", "killed", "removed", "replayed")
-"""What must have happened in some walk, or this would prove little."""
+"""Events that must have happened in some walk, or this test would prove little."""
 
 
 def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_committed(

@@ -35,7 +35,7 @@ PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", 
 
 @dataclass
 class Household:
-    """What one user runs: the processes, their URLs, and the folders in which they keep files."""
+    """The processes of one user, their URLs, and the folders in which they keep files."""
 
     pids: list[int]
     urls: list[str]
@@ -43,7 +43,7 @@ class Household:
 
     @property
     def passwords(self) -> list[str]:
-        """What nobody else may see."""
+        """Return the passwords, which no other user may see."""
         return [url.split(":")[2].split("@")[0] for url in self.urls]
 
     @property
@@ -124,7 +124,7 @@ def household() -> Iterator[Household]:
 
 
 def found_by(household: Household, user: int | None) -> Any:
-    """What a program of that user finds."""
+    """Return what a program of that user finds."""
     tasks = {
         "user": user,
         "pids": household.pids,
@@ -186,7 +186,7 @@ SAYING: list[list[str]] = [
 def test_no_command_says_the_password(
     fresh_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What a command prints ends in logs and public issues, most of all when the server is away."""
+    """Output of a command ends up in logs and public issues, most of all when the server is away."""
     server = fresh_server()
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     paint(tmp_path / "photos")

@@ -92,7 +92,7 @@ def trained(lines: list[str]) -> Counter[tuple[int, int]]:
 
 
 def all_samples(count: int, epochs: int = 1) -> set[tuple[int, int]]:
-    """What must have been trained on."""
+    """Return all samples that must have been trained on."""
     return {(epoch, number) for epoch in range(epochs) for number in range(count)}
 
 

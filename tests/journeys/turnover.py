@@ -39,7 +39,7 @@ def payload(number: int) -> np.ndarray:
 
 
 def die() -> None:
-    """As by kill -9, of which it leaves word."""
+    """Die as by kill -9, after printing a line."""
     os.write(1, b"dies\n")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -155,5 +155,5 @@ def _die_reading(turn: int) -> None:
 
 
 def folder_bytes(root: Path) -> int:
-    """Of all files below."""
+    """Return the size of all files below a folder."""
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
