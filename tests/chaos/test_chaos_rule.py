@@ -223,7 +223,7 @@ def test_the_seed_decides_the_schedule_and_every_kind_of_fault_comes() -> None:
 
 
 def test_every_policy_is_in_a_default_run_and_some_samples_are_bad() -> None:
-    """What a default leaves out, nobody tests."""
+    """A policy that the default leaves out is never tested."""
     options = Options(seed=1, minutes=1)
     assert set(options.group_policies().values()) == set(POLICIES)
     assert 0 < sum(is_bad(1, index) for index in range(options.samples)) < options.samples / 10
@@ -236,7 +236,7 @@ def test_stored_seeds_plan_the_faults_they_planned_when_they_were_stored() -> No
 
 
 def test_stored_seeds_cover_every_fault_both_planes_and_every_policy() -> None:
-    """What they leave out is not compared."""
+    """A case that the seeds leave out is not compared."""
     runs = [one.run_options() for one in stored()]
     assert len({options.seed for options in runs}) == 20
     assert {kind for one in stored() for kind in one.faults} == set(WEIGHTS)

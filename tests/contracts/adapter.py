@@ -57,7 +57,7 @@ def ordered(url: str, group: str = GROUP, **settings: Any) -> Iterator[Loader]:
 
 @contextmanager
 def mixture(url: str, group: str = GROUP) -> Iterator[Mixture]:
-    """Of the streams a and b."""
+    """Yield a mixture of the streams a and b."""
     settings: dict[str, Any] = {"batch_size": BATCH, "url": url, "timeout_s": 10, "notify": lambda _: None}
     loaders = {name: Loader(name, group=group, order="canonical", **tuned("Loader", settings)) for name in ("a", "b")}
     with mix({"a": (loaders["a"], 0.4), "b": (loaders["b"], 0.6)}, seed=3) as mixed:
@@ -79,7 +79,7 @@ def delivered(url: str) -> list[int]:
 
 
 def settled(url: str) -> bool:
-    """Nothing lost or twice, nothing owed."""
+    """Return whether no sample is lost, duplicated or unacknowledged."""
     report = audit(url)
     return report.is_clean and not report.pending and not report.unread
 
@@ -101,11 +101,11 @@ class AdapterContract:
         raise NotImplementedError
 
     def stateful(self, batches: Any) -> Any:
-        """Of what `dataset` gave, the part with state_dict and load_state_dict."""
+        """Return the part of `dataset`'s result that has state_dict and load_state_dict."""
         return batches
 
     def read_ahead(self, batches: Any, count: int) -> Any:
-        """The same, pulling so many batches before they are asked for."""
+        """Iterate like the dataset, but fetch so many batches before they are asked for."""
         raise NotImplementedError
 
     def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
@@ -214,7 +214,7 @@ class AdapterContract:
                 assert (steps, rest) == (steps, whole[steps:])
 
     def test_a_state_loaded_in_the_middle_of_a_pass_ends_it(self, any_url: str) -> None:
-        """What had been read ahead by then belongs to another place: the step must not be given any more of it."""
+        """Batches read ahead belong to another position, so the step must get no more of them."""
         produce(any_url, STREAM, SAMPLES)
         with ordered(any_url) as loader:
             made = self.dataset(loader)
@@ -286,7 +286,7 @@ class AdapterContract:
                 self.dataset(loader, select="ey")
 
     def test_a_loader_that_acknowledges_by_hand_is_refused(self, any_url: str) -> None:
-        """Nobody could acknowledge a batch that the framework does not show."""
+        """A user could not acknowledge a batch that the framework does not show."""
         produce(any_url, STREAM, SAMPLES)
         with loader_of(any_url, acknowledge="manual") as loader, pytest.raises(ValueError, match="on_next"):
             self.dataset(loader)

@@ -1,4 +1,4 @@
-"""What a Channel promises over any socket. A subclass provides `channel`, open to the server of `client`."""
+"""The promises of a Channel over any socket. A subclass provides `channel`, open to the server of `client`."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class ChannelContract:
         assert channel.read() == b"PONG"
 
     def test_field_names_are_any_bytes(self, channel: Channel, client: redis.Redis, key: bytes) -> None:
-        """Whoever writes to a stream must not be able to confuse a reader by a field's name."""
+        """A client that writes to a stream must not be able to confuse a reader by a field's name."""
         names = [b"", b"a\r\n$1\r\nb", b"*2\r\n", bytes(range(256)), b"n" * 5000]
         fields = {name: b"value%d" % number for number, name in enumerate(names)}
         client.execute_command("XADD", key, "7-7", *itertools.chain.from_iterable(fields.items()))

@@ -101,12 +101,12 @@ def payload_bytes(client: Client, name: str, epoch: int) -> int:
 
 
 def _fields_of(meta: dict[str, Any]) -> list[str]:
-    """Of tensors of fixed shapes, which is what the samples here have."""
+    """Return the field names of tensors of fixed shapes, which all samples here have."""
     return list(meta["tensors"])
 
 
 def accounted_bytes(client: Client, name: str) -> tuple[int, dict[int, int]]:
-    """What the rosters say is held: in all, and by epoch."""
+    """Return the bytes that the rosters count, in total and by epoch."""
     total, by_epoch = 0, Counter[int]()
     for partition in load_stream(client, name).partitions:
         roster = client.hgetall(partition.roster)
@@ -158,7 +158,7 @@ def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> It
 
 @contextmanager
 def no_connection_left(client: Client, within_s: float = 5.0) -> Iterator[None]:
-    """What connects to the server meanwhile is gone soon after; processes of other tests may still be there."""
+    """Require that connections made in the block soon end; processes of other tests may keep theirs."""
     before = {info["id"] for info in client.client_list()}
     yield
     deadline = time.monotonic() + within_s

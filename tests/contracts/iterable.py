@@ -27,7 +27,7 @@ from penstock_producer.write.shard import ShardWriter
 from tests.contracts.source import Sample, digest, in_fork
 
 ITEMS = 4
-"""Of one pass: what an endless source is asked for, and what every other one has at least."""
+"""The items of one pass: an endless source is asked for so many, and other sources have at least as many."""
 
 
 def passed(source: IterSource, count: int | None = ITEMS) -> list[Sample]:
@@ -60,14 +60,14 @@ def _first_of(batch: Mapping[str, Any]) -> Any:
 
 
 class Sheet:
-    """What an `ItemFiller` needs of a shard's writer; keeps what it is given in a list."""
+    """The part of a shard's writer that an `ItemFiller` needs; it keeps samples in a list."""
 
     def __init__(self) -> None:
         self.written: list[Any] = []
 
     @property
     def position(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return len(self.written)
 
     def is_at(self, place: int) -> bool:
@@ -101,7 +101,7 @@ class IterableContract:
         return open_items(config)
 
     def others(self, config: Any) -> list[SourceConfig]:
-        """The same source but for its options; the first of them ends after two items."""
+        """Return the same source with other options; the first one ends after two items."""
         return [config.model_copy(update={"limit": 2}), config.model_copy(update={"limit": 3})]
 
     def test_each_pass_gives_the_same_samples_in_the_same_order(self, source: IterSource) -> None:

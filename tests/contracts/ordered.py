@@ -1,4 +1,4 @@
-"""What the tests of ordered reading share: epochs with holes in many shards, ranks that read them, and the rule."""
+"""Shared parts of the tests of ordered reading: epochs with holes in many shards, their ranks, and the rule."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rank_of(
 
 
 def read_ranks(url: str, world: int, batch: int, epochs: int = 1, **settings: Any) -> list[list[list[int]]]:
-    """What each rank read, batch by batch, all at the same time."""
+    """Return what each rank read, batch by batch, all at the same time."""
     found: list[list[list[int]]] = [[] for _ in range(world)]
     errors: list[BaseException] = []
 

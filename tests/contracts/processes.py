@@ -85,7 +85,7 @@ class Child:
         self._errors.close()
 
     def interrupt(self) -> None:
-        """What Ctrl-C sends."""
+        """Send the signal of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
 

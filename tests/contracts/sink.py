@@ -40,7 +40,7 @@ class RecordingSink:
 
     @property
     def values(self) -> dict[object, object]:
-        """What came as bytes, by field name."""
+        """Return the values that came as bytes, by field name."""
         return {event[1]: event[2] for event in self.events if event[0] == "value"}
 
     @property

@@ -36,7 +36,7 @@ def digest(sample: Sample) -> str:
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """What ``work`` returns in a forked process; its exception's text if it fails."""
+    """Return the result of ``work`` in a forked process, or its exception's text if it fails."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -125,7 +125,7 @@ class StageContract:
         holds()
 
     def test_batches_of_another_epoch_are_not_mixed_in(self) -> None:
-        """What a dead member left of the last epoch is handed out in batches of its own."""
+        """Samples that a dead member left of the last epoch are given out in separate batches."""
 
         @settings(deadline=None)
         @given(sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 IDLE_MS = 3_600_000
-"""How long a pending entry was held when it is restored: its holder is dead."""
+"""The time for which a pending entry was held when it is restored: its holder is dead."""
 MANY = 10_000
 """More than any key here holds."""
 

@@ -65,7 +65,7 @@ def loader_of(stream: str, group: str, **settings: Any) -> penstock.Loader:
 
 
 def rows(batch: Any) -> list[Any]:
-    """As the fixture has them: each sample's identity and number, its bytes compared."""
+    """Return rows in the form of the fixture: each sample's identity and number, its bytes compared."""
     return [[[*identity], number] for identity, number in zip(batch.identities(), numbers(batch), strict=True)]
 
 
@@ -75,7 +75,7 @@ def all_rows(batches: Iterable[Any]) -> list[Any]:
 
 
 def asked(*arguments: str) -> Any:
-    """What a command answers with ``--json``; it may have found something."""
+    """Return a command's answer with ``--json``; it may have found something."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command([*arguments, "--json"])
@@ -89,7 +89,7 @@ def told(*arguments: str) -> None:
 
 
 def is_clean(stream: str) -> bool:
-    """What the audit says of every payload."""
+    """Return whether the audit finds every payload in order."""
     return bool(asked("audit", stream, "--deep")["clean"])
 
 
@@ -128,7 +128,7 @@ def test_the_audit_counts_what_it_counted() -> None:
 
 
 def counts(found: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """What ``before`` has too, findings as their number: words may change."""
+    """Return the values that ``before`` also has, with findings as their number, because words may change."""
     told_in_words = {"verdict", "findings", "epochs"}
     return {name: found[name] for name in before.keys() - told_in_words} | {"findings": len(found["findings"])}
 
@@ -250,7 +250,7 @@ def test_whoever_looks_at_a_kept_stream_finds_no_fault_with_it() -> None:
 
 
 def test_a_kept_stream_is_deleted_whole(client: redis.Redis, kept: Path) -> None:
-    """Nothing of it is of a kind that today's code does not know."""
+    """Today's code knows every kind of key that an old stream has."""
     for name in STREAMS:
         told("delete", name, "--yes", "--force")
     assert client.keys() == []

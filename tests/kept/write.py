@@ -86,7 +86,7 @@ def lines(fields: dict[str, Any]) -> str:
 
 
 def in_process(work: Callable[[Callable[[Any], None]], None]) -> Any:
-    """What ``work`` says, in a process that is killed as soon as it has; None if it ends without a word."""
+    """Return what ``work`` reports in a process that is then killed, or None if it ends without a report."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_run, args=(work, theirs))
     process.start()
@@ -108,7 +108,7 @@ def _run(work: Callable[[Callable[[Any], None]], None], pipe: Connection) -> Non
 
 
 def asked(*arguments: str) -> Any:
-    """What a command answers with ``--json``."""
+    """Return a command's answer with ``--json``."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command([*arguments, "--json"])
@@ -235,7 +235,7 @@ def ordered_state(say: Callable[[Any], None], rank: int) -> None:
 
 
 def torch_state(say: Callable[[Any], None]) -> None:
-    """Behind penstock.torch, in the middle of epoch 1."""
+    """Report the state behind penstock.torch in the middle of epoch 1."""
     from penstock.torch import dataset
 
     loader = loader_of("train", "torched", order="canonical", start=1, acknowledge="on_checkpoint")
@@ -248,7 +248,7 @@ def torch_state(say: Callable[[Any], None]) -> None:
 
 
 def mixture_state(say: Callable[[Any], None]) -> None:
-    """Of two ordered groups of one stream, in one pass."""
+    """Report the state of a mixture of two ordered groups of one stream, in one pass."""
     loaders = [
         loader_of("train", group, order="canonical", start=start, acknowledge="on_checkpoint")
         for group, start in (("mixed1", 1), ("mixed2", 2))

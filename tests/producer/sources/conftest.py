@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def zipped(folder: Path, tmp_path: Path) -> Path:
-    """The same in a zip: stored and deflated members, folders' own entries, and what macOS adds."""
+    """Return the same images in a zip: stored and deflated members, folders' own entries, and what macOS adds."""
     target = tmp_path / "train.zip"
     with zipfile.ZipFile(target, "w") as archive:
         for number, path in enumerate(sorted(folder.rglob("*"))):

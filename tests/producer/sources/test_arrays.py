@@ -23,7 +23,7 @@ class TestFiles(SourceContract):
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> ArraysConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         np.save(tmp_path / "x0.npy", X[:3])
         np.save(tmp_path / "x1.npy", np.asfortranarray(X[3:]))
         np.save(tmp_path / "y.npy", Y.astype(">i4"))
@@ -48,7 +48,7 @@ class TestArchives(SourceContract):
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> ArraysConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         np.savez(tmp_path / "a.npz", x=X[:4], name=np.array(["a", "bb", "", "grün"]))
         np.savez_compressed(tmp_path / "b.npz", x=X[4:], name=np.array(["long one", "c", "d"]))
         return ArraysConfig(archives=(f"{tmp_path}/a.npz", f"{tmp_path}/b.npz"))

@@ -48,7 +48,7 @@ def opened(config: SourceConfig) -> Any:
 
 
 def epoch_of(source: Any, epoch: int = 0, seed: int = 1, *, shuffle: bool = True) -> list[int]:
-    """What `x` holds in the epoch's order, as jobs would make it."""
+    """Return the values of `x` in the epoch's order, as jobs would make them."""
     order = EpochOrder(source, seed=seed, epoch=epoch, shuffle=shuffle, shard_samples=4)
     items = [int(item) for shard in range(len(order.sizes)) for item in order.items(shard)]
     assert len(items) == count_samples(source)
@@ -123,7 +123,7 @@ class TestSplit(SourceContract):
 
     @pytest.fixture
     def config(self, pictures: Path) -> SplitConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return SplitConfig(source=ImagesConfig(path=str(pictures), mode="gray"), parts=PARTS, part="val")
 
     @pytest.fixture
@@ -181,7 +181,7 @@ class TestBalanced(SourceContract):
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> BalancedConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return BalancedConfig(source=arrays(tmp_path, "skewed", 0, SKEWED))
 
     @pytest.fixture
@@ -253,7 +253,7 @@ class TestWeighted(SourceContract):
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> WeightedConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return mixed(tmp_path)
 
     @pytest.fixture

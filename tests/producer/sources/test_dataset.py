@@ -36,7 +36,7 @@ class TestNamedDataset(SourceContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule) -> DatasetConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         name = user_module(CODE)
         return DatasetConfig(name=f"{name}:Words", transform=f"{name}:encode")
 
@@ -51,7 +51,7 @@ class TestArrays(SourceContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule) -> DatasetConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return DatasetConfig(name=f"{user_module(CODE)}:arrays")
 
     @pytest.fixture
@@ -65,7 +65,7 @@ class TestLocalObject(SourceContract):
 
     @pytest.fixture
     def config(self) -> LocalConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return LocalConfig(token=register(Owned()))
 
     @pytest.fixture
@@ -115,7 +115,7 @@ Point = namedtuple("Point", ["row", "column"])
     ],
 )
 def test_items_are_samples_where_their_meaning_is_plain(item: Any, sample: dict[str, Any]) -> None:
-    """What needs no transform should need none."""
+    """Items whose meaning is plain should need no transform."""
     found = as_sample(item, "data[0]")
     assert found == sample
 

@@ -162,7 +162,7 @@ def test_unreadable_exif_does_not_cost_the_image() -> None:
 
 
 def test_transparent_pixels_are_laid_on_white() -> None:
-    """What lies beneath full transparency is arbitrary and was never meant to be seen."""
+    """Colours below full transparency are arbitrary and were never meant to be seen."""
     half = Image.new("RGBA", (2, 1))
     half.putdata([(255, 0, 0, 0), (0, 0, 0, 128)])
     expected = [[255, 255, 255], [127, 127, 127]]
@@ -269,7 +269,7 @@ def test_resizing_takes_height_then_width_or_the_shorter_side() -> None:
 
 
 def test_a_crop_is_cut_from_the_centre() -> None:
-    """As torchvision's CenterCrop."""
+    """The crop is the one of torchvision's CenterCrop."""
     pixels = gradient(7, 10)
     assert decoded(encoded(Image.fromarray(pixels), "PNG"), crop=(3, 4)).tolist() == pixels[2:5, 3:7].tolist()
     with pytest.raises(SampleError, match=r"is 7 x 10 \(height x width\), too small to crop to 8 x 8; set resize"):

@@ -72,7 +72,7 @@ class TestGenerator(IterableContract):
 
     @pytest.fixture(params=["by name", "with a transform", "in pairs", "in batches", "of a notebook"])
     def config(self, name: str, request: pytest.FixtureRequest) -> GeneratorConfig | LocalConfig:
-        """What a job would carry; of a notebook the worker's process has the object."""
+        """Return what a job would carry; for a notebook the worker's process has the object."""
         match request.param:
             case "in pairs":
                 return GeneratorConfig(pairs={"x": f"{name}:five", "y": f"{name}:endless"}, limit=5)
@@ -100,7 +100,7 @@ class TestEndless(IterableContract):
 
     @pytest.fixture
     def config(self, name: str) -> GeneratorConfig:
-        """What is fed."""
+        """Return the configuration of a feed."""
         return GeneratorConfig(name=f"{name}:endless", endless=True)
 
     @pytest.fixture

@@ -30,7 +30,7 @@ class TestFolder(SourceContract):
 
     @pytest.fixture
     def config(self, folder: Path) -> ImagesConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return ImagesConfig(path=str(folder))
 
     @pytest.fixture
@@ -44,7 +44,7 @@ class TestZip(SourceContract):
 
     @pytest.fixture
     def config(self, zipped: Path) -> ImagesConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return ImagesConfig(path=str(zipped), mode="gray", resize=(3, 2))
 
     @pytest.fixture
@@ -58,7 +58,7 @@ class TestUnequalImagesWithBoxes(SourceContract):
 
     @pytest.fixture
     def config(self, folder: Path, tmp_path: Path) -> ImagesConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         Image.new("RGB", (9, 9)).save(folder / "cat/a.png")
         rows = ['{"file": "cat/a.png", "boxes": [[1, 2, 3, 4]], "name": "tom"}']
         rows += [f'{{"file": "{p}", "boxes": [], "name": "rex"}}' for p in ("cat/b.bmp", "cat/deep/c.png", "dog/a.png")]
@@ -268,7 +268,7 @@ def test_an_object_store_is_refused_in_words(config: dict[str, Any]) -> None:
 
 
 def test_a_folder_whose_name_looks_like_an_address_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is there, whatever it is called."""
+    """An existing folder is read, whatever its name."""
     (folder.parent / "s3:").mkdir()
     folder.rename(folder.parent / "s3:/train")
     monkeypatch.chdir(folder.parent)

@@ -53,7 +53,7 @@ class TestKerasBatches(SourceContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule) -> KerasConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return KerasConfig(name=f"{user_module(CODE)}:Batches")
 
     @pytest.fixture

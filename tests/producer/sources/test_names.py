@@ -11,7 +11,7 @@ from tests.producer.sources.conftest import UserModule
 
 
 def test_a_name_cannot_go_through_a_module_to_another(user_module: UserModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a worker is told to import would else open all that this imports, os.system with it."""
+    """Otherwise an allowed module would open everything that it imports, including os.system."""
     name = user_module("import os\ndef f(): return 1\n")
     monkeypatch.setattr(allowed, "_allowed", frozenset({name}))
     assert resolve(f"{name}:f")() == 1

@@ -17,7 +17,7 @@ from penstock_producer.sources.transform import Transform
 
 
 class Pipeline:
-    """What albumentations' Compose is to us."""
+    """A stand-in for albumentations' Compose."""
 
     def __init__(self) -> None:
         self.seed: int | None = None

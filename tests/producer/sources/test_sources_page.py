@@ -33,11 +33,11 @@ COMMANDS = [
 
 
 class TestTheClassOfThePage(SourceContract):
-    """Whoever copies it has a source that keeps every promise, and can be balanced and split."""
+    """A user who copies it has a source that keeps every promise, and can be balanced and split."""
 
     @pytest.fixture
     def config(self, user_module: UserModule, monkeypatch: pytest.MonkeyPatch) -> InstalledConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         name = user_module(CLASS)
 
         def points(group: str) -> list[EntryPoint]:
@@ -97,7 +97,7 @@ class TestAnIterableOfOnesOwn(IterableContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule, monkeypatch: pytest.MonkeyPatch) -> InstalledConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         points = [EntryPoint("feed", f"{user_module(FEED)}:Feed", installed.GROUP)]
         monkeypatch.syspath_prepend(".")
         monkeypatch.setattr(installed, "entry_points", lambda group: points)

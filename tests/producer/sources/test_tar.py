@@ -83,7 +83,7 @@ class TestTars(SourceContract):
 
     @pytest.fixture
     def config(self, shards: Path) -> TarConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return TarConfig(path=str(shards))
 
     @pytest.fixture
@@ -125,7 +125,7 @@ def test_members_of_one_name_are_one_sample(shards: Path) -> None:
     ],
 )
 def test_a_pattern_names_tars_as_webdataset_does(pattern: str, keys: list[str], shards: Path) -> None:
-    """Whoever comes from there has the pattern in the script already."""
+    """A user of webdataset already has the pattern in a script."""
     for name in ("more-1", "more-08", "more-09"):
         pack(shards / f"{name}.tar", sample(0, "dog/0000"))
     config = TarConfig(path=f"{shards}/{pattern}")
@@ -173,7 +173,7 @@ def test_the_order_and_form_of_a_tar_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_fields_are_chosen_and_named(shards: Path) -> None:
-    """Nobody wants to send captions to a classifier; a field that is not there is refused at once."""
+    """A classifier needs no captions, and a missing field is refused at once."""
     source = opened(TarConfig(path=str(shards), fields={"image": "png", "label": "cls"}, resize=(2, 2)))
     assert source.spec == {"image": ("uint8", (2, 2, 3)), "label": ("int64", ())}
     assert set(read(source, 0)) == {"image", "label"}

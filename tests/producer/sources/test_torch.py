@@ -62,7 +62,7 @@ class TestDataset(SourceContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule) -> TorchConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return TorchConfig(name=f"{user_module(CODE)}:Words")
 
     @pytest.fixture
@@ -72,7 +72,7 @@ class TestDataset(SourceContract):
         return source
 
     def test_an_index_gives_the_same_item_in_any_order(self, source: Any) -> None:
-        """As everywhere, and what torch knows beyond numpy: bfloat16, texts, labels of all items."""
+        """This covers what torch has beyond numpy: bfloat16, texts, labels of all items."""
         super().test_an_index_gives_the_same_item_in_any_order(source)
         made = read(source, 3)
         assert (made["x"].dtype.name, made["x"].tolist()) == ("bfloat16", [[3] * 3] * 2)
@@ -81,7 +81,7 @@ class TestDataset(SourceContract):
         assert source.info["classes"] == {"y": ["even", "odd"]}
 
     def test_what_it_gives_may_be_changed_in_place(self, source: Any) -> None:
-        """Of torch's own arrays as of all others."""
+        """Torch's own arrays may be changed like all others."""
         made = read(source, 1)
         made["x"][...] = 9
         assert read(source, 1)["x"].tolist() == [[1] * 3] * 2
@@ -110,7 +110,7 @@ class TestIterableDataset(IterableContract):
 
     @pytest.fixture
     def config(self, user_module: UserModule) -> TorchConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return TorchConfig(name=f"{user_module(CODE)}:Stream")
 
     @pytest.fixture
@@ -125,11 +125,11 @@ class TestIterableDataset(IterableContract):
 
 
 class TestDataLoader(IterableContract):
-    """Whoever has one already need not take it apart; batch_size=None is torch's word for single samples."""
+    """A user who has one need not take it apart; batch_size=None is torch's form for single samples."""
 
     @pytest.fixture(params=["batches", "singles"])
     def config(self, user_module: UserModule, request: pytest.FixtureRequest) -> TorchConfig:
-        """What a job would carry."""
+        """Return what a job would carry."""
         return TorchConfig(name=f"{user_module(CODE)}:{request.param}")
 
     @pytest.fixture
@@ -231,7 +231,7 @@ def test_the_detection_form_of_torchvision_comes_back_as_it_was(any_url: str) ->
 
 
 def test_a_data_loaders_batches_have_the_names_of_its_datasets_items() -> None:
-    """Whoever goes over from one to the other finds the tensors that the trainer reads."""
+    """A user who changes from one to the other finds the tensors that the trainer reads."""
     items = [(torch.ones(2), {"boxes": torch.full((4,), n), "about": {"id": n}}) for n in range(3)]
     source = opened(LocalConfig(token=register(DataLoader(items, batch_size=2))))
     batches = [source.make(item, n, sample_rng(0, 0, 0, n)) for n, item in enumerate(source)]

@@ -40,7 +40,7 @@ class Callable:
     """An object with settings."""
 
     def __call__(self, sample: Any, generator: np.random.Generator) -> Any:
-        """As a method."""
+        """Apply the transform as a method."""
         return {"x": sample, "r": generator.random()}
 
 
