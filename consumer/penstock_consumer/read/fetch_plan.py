@@ -1,4 +1,4 @@
-"""The plan of a reader's requests: how much it asks for next, and when."""
+"""Plan a reader's requests: how much it asks for next, and when."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from penstock_common.stream.hints import HintId, hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
 
 AHEAD = 2
-"""Requests under way at once: the server prepares the next reply while this one is received."""
+"""The requests under way at once. The server prepares the next reply while the reader receives this one."""
 REQUEST_BYTES = 2_000_000
-"""Payload asked for at once: enough to hide a round trip, and the server copies all of it into its reply buffer."""
+"""The payload bytes of one request. They hide a round trip, and the server copies all of them to its reply buffer."""
 MOST_ENTRIES = 64
 BLOCK_MS = 100
-"""How long an idle read waits: finite, because an epoch may end without another entry."""
+"""The longest wait of an idle read. It is finite, because an epoch may end without another entry."""
 SHORTEST_MS = 10
-"""At first so long, then longer the longer nothing comes. (A server looks ten times a second whose time is over.)"""
+"""The shortest wait. It grows while nothing comes. (A server checks ten times a second which waits are over.)"""
 USUAL_TIMES = 2
-"""Or at first so many times as long as is usual."""
+"""The first wait is this many times the usual wait, if that is longer."""
 GROUP_ASKS_S = 0.003
-"""Of a group's members that wait, one asks so often: no entry lies there longer because they rest in between."""
+"""One of a group's waiting members asks at this interval, so their pauses delay no entry for longer."""
 TAKEN_AT_ONCE = 3
-"""A member rests no longer than until so many entries are its share."""
+"""A member pauses no longer than until this many entries are its share."""
 RESTS_IN_VAIN = 3
-"""So often it rests again before it waits at the server, which gives each entry alone to one of those that wait. Not
-for ever: the hint that ends a rest when the epoch ends may be lost."""
+"""The fruitless pauses before a member waits at the server, which gives each entry alone to one waiting member.
+
+The number is finite, because the hint that ends a pause at the epoch's end may be lost."""
 BUDGET_SHARE = 8
-"""And only where that many entries for each member are at most this part of the stream's budget, 1 / 8: its writers
-are to go on meanwhile."""
+"""A member pauses again only if `TAKEN_AT_ONCE` entries for each member are at most 1 / 8 of the stream's budget.
+
+The writers must be able to continue during the pause."""
 
 
 class FetchRequest(NamedTuple):
@@ -40,36 +42,36 @@ class FetchRequest(NamedTuple):
 
     partition: int
     most: int
-    """Entries at most."""
+    """The most entries to return."""
     block_ms: int | None
-    """How long it waits for one; None: not at all."""
+    """How long the request waits for an entry. None means not at all."""
 
 
 class FetchPlanner:
     """The plan of one reader's requests. The reader reports each answer to it."""
 
     def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
-        """``budget_bytes`` are those of the prefetch queue, ``stream_bytes`` the stream's."""
+        """``budget_bytes`` is the budget of the prefetch queue, and ``stream_bytes`` that of the stream."""
         self._partitions, self._stream_bytes = partitions, stream_bytes
         self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * AHEAD))
-        """Asked for at once: a small share of the prefetch budget, so that members of a group share fairly."""
+        """The bytes of one request: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = 0.0
-        """As of late; 0 before the first."""
+        """The recent mean size of an entry, or 0 before the first."""
         self._turn = 0
         self._empty = 0
-        """Answers without an entry, one after the other."""
+        """The number of successive answers without an entry."""
         self._is_drained = False
-        """Whether the last answer with entries brought all there were."""
+        """Whether the last answer with entries brought all entries that existed."""
         self._waited_s = self._usual_s = 0.0
-        """Waited since the last entry came; what was usual until then."""
+        """The time waited since the last entry came, and the usual wait until then."""
         self._has_rested = False
-        """Whether entries should have come by now: if none have, the epoch may have ended."""
+        """Whether the reader has paused, so that entries are expected. If none came, the epoch may have ended."""
         self._in_vain = 0
-        """Rests behind which nothing was, one after the other."""
+        """The number of successive pauses after which nothing was there."""
         self._each_s = 0.0
-        """From one entry to the next, as of late; 0 before the second."""
+        """The recent mean time from one entry to the next, or 0 before the second."""
         self._came_s: float | None = None
-        """When the last of them came."""
+        """The time at which the last entry came."""
 
     @property
     def is_waiting(self) -> bool:
@@ -87,15 +89,15 @@ class FetchPlanner:
         return self._empty > 0 and self._empty % self._partitions == 0
 
     def restart(self) -> None:
-        """Forget the answers so far: they say nothing about what is there now."""
+        """Forget the answers so far, because they say nothing about what exists now."""
         self._empty = self._in_vain = 0
 
     def received(self, nbytes: int) -> None:
-        """An entry of so many bytes."""
+        """Note that an entry of ``nbytes`` bytes came."""
         self._entry_bytes += (nbytes - self._entry_bytes) * (0.2 if self._entry_bytes else 1.0)
 
     def answered(self, request: FetchRequest, entries: int, waited_s: float, now_s: float) -> None:
-        """One request brought so many entries now, and was waited for so long."""
+        """Note that a request brought this many entries now, after a wait of ``waited_s``."""
         self._waited_s += waited_s
         if not entries:
             self._empty += 1
@@ -110,10 +112,11 @@ class FetchPlanner:
         self._came_s = now_s
 
     def rest_s(self, members: int) -> float:
-        """Return how long to rest before the next request, as one of ``members`` that share what comes.
+        """Return how long to pause before the next request, as one of ``members`` that share what comes.
 
-        Each entry wakes one of those that wait, and a process that is woken among many finds its caches cold: so each
-        takes a few entries at a time. Who is alone, may find more at once, or has none to expect by then does not rest.
+        Each entry wakes one waiting member, and a process that wakes among many finds its caches cold. So each member
+        takes a few entries at a time. A member does not pause if it is alone, if it may find more at once, or if it
+        expects no entry by then.
         """
         longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
         is_alone = members == 1 or self._partitions > 1
@@ -129,15 +132,15 @@ class FetchPlanner:
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[FetchRequest]:
         """Return the requests to send now, a partition each. In an epoch that ``is_ended`` none of them waits.
 
-        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers;
-        so does a reader of one partition that was given all there was. After a rest nothing is waited for.
+        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers.
+        So does a reader of one partition that was given every entry. After a pause no request waits.
         """
         size, round_of = self._partitions, max(self._partitions, AHEAD)
         is_slow = self.is_idle or (size == 1 and self._is_drained)
         if is_slow and under_way:
             return []
         most, count = AHEAD, self._count()
-        if is_slow:  # one entry each where there are several: all of them together are no more than else
+        if is_slow:  # with several partitions one entry each, so that a sweep brings no more than usual
             most, count = (1, count) if size == 1 else (max(1, min(size - self._empty % size, AHEAD * count)), 1)
         requests = []
         for _ in range(most - under_way):
@@ -149,20 +152,21 @@ class FetchPlanner:
         return requests
 
     def _count(self) -> int:
-        """Entries asked for at once."""
+        """Return the number of entries to ask for at once."""
         if not self._entry_bytes:
             return 1
         return max(1, min(MOST_ENTRIES, int(self.request_bytes / self._entry_bytes)))
 
     def _patience_ms(self, *, is_last: bool) -> int | None:
-        """Return how long a request may wait for an entry. The server answers it at once where there is one.
+        """Return how long a request may wait for an entry. The server answers it at once if there is one.
 
-        One at a time waits, or an end is seen late; of several partitions the last one of an idle reader's sweep.
+        Only one request waits at a time, or the reader would see an epoch's end late. With several partitions it is
+        the last one of an idle reader's sweep.
         """
         if not is_last:
             return None
         sweeps = self._empty // self._partitions
-        if self._partitions > 1:  # while one is waited for, what comes in another one lies there
+        if self._partitions > 1:  # a wait for one partition delays entries of the others
             return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps else None
         return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._usual_s)) << min(sweeps, 4))
 
@@ -173,20 +177,20 @@ class FetchPause:
     def __init__(self, client: Client, keys: StreamKeys, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._keys, self._clock = client, keys, clock
         self._until_s = 0.0
-        """When the rest that was decided on ends."""
+        """The time at which the current pause ends."""
         self._after: HintId = (0, 0)
         self.is_under_way = False
-        """Whether the wait was sent."""
+        """Whether the wait was sent to the server."""
         self.is_told = False
-        """Whether a hint has ended the last one: something happened, and the epoch may have ended."""
+        """Whether a hint ended the last pause. Something happened then, and the epoch may have ended."""
 
     def received(self, entry_id: bytes) -> None:
-        """An entry came: what is said of its epoch's end is said later, by the same clock."""
+        """Note that an entry came. A hint on its epoch's end comes later, by the same clock."""
         appended_ms = int(entry_id.partition(b"-")[0] or 0)
         self._after = max(self._after, (max(0, appended_ms - 1), 0))
 
     def begin(self, seconds: float) -> None:
-        """From now on, not from when there is room for what the next request brings."""
+        """Begin a pause now, even if the queue has no space yet for what the next request brings."""
         self._until_s = self._clock() + seconds
 
     def commands(self) -> list[Command]:
@@ -196,7 +200,7 @@ class FetchPause:
         return [hint_command(self._keys, self._after, left_ms)] if self.is_under_way else []
 
     def end(self, channel: Channel) -> None:
-        """Returns when the rest is over. Raises ServerUnavailable."""
+        """Wait until the pause is over. Raises ServerUnavailable."""
         until_s = self._until_s
         self.forget()
         try:
@@ -204,38 +208,38 @@ class FetchPause:
         except ReplyError as error:
             if not is_wrong_type(error.error):
                 raise
-            # the key has only hints, and where it is no stream the server does not wait for any
+            # the key holds hints only; if it is no stream, the server does not wait for one
             time.sleep(max(0.0, until_s - self._clock()))
             return
         if newest is not None:
             self._after, self.is_told = newest, True
 
     def forget(self) -> None:
-        """It is over, or the connection broke: nothing is under way."""
+        """Note that no pause is under way, because it is over or the connection broke."""
         self.is_under_way, self._until_s = False, 0.0
 
 
 STEPS_AT_ONCE = 3
 WITHIN_S = 0.1
-"""So long the first of them lies there at most; and they are at most 1 / `BUDGET_SHARE` of the stream's budget."""
+"""The longest time that the first of these steps waits. Together they are at most 1 / `BUDGET_SHARE` of the budget."""
 
 
 class StepPlanner:
     """The plan of one rank's waits. The rank reports to it what came."""
 
     def __init__(self, world: int, step_positions: int, budget_bytes: int) -> None:
-        """``step_positions`` from one of its steps to the next: of a share of them more than a step has."""
+        """``step_positions`` is the distance between two of its steps. It is larger for a share of the steps."""
         self._world, self._step, self._budget_bytes = world, step_positions, budget_bytes
         self._sample_bytes = self._each_s = 0.0
-        """Of a sample, and from one step to the next, as of late; 0 while they are not known."""
+        """The recent bytes of a sample and time from one step to the next, or 0 while unknown."""
         self._last: tuple[int, float] | None = None
 
     def received(self, nbytes: int, samples: int) -> None:
-        """One entry."""
+        """Note that an entry came."""
         self._sample_bytes = nbytes / max(samples, 1)
 
     def reached(self, position: int, now_s: float) -> None:
-        """All below a position is committed now."""
+        """Note that all below a position is committed now."""
         if self._last is not None and position > self._last[0]:
             each_s = (now_s - self._last[1]) * self._step / (position - self._last[0])
             self._each_s = each_s if not self._each_s else (self._each_s + each_s) / 2

@@ -41,7 +41,7 @@ class KnownRecords:
         return None
 
     def forget(self, below: int) -> None:
-        """Pieces that end there are not needed any more."""
+        """Forget the pieces that end at or before ``below``, which are not needed any more."""
         del self._pieces[: bisect_right(self._pieces, below, key=_end_of)]
 
 
@@ -54,48 +54,48 @@ def _end_of(piece: IndexedPiece) -> int:
 
 
 SHARDS_AT_ONCE = 64
-"""So many shards are asked at once how far they are."""
+"""The number of shards in one question about how far they are committed."""
 RANGES = 64
-"""So many stretches of records are asked for at once."""
+"""The number of ranges of records in one request."""
 NEAR_RECORDS = 4
-"""So few records between two batches are read along: it costs less than to ask once more."""
+"""Up to this many records between two batches are read too. This costs less than another request."""
 
 Positions = tuple[int, int]
-"""[lo, hi) in canonical order."""
+"""A range of positions [lo, hi) in canonical order."""
 
 
 class IndexWalk:
-    """Keeps what it has read until told to `forget` it."""
+    """A walk through an epoch's index. It keeps what it has read until `forget`."""
 
     def __init__(
         self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
         dropped: Sequence[DeadNote] = (),
     ) -> None:  # fmt: skip
-        """``begun`` are the shards there may be; ``dropped`` ranges are gone for good, and holes.
+        """``begun`` are the shards that may exist. ``dropped`` ranges are lost for good and count as holes.
 
-        What lies below the position counts as committed.
+        All below the position counts as committed.
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
         self._name, self._indexes = stream.name, EpochIndexes(client, stream, manifest.epoch)
         self._known = KnownRecords()
         self._has_looked = False
-        """Whether the last read told how far the walk's shard is, too."""
+        """Whether the last read also told how far the walk's shard is committed."""
         self._positions_each = 0.0
-        """In a record, as of late; 0 before the first."""
+        """The recent mean number of positions in a record, or 0 before the first."""
         self.now(manifest, begun)
         self._shard, self._end = self._place_of(position)
-        """Up to this offset of this shard all is known to be committed."""
+        """The shard and offset up to which all is known to be committed."""
         self._ahead: dict[int, int] = {}
-        """Shard behind that one -> how far it was when last looked: several may be written at once."""
+        """How far each later shard was committed at the last look. Several shards may be written at once."""
         self._go_on()
 
     def now(self, manifest: Manifest, begun: range) -> None:
-        """The manifest as it is now: shards may have been finished."""
+        """Take the current manifest, in which more shards may be complete."""
         self._manifest, self._begun = manifest, begun
         self._starts = list(starts_of(manifest, begun).values())
 
     def _place_of(self, position: int) -> tuple[int, int]:
-        """(shard, offset); of shards without samples it is the one behind them."""
+        """Return (shard, offset) of a position. Shards without samples are passed over."""
         shard = max(bisect_right(self._starts, position) - 1, 0)
         return shard, position - (self._starts[shard] if self._starts else 0)
 
@@ -103,7 +103,7 @@ class IndexWalk:
 
     @property
     def end(self) -> int:
-        """All below it, from where the walk began, is known to be committed."""
+        """Return the position below which all, from the start of the walk, is known to be committed."""
         if self._manifest.state == PRODUCED and self._manifest.samples is not None:
             return self._manifest.samples
         return self._starts[self._shard] + self._end if self._shard < len(self._starts) else 0
@@ -117,13 +117,13 @@ class IndexWalk:
         return self.end >= position
 
     def to_the_end(self) -> int:
-        """The end of all that is there without a gap."""
+        """Return the end of all that is committed without a gap."""
         while self._look(self._begun.stop):
             pass
         return self.end
 
     def _look(self, stop: int) -> bool:
-        """Asks the next shards, those below ``stop``; whether more is committed than was known."""
+        """Ask about the next shards below ``stop``. Return whether more is committed than was known."""
         self._go_on()
         stop = min(stop, self._begun.stop, self._shard + SHARDS_AT_ONCE)
         before, shards = (self._shard, self._end), range(self._shard, stop)
@@ -132,7 +132,7 @@ class IndexWalk:
         return (self._shard, self._end) > before
 
     def _committed(self, shard: int, end: int) -> None:
-        """The records of a shard follow each other without gap: one that ends there says that all before it is."""
+        """Note how far a shard is committed. Its records have no gaps, so all before the end of one is committed."""
         if shard > self._shard:
             self._ahead[shard] = max(end, self._ahead.get(shard, 0))
         elif shard == self._shard and end > self._end:
@@ -148,15 +148,15 @@ class IndexWalk:
             self._end = max(self._end - size, self._ahead.pop(self._shard, 0))
 
     def wait(self, channel: Channel, block_ms: int, position: int, ranges: Iterable[Positions]) -> bool:
-        """Waits until all below a position is committed, or so much of a later shard; whether there is any news.
+        """Wait until all below a position is committed, or as much of a later shard. Return whether there is any news.
 
-        Not for each record or shard on the way there: the more ranks there are, the more of them are in one step. The
-        records of these ranges come along, on a ``channel`` on which nothing else is under way.
+        It does not wait for each record or shard before that. The more ranks there are, the more of them are in one
+        step. The answer brings the records of these ranges. Nothing else may be under way on ``channel``.
         """
         self._go_on()
         before, wants = self.end, self._unknown(ranges)
         awaited, after = self._awaited(position)
-        shards = range(self._shard, min(awaited + 2, max(self._begun.stop, awaited + 1)))  # and where it goes on
+        shards = range(self._shard, min(awaited + 2, max(self._begun.stop, awaited + 1)))  # and the next one
         found = self._indexes.await_more(channel, awaited, after, block_ms, wants, shards)
         for shard, end in zip((awaited, *shards), found.ends, strict=True):
             self._committed(shard, end)
@@ -165,7 +165,7 @@ class IndexWalk:
         return self.end > before
 
     def _awaited(self, position: int) -> tuple[int, int]:
-        """(shard, offset): the last shard that is not known to be as far as it must be, and beyond what to wait for."""
+        """Return the last shard not known to be committed far enough, and the offset to wait beyond."""
         if not self._starts:
             return self._shard, 0
         last, offset = self._place_of(position - 1)
@@ -179,7 +179,7 @@ class IndexWalk:
         return self._shard, max(self._end, offset if size is None else min(offset, size - 1))
 
     def _last_of(self, shard: int) -> int:
-        """The last offset of a shard that has a size; -1 where it has no samples."""
+        """Return the last offset of a shard that has a size, or -1 if it has no samples."""
         return (self._size(shard) or 0) - 1
 
     def where(self) -> str:
@@ -188,7 +188,7 @@ class IndexWalk:
         return f"shard {self._shard} from offset {self._end}" + ("" if size is None else f" of {size}")
 
     def _size(self, shard: int) -> int | None:
-        """If it is known."""
+        """Return the size of a shard, or None if it is not known."""
         if self._manifest.sizes is not None:
             return self._manifest.shard_size(shard)
         return self._manifest.done.get(shard)
@@ -196,21 +196,21 @@ class IndexWalk:
     # --- records ---
 
     def pieces(self, lo: int) -> Iterator[IndexedPiece]:
-        """The pieces from the one that holds ``lo`` on; ends at what is not committed yet, or the epoch's end."""
+        """Yield the pieces from the one that holds ``lo`` to the first uncommitted position or the epoch's end."""
         while (piece := self._at(lo)) is not None:
             yield piece
             lo = piece.end
 
     def prepare(self, ranges: Iterable[Positions]) -> None:
-        """Reads what covers these positions, in one round trip: nothing is asked where the first range is known."""
+        """Read what covers these positions, in one round trip. Nothing is asked if the first range is known."""
         self._read(self._unknown(ranges))
 
     def forget(self, below: int) -> None:
-        """Pieces that end there are not needed any more."""
+        """Forget the pieces that end at or before ``below``, which are not needed any more."""
         self._known.forget(below)
 
     def _unknown(self, ranges: Iterable[Positions]) -> list[IndexRange]:
-        """Return what to ask for, or nothing where the first of the ranges is known."""
+        """Return what to ask for, or nothing if the first of the ranges is known."""
         todo = iter(ranges)
         first = next(todo, None)
         if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
@@ -218,7 +218,7 @@ class IndexWalk:
         return [want for lo, hi in self._joined(chain([first], todo)) for want in self._wants(lo, hi)]
 
     def _joined(self, ranges: Iterable[Positions]) -> list[Positions]:
-        """Neighbours as one, as many as make a page; before anything is known of the records' length only the first."""
+        """Join near ranges, up to a page of records. While the length of records is unknown, return only the first."""
         joined: list[Positions] = []
         records = 0
         for lo, hi in ranges:
@@ -233,7 +233,7 @@ class IndexWalk:
         return joined
 
     def _count(self, positions: int) -> int:
-        """Records that cover so many positions, and one more for where they begin and end."""
+        """Return the records that cover this many positions, with spare ones for where they begin and end."""
         return int(positions / self._positions_each * 1.2) + 2 if self._positions_each else FIRST_PAGE
 
     def _at(self, position: int) -> IndexedPiece | None:

@@ -1,6 +1,6 @@
-"""A retained epoch, kept by a lease on the roster while somebody reads it: its index records, in canonical order.
+"""Read the index records of a retained epoch in canonical order, for readers without a group.
 
-For whoever reads without a group. What becomes of the records is ``replay``'s and ``exporting``'s.
+A lease on the roster keeps the epoch during the read. ``replay`` and ``export`` use the records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RENEWALS_PER_LEASE = 10
 
 
 class RetainedEpoch:
-    """One produced epoch. Raises EpochNotFound, EpochIncomplete, ReplayTruncated where it is not whole any more."""
+    """One produced epoch. Raises EpochNotFound, EpochIncomplete, or ReplayTruncated if parts of it were removed."""
 
     def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
         self._client, self.stream, self.epoch = client, stream, epoch
@@ -49,7 +49,7 @@ class RetainedEpoch:
         self._hold.start()
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """(shard, index record) of all shards, in canonical order; raises ReplayTruncated where one is missing."""
+        """Yield (shard, index record) of all shards, in canonical order. Raises ReplayTruncated if one is missing."""
         for shard in self.manifest.shards():
             partition, end = self.stream.partition_of(shard), 0
             for record in index_records(self._client, partition, self.epoch, shard):
@@ -65,14 +65,14 @@ class RetainedEpoch:
                 )
 
     def truncated(self, record: Record) -> ReplayTruncated:
-        """The error for an entry that is gone."""
+        """Return the error for an entry that was removed."""
         return ReplayTruncated(
             f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "
             "removed (retention needs its room); replay a later epoch, or give the stream a larger budget"
         )
 
     def lasting(self, error: PenstockError) -> PenstockError:
-        """Return the same error, or the one that took the whole stream along."""
+        """Return the same error, or the one that says why the whole stream is lost."""
         try:
             require_there(self._client, self.stream)
         except PenstockError as worse:
@@ -80,7 +80,7 @@ class RetainedEpoch:
         return error
 
     def raise_lost(self) -> None:
-        """Raises what ended the lease, if it ended."""
+        """Raise the error that ended the lease, if it ended."""
         if self._hold.lost is not None:
             raise self._hold.lost
 
@@ -90,23 +90,23 @@ class RetainedEpoch:
         return self._hold.stopping.is_set()
 
     def let_go(self) -> None:
-        """Ends the lease."""
+        """End the lease."""
         self._hold.let_go()
 
 
 class ReplayLease:
-    """The lease on an epoch, renewed by a thread of its own.
+    """A lease on an epoch, which a thread of its own renews.
 
-    Nothing here refers to whoever reads, so that the lease of a replay that nobody closed is renewed no more.
+    Nothing here refers to the reader. A replay that was never closed can therefore be collected, which ends the lease.
     """
 
     def __init__(self, client: Client, stream: Stream, epoch: int, lease_s: float) -> None:
         self._client, self._stream, self._epoch, self._lease_s = client, stream, epoch, lease_s
         self._token = secrets.token_hex(8)
         self.stopping = threading.Event()
-        """Set it to end the thread without waiting for that: the lease lapses."""
+        """An event that ends the thread once it is set. Without `let_go` the lease then expires."""
         self.lost: PenstockError | None = None
-        """What ended the lease."""
+        """The error that ended the lease."""
         self.thread = threading.Thread(target=self._run, name="penstock-replay-lease", daemon=True)
 
     def take(self) -> None:
@@ -114,7 +114,7 @@ class ReplayLease:
         self._ask(self._client, renew=False)
 
     def start(self) -> None:
-        """Begin to renew it."""
+        """Begin to renew the lease."""
         self.thread.start()
 
     def _ask(self, client: Client, *, renew: bool) -> None:
@@ -131,7 +131,7 @@ class ReplayLease:
 
     def _run(self) -> None:
         beat_s = self._lease_s / RENEWALS_PER_LEASE
-        client, last = self._client.impatient(), time.monotonic()  # a failure is borne here, not below
+        client, last = self._client.impatient(), time.monotonic()  # this loop handles a failure, not the client
         pause_s = beat_s
         while not self.stopping.wait(pause_s):
             try:
@@ -151,7 +151,7 @@ class ReplayLease:
         if self.stopping.is_set():
             return
         self.stopping.set()
-        self._client.ping()  # a server that is away hears nothing of this, and the thread may be waiting for it
+        self._client.ping()  # fail here if the server is away, because the thread may be waiting for it
         join(self.thread, 5)
         for partition in self._stream.partitions:
             end_replay(self._client, partition, self._token)

@@ -1,7 +1,7 @@
-"""Looking at samples by identity, without a group: nothing is delivered, acknowledged or owed because of it.
+"""Read samples by identity, without a group. This delivers and acknowledges nothing, and adds to no backlog.
 
-Goes by the shard indexes, as a replay does. A produced epoch is held by a replay's lease while it is looked at; of a
-running one what is there is read, and what was trimmed meanwhile is counted. What the samples say is for others.
+It follows the shard indexes, as a replay does. A replay's lease holds a produced epoch while its samples are read. A
+running epoch is read as it is, and samples that are trimmed in that time are counted.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import check_identity
 
 LEASE_S = 30.0
-"""As a replay's: who dies while looking keeps the epoch for so long."""
+"""The length of the lease, as a replay's. A process that dies during the read keeps the epoch for this time."""
 RENEW_S = 3.0
 MOST_UNREADABLE = 32
-"""Entries passed over while looking for the newest samples: a forger must not make that a walk through a stream."""
+"""The most unreadable entries in a search for the newest samples. Forged entries must not make it read a stream."""
 
 
 class Identity(NamedTuple):
-    """Names a sample for ever."""
+    """The name of a sample, for as long as the stream exists."""
 
     epoch: int
     shard: int
@@ -72,7 +72,7 @@ class EntrySamples:
 
 @dataclass(slots=True)
 class Sample:
-    """One sample, on its own: arrays of the sample's shape (0-d for scalars), ``bytes`` for byte strings."""
+    """One sample: arrays of the sample's shape (0-d for scalars), and ``bytes`` for byte strings."""
 
     identity: Identity
     tensors: dict[str, Any]
@@ -83,25 +83,25 @@ class UnreadSamples:
     """The committed samples that could not be read, and why."""
 
     trimmed: int = 0
-    """Removed by retention."""
+    """The samples that retention removed."""
     unreadable: int = 0
-    """Their entry does not decode: `why` is the first such entry's reason."""
+    """The samples whose entry does not decode. `why` is the reason of the first such entry."""
     why: str = ""
 
 
 class SampleReader:
-    """Looks at one epoch of a stream. Used by one thread, and closed: a produced epoch is held until then.
+    """A reader of single samples of one epoch, for one thread. It holds a produced epoch until `close`.
 
-    Raises EpochNotFound, and SegmentsUnseen where payloads lie in a folder that this process does not see.
+    Raises EpochNotFound, and SegmentsUnseen if payloads lie in a folder that this process does not see.
     """
 
     def __init__(
         self, client: Client, stream: Stream, epoch: int | None = None, *, holds: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``epoch`` None: the newest that has samples, else the newest there is.
+        """``epoch`` None means the newest epoch that has samples, else the newest.
 
-        ``holds``: whether a complete one is held while it is looked at.
+        ``holds`` says whether a lease holds a complete epoch during the read.
         """
         self._client, self._stream, self._clock = client, stream, clock
         self._manifest: Manifest = load_manifest(
@@ -121,20 +121,20 @@ class SampleReader:
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """Return the epoch's number."""
         return self._manifest.epoch
 
     # --- what there is ---
 
     def committed(self) -> int:
-        """Samples in the index now, bad ones not counted; reads ids only."""
+        """Return the samples in the index now, without bad ones. This reads ids only."""
         return sum(record.count for _, _, record in self._records())
 
     def drawn(self, chosen: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[EntrySamples]:
-        """Entries in canonical order, whole, or of each the samples at these positions.
+        """Yield the entries in canonical order, with all their samples or those at the ``chosen`` positions.
 
-        A position counts committed samples in canonical order from 0, rising and each once. What is gone or cannot be
-        read is left out and counted in `missed`.
+        A position counts committed samples in canonical order from 0. Positions rise, and none is repeated. Samples
+        that are removed or unreadable are left out and counted in `missed`.
         """
         at, begin = 0, 0
         wanted = None if chosen is None else np.asarray(chosen, dtype=np.int64)
@@ -150,7 +150,7 @@ class SampleReader:
                 return
 
     def sample(self, identity: Identity) -> Sample:
-        """One sample; raises EntryNotFound where it is a hole, not committed yet, trimmed, or unreadable."""
+        """Return one sample. Raises EntryNotFound if it is a hole, not committed yet, trimmed, or unreadable."""
         shard, offset = identity.shard, identity.offset
         partition = self._stream.partition_of(shard)
         for record in index_records(self._client, partition, self.epoch, shard, after=offset):
@@ -180,9 +180,9 @@ class SampleReader:
         return max((record.end for record in records), default=0)
 
     def newest(self, count: int, after: dict[int, bytes]) -> tuple[list[Sample], dict[int, bytes]]:
-        """At most so many samples, the newest first, of entries appended ``after`` these ids (partition -> id).
+        """Return at most ``count`` samples, newest first, of entries appended ``after`` these ids (partition -> id).
 
-        With them the ids to go on from.
+        Also return the ids from which to continue.
         """
         found: list[tuple[tuple[int, int], Sample]] = []
         last = dict(after)
@@ -195,7 +195,7 @@ class SampleReader:
         return [sample for _, sample in found], last
 
     def _backwards(self, partition: PartitionKeys, after: bytes, count: int) -> Iterator[tuple[bytes, list[Sample]]]:
-        """From the newest entry on back to ``after``, until there are so many samples."""
+        """Yield entries from the newest back to ``after``, until there are ``count`` samples."""
         before, left = b"", count
         for _ in range(count + MOST_UNREADABLE):
             entry = newest_entry(self._client, partition, self.epoch, before)
@@ -228,7 +228,7 @@ class SampleReader:
         return self._decoded(fields, rows)
 
     def _decoded(self, fields: Fields, rows: NDArray[np.int64] | None) -> EntrySamples | None:
-        """``rows`` None: all of them. An entry that is not what its index says is unreadable."""
+        """Decode an entry's ``rows``, or all for None. An entry that differs from its index record is unreadable."""
         try:
             whole = whole_fields(fields, self.spec, self._segments)
             header, block = decode(whole, self.spec, takes_refs=self._segments is not None)
@@ -237,7 +237,7 @@ class SampleReader:
                 raise BadEntry(f"the entry has {block.count} samples, its index says more")
         except BadEntry as error:
             if isinstance(error, SegmentGone) and self._segments is not None:
-                self._segments.require()  # with the folder gone it is not this entry that is bad
+                self._segments.require()  # if the folder is gone, the entry is not at fault
             self.missed.unreadable += 1 if rows is None else len(rows)
             self.missed.why = self.missed.why or str(error)
             return None
@@ -246,12 +246,12 @@ class SampleReader:
     # --- the lease ---
 
     def _hold(self) -> None:
-        """Takes or renews it, of an epoch that is complete: a running one is not held, so no writer waits for us."""
+        """Take or renew the lease on a complete epoch. A running epoch is not held, so that no writer waits for it."""
         now = self._clock()
         if not self._holds or now - self._held_at < RENEW_S:
             return
         for partition in self._stream.partitions:
-            # a lease that has lapsed is taken again: what was removed meanwhile is counted as such
+            # a lease that has expired is taken again, and samples removed before that are counted in `missed`
             if (
                 not hold_for_replay(self._client, partition, self._token, self.epoch, int(LEASE_S * 1000), renew=False)
                 and find_manifest(self._client, self._stream, self.epoch) is None
@@ -260,7 +260,7 @@ class SampleReader:
         self._held_at = now
 
     def close(self) -> None:
-        """Gives the epoch free."""
+        """Release the lease on the epoch."""
         if self._segments is not None:
             self._segments.close()
         if self._holds:
@@ -274,7 +274,7 @@ class SampleReader:
         if kind is None:
             self.close()
             return
-        with suppress(PenstockError):  # the lease lapses by itself, and the error is what counts
+        with suppress(PenstockError):  # the lease expires by itself, and the error matters more
             self.close()
 
 
@@ -295,7 +295,7 @@ def _known_spec(stream: Stream) -> Spec:
 
 
 def samples_of(seen: EntrySamples) -> list[Sample]:
-    """The wanted samples of an entry, in order; arrays are views of it."""
+    """Return the wanted samples of an entry, in order. Their arrays are views of it."""
     offsets = seen.block.offsets()
     columns = {column.spec.name: _values_of(column, seen.rows) for column in seen.block.columns}
     return [
