@@ -1,6 +1,6 @@
-"""The Keras callbacks: acknowledging at each checkpoint, and after each training step where that is not seen by itself.
+"""Keras callbacks that acknowledge at each checkpoint, or after each step where ``fit`` alone does not show its end.
 
-``fit`` acknowledges steps by itself (see ``tensorflow``, ``torch``).
+Usually ``fit`` acknowledges steps without a callback (see ``tensorflow``, ``torch``).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Acknowledge(keras.callbacks.Callback):
         self._feed = Feed.of(loader)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """From here on an arrival alone proves nothing."""
+        """Take over the reports. From here on an arrival alone does not prove that a step has ended."""
         self._feed.reporter = self
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """The step, or the call's steps, are done."""
+        """Report that the step, or all steps of the call, are done."""
         self._feed.settle()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Others may iterate the dataset now."""
+        """Stop the reports, because other code may iterate the dataset now."""
         self._feed.reporter = None
 
 
@@ -63,7 +63,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """
 
     def __init__(self, loader: Loader | Mixture, *args: Any, **settings: Any) -> None:
-        """Raises ValueError for a loader that acknowledges otherwise."""
+        """Raise ValueError for a loader with another policy than 'on_checkpoint'."""
         require_fed("ModelCheckpoint", loader, ", 'model.keras'")
         if not args and "filepath" not in settings:
             raise TypeError("ModelCheckpoint() needs filepath: write ModelCheckpoint(loader, 'model.keras')")
@@ -77,11 +77,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._loader = loader
 
     def set_model(self, model: Any) -> None:
-        """Keras hands the model over before training."""
+        """Wrap the model that Keras gives before training."""
         super().set_model(_Saving(model, self._loader.checkpointed))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses training data that nobody sees arriving."""
+        """Raise ValueError if the training data does not report what arrives."""
         super().on_train_begin(logs)
         if hooks_of(self._loader).adapter is None:
             raise ValueError(
@@ -92,7 +92,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 class _Saving:
-    """A model that tells when a save has ended."""
+    """A model that reports when a save has ended."""
 
     def __init__(self, model: Any, saved: Callable[[], None]) -> None:
         self._model, self._saved = model, saved
@@ -101,23 +101,23 @@ class _Saving:
         return getattr(self._model, name)
 
     def save(self, filepath: Any, *args: Any, **settings: Any) -> None:
-        """The whole model; it is on disk when this returns."""
+        """Save the whole model. It is on disk when this returns."""
         _durable(filepath, lambda path: self._model.save(path, *args, **settings))
         self._saved()
 
     def save_weights(self, filepath: Any, *args: Any, **settings: Any) -> None:
-        """The weights; they are on disk when this returns."""
+        """Save the weights. They are on disk when this returns."""
         _durable(filepath, lambda path: self._model.save_weights(path, *args, **settings))
         self._saved()
 
 
 def _durable(filepath: Any, save: Callable[[str], None]) -> None:
-    """Has ``save`` write beside the file, then puts that in its place: whole and on disk, or not at all."""
-    if "://" in str(filepath):  # a bucket: what is closed there is there
+    """Let ``save`` write a new file next to the old one, then replace it, so that the save is complete or absent."""
+    if "://" in str(filepath):  # a bucket keeps a file once it is closed
         save(str(filepath))
         return
     path = Path(filepath)
-    fresh = path.with_name(f".new-{path.name}")  # Keras tells formats by the ends of names
+    fresh = path.with_name(f".new-{path.name}")  # Keras tells formats by the suffix
     save(str(fresh))
     _sync(fresh)
     fresh.replace(path)

@@ -1,6 +1,7 @@
-"""Acknowledging behind a framework that reads ahead: which pulled batches a training step has provably finished with.
+"""Track which batches a training step has provably finished with, behind a framework that reads ahead.
 
-No framework here; each adapter feeds a `Feed` with what its framework lets it see. docs/decisions/ has the reasons.
+Nothing here uses a framework. Each adapter tells a `Feed` what its framework lets it see. docs/decisions/ has the
+reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNSEEN = (
 
 
 def require_loader(loader: object) -> None:
-    """Raise TypeError for what else a newcomer gives to an adapter: a stream's name, a batch, a view."""
+    """Raise TypeError if an adapter is given something else, such as a stream's name, a batch or a view."""
     if isinstance(loader, View):
         raise TypeError(
             "dataset() got a View, expected its loader: write dataset(loader, select=('x', 'y')) for tuples"
@@ -42,7 +43,7 @@ def require_loader(loader: object) -> None:
 
 
 def require_fed(call: str, loader: object, more: str = "") -> None:
-    """Raise TypeError for what else a newcomer gives to a callback: the dataset, or only a file's name."""
+    """Raise TypeError if a callback is given something else, such as the dataset or only a file's name."""
     if not isinstance(loader, Loader | Mixture):
         raise TypeError(f"{call}() got {an(loader)}, expected the loader of the dataset: write {call}(loader{more})")
 
@@ -52,39 +53,39 @@ class Iteration:
     """One pass of the framework over its dataset."""
 
     is_ordered: bool
-    """Whether what arrives keeps the order of pulling: then what never arrives was dropped on purpose."""
+    """Whether batches arrive in the order of pulling. Then a batch that never arrives was dropped on purpose."""
     is_drained: bool
     """Whether the pass ends only after everything pulled has arrived or been dropped; not so behind ``take``."""
     has_read_all: bool = False
-    """The loader's epoch was read to its end."""
+    """Whether the loader's epoch was read to its end."""
     is_over: bool = False
     pulled: int = 0
     arrived: int = 0
     in_hand: list[int] = field(default_factory=list)
-    """Tokens of what the step was given and has not proved to be done with."""
+    """The tokens of batches that the step was given and is not known to be done with."""
 
 
 class Feed:
-    """One loader's batches on their way through a framework, each with a token until it is settled.
+    """A tracker of one loader's batches in a framework. Each has a token until it is acknowledged.
 
-    `batches` is where they are pulled, perhaps by a thread far ahead; `arrive` is called when the training step asks
-    for an element, which proves that it is done with the one before.
+    The framework pulls from `batches`, perhaps in a thread far ahead. `arrive` is called when the training step asks
+    for an element, which proves that the step is done with the one before.
     """
 
     def __init__(self, loader: Loader | Mixture) -> None:
         self._loader = loader
         self._tokens = itertools.count()
         self._owed: dict[int, Batch] = {}
-        """Token -> a batch that was pulled and is not settled, in the order of pulling."""
+        """The pulled and unacknowledged batches by token, in the order of pulling."""
         self._current: Iteration | None = None
         self._lock = threading.RLock()
         self._pulling = threading.Lock()
         self.reporter: object | None = None
-        """Who reports finished steps with `settle`; without one an arrival is the report of the step before."""
+        """The object that reports finished steps with `settle`. Without one, an arrival reports the step before."""
 
     @classmethod
     def of(cls, loader: Loader | Mixture) -> Feed:
-        """The feed of a loader, which from now on acknowledges for it."""
+        """Return the feed of a loader, which acknowledges for it from now on."""
         hooks = hooks_of(loader)
         if isinstance(hooks.adapter, cls):
             return hooks.adapter
@@ -94,13 +95,13 @@ class Feed:
 
     @property
     def loader(self) -> Loader | Mixture:
-        """The loader of these batches."""
+        """Return the loader of these batches."""
         return self._loader
 
     # --- the loader's end ---
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
-        """Pulls the rest of the epoch, or the next one; ends when another pass takes over."""
+        """Yield the rest of the epoch, or the next one, with tokens. End when another pass takes over."""
         iteration = self._current
         if iteration is None or iteration.is_over:
             raise PenstockError(UNSEEN)
@@ -111,26 +112,26 @@ class Feed:
                 if batch is not None:
                     token = self.pulled(batch)
                 if self._current is not iteration:
-                    return  # whoever took over hands out again what was pulled here
+                    return  # the pass that took over gives this batch again
             if batch is None:
                 iteration.has_read_all = True
                 return
             iteration.pulled += 1
             yield batch, token
-            batch.clear()  # the framework has the arrays; only the identities are needed from here on
+            batch.clear()  # the framework has the arrays, and only the identities are still needed
 
     def asked(self) -> Iterator[Batch]:
-        """`batches` where nothing lies between here and the step: asking for one is the step's report."""
+        """Yield the same as `batches` directly to the step, whose request for a batch is its report."""
         iteration = self._current
         for batch, token in self.batches():
             with self._lock:
                 if self._current is not iteration:
-                    return  # another pass took over, and hands this one out again
+                    return  # another pass took over, and gives this batch again
                 self.arrive([token])
             yield batch
 
     def pulled(self, batch: Batch) -> int:
-        """A batch is on its way; the token to report it by."""
+        """Note that a batch is on its way. Return the token that reports it."""
         with self._lock:
             token = next(self._tokens)
             self._owed[token] = batch
@@ -139,9 +140,9 @@ class Feed:
     # --- the step's end ---
 
     def passes(self, *, is_ordered: bool, is_drained: bool) -> Generator[int, None, None]:
-        """Drives one pass: asked for the next number whenever everything the last one gave has reached the step.
+        """Drive one pass. The caller asks for the next number once all of the last one has reached the step.
 
-        A pass in which nothing arrived goes on into the next epoch, as iterating the loader does.
+        A pass in which nothing arrived continues with the next epoch, as a loop over the loader does.
         """
         iteration = Iteration(is_ordered, is_drained)
         self._begin(iteration)
@@ -157,16 +158,16 @@ class Feed:
 
     @property
     def running(self) -> Iteration | None:
-        """The pass under way; not the same object any more once another one took over."""
+        """Return the pass under way. It is another object once another pass takes over."""
         return self._current
 
     def break_off(self) -> None:
-        """Ends the pass under way; the next one begins where the loader then is."""
+        """End the pass under way. The next one begins at the loader's position then."""
         self.settle()
         self._current = None
 
     def arrive(self, tokens: Sequence[int]) -> None:
-        """An element made of these batches (none: nobody knows) goes to the step."""
+        """Note that the step gets an element made of these batches. No tokens means that they are not known."""
         with self._lock:
             iteration = self._current
             if iteration is None:
@@ -177,7 +178,7 @@ class Feed:
             iteration.in_hand += tokens
 
     def settle(self) -> None:
-        """Reports what the step was given: it is done with all of it. The loader asks for this too."""
+        """Report that the step is done with all it was given. The loader asks for this too."""
         with self._lock:
             done = self._done()
             if done and self._current is not None:
@@ -185,7 +186,7 @@ class Feed:
                 self._settle(done)
 
     def reached(self) -> list[Batch]:
-        """The state that `settle` would report now."""
+        """Return the batches that `settle` would report now."""
         with self._lock:
             return [self._owed[token] for token in self._done() if token in self._owed]
 
@@ -193,14 +194,14 @@ class Feed:
         iteration = self._current
         if iteration is None or not iteration.in_hand:
             return []
-        if iteration.is_ordered:  # filter and skip have dropped what lies before and did not arrive
+        if iteration.is_ordered:  # filter and skip have dropped earlier batches that did not arrive
             return [token for token in self._owed if token <= max(iteration.in_hand)]
         return iteration.in_hand
 
     # --- beginnings and ends of passes ---
 
     def _begin(self, iteration: Iteration) -> None:
-        self.settle()  # asking for a new pass, like asking for the next batch, is done with the last one
+        self.settle()  # a request for a new pass, as for a batch, shows that the last is done
         self._current = iteration
         with self._pulling, self._lock:
             left = list(self._owed.values())
@@ -208,13 +209,13 @@ class Feed:
             hooks_of(self._loader).hand_back(left)
 
     def _end(self, iteration: Iteration) -> None:
-        """Everything of a pass has come out at the step's end."""
+        """Note that all of a pass has reached the step."""
         if self._current is not iteration:
             return
         if self.reporter is None:
             self.settle()
         if iteration.has_read_all and iteration.is_drained:
-            with self._lock:  # what the step still has is its reporter's to tell
+            with self._lock:  # the reporter reports what the step still has
                 self._settle([token for token in self._owed if token not in iteration.in_hand])
 
     def _settle(self, tokens: Sequence[int]) -> None:

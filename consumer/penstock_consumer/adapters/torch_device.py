@@ -1,6 +1,6 @@
-"""Elements on their way to a device, ahead of the step that wants them: `prefetch_to_device`.
+"""Send elements to a device ahead of the step that wants them: `prefetch_to_device`.
 
-What is acknowledged, and when, is ``torch``'s: being sent ahead is not being trained on.
+``torch`` decides what is acknowledged, and when. An element that was sent ahead is not trained on yet.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging
 from penstock_consumer.adapters.torch_tensors import mapped
 
 AHEAD = 2
-"""Batches on the device: the step's, and one whose copy runs beside it."""
+"""The batches on the device: the step's, and one that is copied during the step."""
 Sent = tuple[Any, Any]
-"""An element on the device, and the event after its copy."""
+"""An element on the device, and the event that follows its copy."""
 
 
 @explained
@@ -37,7 +37,7 @@ def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
 
 
 def _device(device: Any) -> torch.device:
-    """Return the device, or raise ValueError where there is none."""
+    """Return the device, or raise ValueError if it does not exist."""
     try:
         to = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -51,7 +51,7 @@ def _device(device: Any) -> torch.device:
 
 
 class _Plain:
-    """Moves elements to a device without streams."""
+    """A copier that moves elements to a device without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,7 +64,7 @@ class _Plain:
 
 
 class OnDevice:
-    """Batches sent ahead of the step: acknowledged when the step is done with them, not when they were sent."""
+    """Batches that are sent ahead of the step. They are acknowledged once the step is done with them, not when sent."""
 
     def __init__(self, source: Acknowledging, side: Side) -> None:
         self.source, self._side = source, side
@@ -76,11 +76,11 @@ class OnDevice:
         return len(self.source)
 
     def state_dict(self) -> dict[str, Any]:
-        """The dataset's, also of a StatefulDataLoader, whose own would count what was only sent ahead."""
+        """Return the dataset's state. A StatefulDataLoader's own would count batches that were only sent ahead."""
         return self.source.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        """Continue with the rest of the pass that the state was taken in. Raises StateMismatch, ReplayTruncated."""
         self.source.dataset.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class OnDevice:
 
 
 class ReplayOnDevice:
-    """Batches of a replay, sent ahead of the step."""
+    """Batches of a replay that are sent ahead of the step."""
 
     def __init__(self, batches: Any, side: Side) -> None:
         self._batches, self._side = batches, side
@@ -129,27 +129,27 @@ class ReplayOnDevice:
 
 
 class Side(Protocol):
-    """Moves elements beside the step."""
+    """A copier that moves elements during the step."""
 
     def send(self, element: Any) -> Any:
-        """Begins to."""
+        """Begin to move an element."""
 
     def hand(self, sent: Any) -> Any:
-        """For the step."""
+        """Return a sent element for the step."""
 
 
 class SideStream:
-    """Copies elements to a CUDA device beside the step, from pinned memory, on a stream of its own.
+    """A copier from pinned memory to a CUDA device, on a stream of its own, during the step.
 
-    The pattern of PyTorch's documentation: ``non_blocking`` copies are asynchronous from pinned memory only; the step's
-    stream waits for the copy; ``record_stream`` keeps the memory until that stream is done with it.
+    It follows PyTorch's documentation. ``non_blocking`` copies are asynchronous from pinned memory only. The step's
+    stream waits for the copy, and ``record_stream`` keeps the memory until that stream is done with it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
     def send(self, element: Any) -> Sent:
-        """Starts the copy; the batch's own memory is free when this returns."""
+        """Start the copy. The batch's own memory is free when this returns."""
         with torch.cuda.stream(self._stream):
             sent = mapped(element, self._copied)
         return sent, self._stream.record_event()
@@ -159,7 +159,7 @@ class SideStream:
         return pinned.to(self._device, non_blocking=True)
 
     def hand(self, sent: Sent) -> Any:
-        """Gives a sent element to the current stream."""
+        """Give a sent element to the current stream."""
         element, copied = sent
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copied)
