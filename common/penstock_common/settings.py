@@ -21,7 +21,7 @@ DEFAULT_URL = "redis://localhost:6379"
 FILE = "_FILE"
 """The end of the name of a variable that names a file with the value."""
 _BY_FILE = ("PENSTOCK_URL", "PENSTOCK_QUEUE_URL")
-_SCHEMES = ("redis", "rediss", "unix")
+_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _PREFIX = "PENSTOCK_"
 _OF_COMPOSE = (
     *("APPENDONLY", "MAXMEMORY", "PAYLOAD", "REDIS_CPUS", "REDIS_MEMORY", "SHM_SIZE"),

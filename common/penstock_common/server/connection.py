@@ -5,18 +5,20 @@ redis-py does addresses, TLS and login. No channel retries a command: a repeated
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import redis
+from redis import exceptions as foreign
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.server.client import ControlClient, connections_of
-from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
+from penstock_common.server.error_translation import address, broke_off, cluster_refusal, may_pass, redacted, translated
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 
@@ -32,6 +34,10 @@ A proxy in between may be starting. But the URL may also be wrong (a port that w
 
 AnyClient = TypeVar("AnyClient", bound=ControlClient)
 
+_OTHER_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
+"""Schemes that mean the same as one of redis-py's."""
+_FILES_OF_TLS: Final = {"ssl_ca_certs": "CA file", "ssl_certfile": "client certificate", "ssl_keyfile": "client key"}
+"""The options of a URL that name files of TLS, and what each file is."""
 _FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
 
 
@@ -58,11 +64,13 @@ def connect(
         notify: Hears of a server that does not answer, where ``bears_outages`` is not given.
 
     Raises:
+        ServerUnsuitable: The server is a Sentinel or a node of a cluster. Nothing is written to it.
         PenstockError: The server is not there, silent or refuses the login. With ``bears_outages`` a server that says
             why it cannot serve now (a script keeps it busy, it has too many clients) is asked again for ``patience_s``,
             one that loads its data for as long as it does, and one that closes the connection for `GREETING_S`.
     """
     client = _client(url, client_class, timeout_s, client_name)
+    _require_files(client)
     client.patience.notify = bears_outages or notify
     patience_s = OUTAGE_S if patience_s is None else patience_s
     outage = Outage(client.patience.notify, doing="connecting")
@@ -98,23 +106,84 @@ def open_channel(client: redis.Redis) -> Channel:
 
 
 def _greet(client: ControlClient) -> None:
+    """Connect, log in and ask what answers; raises ServerUnsuitable for a Sentinel and for a node of a cluster."""
     probe = _dedicated(client)
 
-    def greet() -> None:
+    def greet() -> str:
         probe.connect()
         probe.send_command("PING")
+        probe.send_command("HELLO")
         probe.read_response()
+        return _mode(probe)
 
     try:
-        client.request().of(greet)
+        mode = client.request().of(greet)
+    except (foreign.ResponseError, foreign.AuthenticationError):
+        _require_suitable(client, _mode_behind_refusal(client))
+        raise
     finally:
         probe.disconnect()
+    _require_suitable(client, mode)
+
+
+def _mode(connection: Any) -> str:
+    """Return the mode that an answer to HELLO names, or an empty text where the server does not answer HELLO."""
+    try:
+        answer = connection.read_response()
+    except (foreign.ResponseError, foreign.AuthenticationError):
+        return ""
+    facts = dict(zip(answer[::2], answer[1::2], strict=False)) if isinstance(answer, list) else {}
+    return bytes(facts.get(b"mode", b"")).decode(errors="replace")
+
+
+def _mode_behind_refusal(client: ControlClient) -> str:
+    """Return the mode of a server that refused the login or the database, or an empty text.
+
+    A Sentinel has no databases and often no password. A cluster often has database 0 only.
+    """
+    no_database: dict[str, object] = {"db": 0, "client_name": None}
+    no_login: dict[str, object] = {"username": None, "password": None, "credential_provider": None}
+    for others in (no_database, no_database | no_login):
+        probe = _dedicated(client, **others)
+        try:
+            probe.connect()
+            probe.send_command("HELLO")
+            if mode := _mode(probe):
+                return mode
+        except (foreign.RedisError, OSError):
+            continue
+        finally:
+            probe.disconnect()
+    return ""
+
+
+def _require_suitable(client: ControlClient, mode: str) -> None:
+    if mode == "sentinel":
+        raise ServerUnsuitable(
+            f"a Sentinel answers at {client.where}, which keeps no data: write the URL of the primary, whose host and "
+            "port `SENTINEL GET-MASTER-ADDR-BY-NAME <service>` names there"
+        )
+    if mode == "cluster":
+        raise ServerUnsuitable(cluster_refusal(client.where))
+
+
+def _require_files(client: ControlClient) -> None:
+    """Raise ServerUnavailable where a file that the URL names for TLS cannot be read."""
+    settings = client.connection_pool.connection_kwargs
+    for option, what in _FILES_OF_TLS.items():
+        if (file := settings.get(option)) and not os.access(file, os.R_OK):
+            raise ServerUnavailable(
+                f"the {what} {str(file)!r} for {client.where} cannot be read: write ?{option}=FILE with the path of a "
+                "file on this host in the URL"
+            )
 
 
 def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
     """Return a client that is not connected. What is wrong with the URL shows here, not at the first command."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
+    scheme, mark, rest = url.partition("://")
+    url = f"{_OTHER_SCHEMES.get(scheme, scheme)}{mark}{rest}"
     try:
         _check_path(url)
         client: Any = client_class.from_url(
@@ -160,8 +229,8 @@ def _check_path(url: str) -> None:
         raise ValueError(f"the path is a database number, found {database!r}")
 
 
-def _dedicated(client: redis.Redis) -> Any:
-    """Return a connection with the client's address, TLS and login, not connected yet."""
+def _dedicated(client: redis.Redis, **others: object) -> Any:
+    """Return a connection with the client's address, TLS and login, not connected yet; ``others`` replace settings."""
     kwargs: dict[str, Any] = {
         name: value
         for name, value in client.connection_pool.connection_kwargs.items()
@@ -170,7 +239,7 @@ def _dedicated(client: redis.Redis) -> Any:
     kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
     # a TLS handshake knows no other bound; channels set their own
     kwargs |= {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
-    return client.connection_pool.connection_class(**kwargs)
+    return client.connection_pool.connection_class(**kwargs | others)
 
 
 def _without_maintenance() -> dict[str, Any]:

@@ -33,6 +33,8 @@ _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in scr
 """The words of Redis and of Valkey 9.1 for NOPERM inside a script; the script's digest stands around them."""
 _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
+_WITH_TLS = ("rediss:", "valkeys:")
+_CLIENT_CERTIFICATE = "name it with ?ssl_certfile=FILE&ssl_keyfile=FILE in the URL"
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -102,7 +104,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
         )
     # 3. no usable connection
     if isinstance(error, foreign.TimeoutError | TimeoutError):
-        hint = ", or without TLS (then write redis://)" if place.startswith("rediss:") else ""
+        hint = ", or without TLS (then write redis://)" if place.startswith(_WITH_TLS) else ""
         return ServerUnavailable(
             f"Redis at {place} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
         )
@@ -128,9 +130,13 @@ def _unreachable(error: BaseException, place: str) -> PenstockError:
         )
     if FULL in text or isinstance(error, foreign.MaxConnectionsError):
         return ServerUnavailable(f"Redis at {place} takes no more clients ({text}): raise its maxclients")
+    is_tls = place.startswith(_WITH_TLS)
+    if "CERTIFICATE_REQUIRED" in text or (is_tls and "HANDSHAKE_FAILURE" in text):
+        return ServerUnavailable(f"Redis at {place} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
     if _CLOSED.search(text):
+        hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else "rediss:// if it wants TLS"
         return ServerUnavailable(
-            f"Redis at {place} closed the connection ({text}): see its log, then try again (rediss:// if it wants TLS)"
+            f"Redis at {place} closed the connection ({text}): see its log, then try again ({hint})"
         )
     return ServerUnavailable(f"no Redis answers at {place} ({text}): {START_ONE}")
 
@@ -150,8 +156,16 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
     if text.lower().startswith(("unknown command", "err unknown command", "unknown subcommand")):
         return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
     if isinstance(error, foreign.MovedError | foreign.ClusterError | foreign.ClusterCrossSlotError):
-        return ServerUnsuitable(f"Redis at {place} is a cluster node ({text}): connect to a server that owns the keys")
+        return ServerUnsuitable(cluster_refusal(place))
     return ReplyError(error, place)
+
+
+def cluster_refusal(place: str) -> str:
+    """Return what to write instead of the address of a cluster's node."""
+    return (
+        f"Redis at {place} is a node of a cluster, on which Penstock does not run yet: write the URL of a server "
+        "without `cluster-enabled yes`, as in redis://host:6379/0"
+    )
 
 
 def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:

@@ -214,9 +214,6 @@ def role(facts: ServerFacts) -> Finding:
     if facts.info.get("role", "master") != "master":
         where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
         return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
-    if int(facts.info.get("cluster_enabled", 0)):
-        return Finding("role", "warning", "it is a node of a cluster, which Penstock has not been run on",
-                       "use a server of its own")  # fmt: skip
     return ok("role", "it takes writes")
 
 

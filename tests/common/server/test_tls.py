@@ -8,8 +8,8 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -34,10 +34,13 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certifi
 class TlsFront:
     """TLS in front of any server, for builds that have none: one thread per connection, bytes passed both ways."""
 
-    def __init__(self, port: int, certificate: Path, key: Path) -> None:
+    def __init__(self, port: int, certificate: Path, key: Path, clients: str = "no") -> None:
         self._port = port
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate, key)
+        if clients == "yes":
+            self._context.verify_mode = ssl.CERT_REQUIRED
+            self._context.load_verify_locations(certificate)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -103,9 +106,9 @@ def tls_server(certificate: Path, key: Path, clients: str = "no") -> Iterator[in
 
 
 @contextmanager
-def tls_front(certificate: Path, key: Path) -> Iterator[int]:
+def tls_front(certificate: Path, key: Path, clients: str = "no") -> Iterator[int]:
     """The port of a TLS front before a server that need not speak it."""
-    with EmbeddedServer(password="") as server, closing(TlsFront(server.port, certificate, key)) as front:
+    with EmbeddedServer(password="") as server, closing(TlsFront(server.port, certificate, key, clients)) as front:
         yield front.port
 
 
@@ -153,13 +156,14 @@ def test_samples_of_any_size_travel_by_tls(
     assert sorted(read, key=len) == [pattern(size) for size in sizes]
 
 
+@pytest.mark.parametrize("kind", [tls_server, tls_front])
 def test_a_server_that_asks_for_a_client_certificate_gets_it_from_each_connection(
-    certificate: tuple[Path, Path],
+    certificate: tuple[Path, Path], kind: Callable[..., AbstractContextManager[int]]
 ) -> None:
     """Channels are opened with the settings of the control connection, and log in by themselves."""
-    with tls_server(*certificate, clients="yes") as port:
+    with kind(*certificate, clients="yes") as port:
         url = f"rediss://localhost:{port}?ssl_ca_certs={certificate[0]}"
-        with pytest.raises(ServerUnavailable):
+        with pytest.raises(ServerUnavailable, match=r"client certificate.*name it with .ssl_certfile=FILE"):
             connect(url)
         named = f"{url}&ssl_certfile={certificate[0]}&ssl_keyfile={certificate[1]}"
         with connect(named) as client, closing(open_channel(client)) as channel:

@@ -51,7 +51,6 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.product, replace(WELL, version=(6, 0, 16)), "error", "older than 6.2", "install a newer server"),
         (server.product, replace(WELL, product="valkey", version=(7, 0)), "error", "older than 7.2", "install"),
         (server.role, info(role="slave", master_host="a", master_port=1), "error", "replica", "use --url redis://a:1"),
-        (server.role, info(cluster_enabled=1), "warning", "node of a cluster", "server of its own"),
         (
             server.rights,
             replace(WELL, user="bob", refused=("xadd", "xgroup create")),
