@@ -1,4 +1,7 @@
-"""``python -m chaos``: one run and its totals; exit code 1, with the folder of all logs kept, if anything is wrong."""
+"""Run the chaos suite: ``python -m chaos`` does one run and prints its totals.
+
+The exit code is 1 if anything is wrong. The folder of all logs is kept then.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ each covers: `--seeds` runs all or some of them, one after another, and takes th
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 if every promise held, 1 if not."""
+    """Return 0 if every promise held, 1 if not."""
     args = _parser().parse_args(argv)
     directory = Path(args.directory or tempfile.mkdtemp(prefix="penstock-chaos-")).absolute()
     if args.seeds is None:
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _stored_runs(args: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
-    """Each in a folder of its own, which goes if nothing is wrong."""
+    """Do each stored run in a folder of its own, which is removed if nothing is wrong."""
     results = []
     for one in args.seeds:
         print(f"\n{one.covers}:", flush=True)
@@ -69,7 +72,7 @@ def _stored_runs(args: argparse.Namespace, directory: Path) -> list[dict[str, An
 
 
 def run(options: Options, directory: Path, *, is_quiet: bool = False) -> dict[str, Any]:
-    """One run; what was done, delivered and wrong, as JSON has it."""
+    """Do one run, and return what was done, delivered and wrong as values for JSON."""
     began = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "story.log").open("a") as story, ExitStack() as stack:
@@ -117,7 +120,7 @@ def run(options: Options, directory: Path, *, is_quiet: bool = False) -> dict[st
 
 
 def told(result: dict[str, Any]) -> str:
-    """The totals, as people read them."""
+    """Return the totals as text for people."""
     options, ended = result["options"], result["ended_by_themselves"]
     sizes = f"{options['partitions']} partitions, samples of {options['sample_bytes']} bytes"
     crew = f"{options['members']} members a group, {options['workers']} workers"

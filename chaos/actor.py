@@ -1,4 +1,4 @@
-"""One process that the conductor started: kill it, stop it, let it go on; its life is written down as it happens."""
+"""One process of a run: kill it, stop it, continue it, and record its life as it happens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACKER = "resource_tracker"
 
 
 class Actor:
-    """A child in a session of its own, its output in files."""
+    """A child process in a session of its own, with its output in files."""
 
     def __init__(self, life: Life, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self.life = life
@@ -37,34 +37,34 @@ class Actor:
 
     @property
     def errors_file(self) -> Path:
-        """What it wrote to stderr."""
+        """Return the file that holds its stderr."""
         return self.life.journal.with_suffix(".err")
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP, and not continued yet."""
+        """Return whether SIGSTOP stopped it and nothing has continued it yet."""
         return bool(self._stopped_ns)
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has joined its group, or opened its stream."""
+        """Return whether it has joined its group, or opened its stream."""
         return any(line.letter == "B" for line in islice(read_journal(self.life.journal), 9))
 
     def kill(self) -> None:
-        """Kill -9, noted before it happens."""
+        """Kill it with SIGKILL, which is recorded before it happens."""
         now = time.monotonic_ns()
         self._note_stop(now)
         self.life.ended_ns, self.life.ending = now, KILLED
         self.process.kill()
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         if not self._stopped_ns:
             self._stopped_ns = time.monotonic_ns()
             self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         if self._stopped_ns:
             self.process.send_signal(signal.SIGCONT)
             self._note_stop(time.monotonic_ns())
@@ -75,7 +75,7 @@ class Actor:
         self.process.terminate()
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended; an end that nobody inflicted is noted."""
+        """Return its exit code once it has ended, and record an end that no fault caused."""
         code = self.process.poll()
         if code is not None and not self.life.ending:
             left = code == 0 or (self.is_leaving and code == -signal.SIGTERM)  # before it could answer a signal
@@ -83,24 +83,24 @@ class Actor:
         return code
 
     def workers(self) -> list[int]:
-        """Process ids of its children that do jobs."""
+        """Return the process ids of its children that do jobs."""
         listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         pids = [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
         return [pid for pid in pids if TRACKER not in _command(pid)]
 
     def show_stacks(self) -> None:
-        """Has it, and its workers, print where all their threads are."""
+        """Make it and its workers print the stacks of all their threads."""
         for pid in (self.process.pid, *self.workers()):
             signal_if_there(pid, signal.SIGUSR1)
 
     def end(self) -> None:
-        """Kills it with all its children; for the very end."""
+        """Kill it with all its children, at the very end of a run."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def last_words(self, lines: int = 3) -> str:
-        """The end of its stderr, on one line."""
+        """Return the end of its stderr on one line."""
         text = self.errors_file.read_text(errors="replace") if self.errors_file.exists() else ""
         return " | ".join(text.strip().splitlines()[-lines:])
 
@@ -111,7 +111,7 @@ class Actor:
 
 
 def signal_if_there(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to a process that may have ended."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -1,6 +1,6 @@
-"""Who is on stage: keeps as many processes of each role running as there should be, whatever happens to them.
+"""All processes of a run: keep as many running in each role as there should be, whatever faults hit them.
 
-Whom a fault hits is ``inflict``'s; when the run is over, ``conductor``'s.
+`chaos.inflict` chooses the process that a fault hits. `chaos.conductor` decides when the run is over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class Cast:
-    """All actors, living and dead."""
+    """All processes of a run, living and dead."""
 
     def __init__(self, stage: Stage, agenda: Agenda, say: Say) -> None:
         self._stage, self._agenda, self._say = stage, agenda, say
@@ -46,7 +46,7 @@ class Cast:
         self._members = 0
 
     def enter(self) -> None:
-        """Everyone's first entrance."""
+        """Start every process for the first time."""
         self._start_dispatcher()
         self._start_host()
         self._start_feeder()
@@ -55,15 +55,15 @@ class Cast:
                 self.add_trainer(stream, group)
 
     def groups(self) -> list[tuple[str, str]]:
-        """(stream, group) of all."""
+        """Return the (stream, group) pairs of all groups."""
         return [*((MAIN, group) for group in self._stage.options.groups_of_main()), (FEED, FEED_GROUP)]
 
     def living(self) -> list[Actor]:
-        """All that run now."""
+        """Return all processes that run now."""
         return [actor for actor in self.everyone if actor.process.returncode is None]
 
     def new_name(self, group: str) -> str:
-        """A member's name that nobody had; of a rank the lowest number that is free."""
+        """Return an unused member name; for a rank, the lowest number that is free."""
         if group == RANKS:
             taken = {actor.life.member for actor in self.trainers if actor.life.group == group}
             return next(str(rank) for rank in count() if str(rank) not in taken)
@@ -71,7 +71,7 @@ class Cast:
         return f"m{self._members}"
 
     def add_trainer(self, stream: str, group: str, member: str = "") -> Actor:
-        """One more, under a new name or under one that was there before."""
+        """Start one more trainer, under a new name or under one that was used before."""
         member = member or self.new_name(group)
         for other in self.trainers:
             if (other.life.group, other.life.member) == (group, member) and other.process.poll() is None:
@@ -81,16 +81,16 @@ class Cast:
         return actor
 
     def count(self, group: str) -> int:
-        """Living trainers of a group."""
+        """Count the living trainers of a group."""
         return sum(actor.life.group == group for actor in self.trainers)
 
     def refill(self, stream: str, group: str, member: str = "") -> None:
-        """As `add_trainer`, unless the group has as many as it should have."""
+        """Add a trainer as `add_trainer` does, unless the group has as many as it should have."""
         if self.count(group) < self._stage.options.members_of(group):
             self.add_trainer(stream, group, member)
 
     def refill_all(self) -> None:
-        """Every group has its members again."""
+        """Give every group its full number of members again."""
         for stream, group in self.groups():
             while self.count(group) < self._stage.options.members_of(group):
                 self.add_trainer(stream, group)
@@ -98,7 +98,7 @@ class Cast:
     # --- looking after them ---
 
     def tend(self) -> None:
-        """Notices who ended, and has the missing replaced."""
+        """Notice the processes that ended, and plan their replacement."""
         for actor in list(self.trainers):
             if actor.poll() is not None:
                 self.trainers.remove(actor)
@@ -154,7 +154,7 @@ class Cast:
             self.host = self._appear(self._stage.start_host())
 
     def _start_feeder(self) -> None:
-        """After closing, as an operator would, the epoch that a dead one left open: nobody else will."""
+        """Start a feeder, after closing the epoch that a dead one left open, as an operator would."""
         if self.feeder is not None:
             return
         if not self.close_feed():
@@ -163,14 +163,14 @@ class Cast:
             self.feeder = self._appear(self._stage.start_feeder(self._fed()))
 
     def _fed(self) -> int:
-        """Samples that were given to the feed so far, committed or not."""
+        """Return how many samples were given to the feed so far, committed or not."""
         journals = [actor.life.journal for actor in self.everyone if actor.life.role == "feeder"]
         return max(
             (int(line.words[0]) for path in journals for line in read_journal(path) if line.letter == "W"), default=0
         )
 
     def close_feed(self) -> bool:
-        """Closes open epochs of the feed as they stand; False where the server cannot be reached now."""
+        """Close open epochs of the feed as they stand; return False if the server cannot be reached now."""
         if not self._stage.is_up:
             return False
         try:
@@ -187,7 +187,7 @@ class Cast:
         return True
 
     def workers(self) -> Iterator[tuple[Actor, int]]:
-        """(whose, process id) of every worker alive."""
+        """Yield the parent and the process id of every living worker."""
         for owner in (self.dispatcher, self.host):
             if owner is not None and not owner.is_stopped:
                 for pid in owner.workers():
@@ -195,9 +195,10 @@ class Cast:
 
 
 def _is_fair(actor: Actor, error: str) -> bool:
-    """Whether a process may end like that.
+    """Return whether a process may end with this error.
 
-    Who has begun outlives every outage of a run, but for what rq is part of. Who was asked to leave does not wait long.
+    A process that has begun outlives every outage of a run, except the dispatcher and the host, which depend on rq. A
+    process that was asked to leave does not wait long for a server.
     """
     if error == UNAVAILABLE:
         return actor.life.role in ("dispatcher", "host") or not actor.has_begun or actor.is_leaving
@@ -205,6 +206,6 @@ def _is_fair(actor: Actor, error: str) -> bool:
 
 
 def _kind(words: str) -> str:
-    """What made a command of Penstock's end, from what it said last; it names no class."""
+    """Return the kind of error that ended a Penstock command, from its last output, which names no class."""
     away = ("closed the connection", "no Redis answers", "does not answer", "still loading")
     return UNAVAILABLE if any(text in words for text in away) else "unknown"

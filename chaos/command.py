@@ -1,4 +1,4 @@
-"""Runs the ``penstock`` command, as an operator does."""
+"""Run the ``penstock`` command as an operator does."""
 
 from __future__ import annotations
 

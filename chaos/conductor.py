@@ -1,4 +1,4 @@
-"""Conducts a run: inflicts faults while the time lasts, watches that something moves, then lets everything end well."""
+"""Conduct a run: inflict faults for its time, watch for progress, then let every process end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ ENOUGH = 10
 
 
 class BrokenOff(Exception):
-    """Nothing moved for too long (the stacks of everyone are in their files), or too much went wrong."""
+    """A run that ended early: nothing moved for too long, or there were too many violations.
+
+    If nothing moved, the stacks of all processes are in their files.
+    """
 
 
 class Conductor:
-    """One run on one stage."""
+    """The sequence of one run on one stage."""
 
     def __init__(self, options: Options, directory: Path, stage: Stage, say: Say) -> None:
         self._options, self._directory, self._stage, self._say = options, directory, stage, say
@@ -43,7 +46,7 @@ class Conductor:
         self._moved = self._looked = time.monotonic()
 
     def run(self) -> None:
-        """All of it. Raises BrokenOff."""
+        """Do the whole run. Raises BrokenOff."""
         self.cast.enter()
         self._play(lambda: all(actor.has_begun for actor in self.cast.trainers))
         self._began = time.monotonic()
@@ -69,7 +72,7 @@ class Conductor:
         return time.monotonic() - self._began
 
     def _play(self, is_over: Callable[[], bool]) -> None:
-        """Lets time pass."""
+        """Tend the processes and do what is due until ``is_over`` answers True."""
         while not is_over():
             self._agenda.do_due()
             self.cast.tend()
@@ -79,7 +82,10 @@ class Conductor:
     # --- the end ---
 
     def _make_peace(self) -> None:
-        """Everyone runs, the server answers, each group has its members; the last round is begun or goes on."""
+        """End all faults: every process runs, the server answers, and each group has its members.
+
+        The feeder is told to leave. The last round of the dispatcher begins, or continues.
+        """
         self.cast.is_ending = True
         self._agenda.do_all()
         self.cast.refill_all()
@@ -87,7 +93,10 @@ class Conductor:
             self.cast.feeder.terminate()
 
     def _drain(self) -> None:
-        """Until all is produced and every group has closed every epoch; who was leaving when peace came is replaced."""
+        """Wait until everything is produced and every group has closed every epoch.
+
+        A trainer that was leaving when the faults ended is replaced.
+        """
         self._play(self._is_drained)
 
     def _is_drained(self) -> bool:
@@ -105,7 +114,7 @@ class Conductor:
             return False
 
     def _dismiss(self) -> None:
-        """Everyone leaves; who does not is a violation."""
+        """Make every process leave; one that does not leave is a violation."""
         leaving = self.cast.living()
         for actor in leaving:
             actor.terminate()
@@ -121,14 +130,14 @@ class Conductor:
                 self.cast.violations.append(f"{actor.name} left with {actor.process.returncode}: {actor.last_words()}")
 
     def close(self) -> None:
-        """Ends whatever runs."""
+        """End every process that still runs."""
         for actor in self.cast.everyone:
             actor.end()
 
     # --- the watchdog ---
 
     def _watch(self) -> None:
-        """Journals grow as long as anything moves."""
+        """Raise BrokenOff if no journal has grown for too long: journals grow as long as anything moves."""
         if len(self.cast.violations) >= ENOUGH:
             raise BrokenOff("too many violations to go on")
         size = sum(path.stat().st_size for path in self._directory.glob("*.journal"))

@@ -1,6 +1,6 @@
 """A plain Writer that fills the endless feed, and journals what it gave and what is known to be committed.
 
-``python -m chaos.feeder URL FIRST JOURNAL``. SIGTERM makes it close the feed.
+Start it with ``python -m chaos.feeder URL FIRST JOURNAL``. SIGTERM makes it close the feed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_PER_S = 250
 
 
 class Feeder:
-    """Writes numbered samples until it is told to stop."""
+    """A writer of numbered samples that continues until it is told to stop."""
 
     def __init__(self, writer: Writer, journal: Journal, options: Options, first: int) -> None:
         self._writer, self._journal, self._options, self._number = writer, journal, options, first
@@ -32,7 +32,7 @@ class Feeder:
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> None:
-        """Each stretch is announced before it is written, and confirmed when it is committed."""
+        """Write the feed; journal each stretch before it is written and when it is committed."""
         stretch = LARGE_FLUSH_EVERY if self._options.is_large else FLUSH_EVERY
         per_s = min(MOST_PER_S, BYTES_PER_S / self._options.sample_bytes)
         while not self._is_stopping:
@@ -51,7 +51,7 @@ class Feeder:
 
 
 def main(first: str, path: str) -> int:
-    """Exit code 0 after closing the feed, 3 after an error of Penstock's."""
+    """Return 0 after closing the feed, 3 after an error of Penstock."""
     prepare()
     options, journal = from_environment(), Journal(Path(path))
     try:

@@ -1,4 +1,4 @@
-"""Does one fault to the run: chooses whom it hits, and says when and how it ends."""
+"""Inflict one fault on the run: choose the process that it hits, and plan when and how it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ One = TypeVar("One")
 
 
 class Inflictor:
-    """Faults on the processes of one run; ``counts`` says which were done."""
+    """The faults that can hit the processes of one run; ``counts`` says how many of each were done."""
 
     def __init__(self, stage: Stage, cast: Cast, agenda: Agenda) -> None:
         self._stage, self._cast, self._agenda = stage, cast, agenda
@@ -52,7 +52,7 @@ class Inflictor:
         }
 
     def inflict(self, fault: Fault) -> str:
-        """Does it and says to whom; '' if there is nobody to hit now."""
+        """Inflict a fault and return the name of what it hit; return '' if there is nothing to hit now."""
         hit = self._deeds[fault.kind](fault)
         if hit:
             self.counts[fault.kind] += 1
@@ -131,7 +131,7 @@ class Inflictor:
         return f"{actor.name}, back as {self._return(actor, fault)}"
 
     def _return(self, actor: Actor, fault: Fault) -> str:
-        """Under its name at once, or under a new one, as a new container would, a little later."""
+        """Plan a trainer's return, under its own name or a new one as a new container would have."""
         life = actor.life
         same = fault.coin or life.group == RANKS
         name = life.member if same else self._cast.new_name(life.group)

@@ -1,4 +1,4 @@
-"""After a run: what should have been there, worked out from the seed, against journals, audit and quarantine."""
+"""After a run: compare what the seed says should exist with the journals, the audit and the quarantine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = 5
 
 @dataclass(slots=True)
 class Findings:
-    """What an inquest found."""
+    """The result of comparing a run with its plan."""
 
     epochs: int = 0
     """Of the main stream."""
@@ -41,7 +41,7 @@ class Findings:
 
 
 def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
-    """Everything that can be checked once all have left."""
+    """Check everything that can be checked once all processes have left."""
     findings = Findings()
     with stage.client() as client:
         findings.epochs, findings.feed_epochs = (
@@ -98,7 +98,7 @@ def _judge_groups(
 
 
 def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
-    """What all epochs must hold, by seed and order alone."""
+    """Return the content of all epochs, computed from seed and order alone."""
     planned = []
     for number in range(epochs):
         epoch = PlannedEpoch(number, [], set())
@@ -114,13 +114,13 @@ def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
 
 
 def expect_epochs(planned: list[PlannedEpoch]) -> Expected:
-    """The good samples of all epochs."""
+    """Return the good samples of all epochs."""
     good = [(nonce, epoch.number) for epoch in planned for nonce in epoch.nonces if nonce is not None]
     return expect([nonce for nonce, _ in good], [number for _, number in good], [])
 
 
 def expect_feed(options: Options, journals: list[Path]) -> Expected:
-    """What the feeders know to be committed; what they announced beyond that may be there or not."""
+    """Return what the feeders know to be committed; what they announced beyond that may exist or not."""
     sure: list[int] = []
     open_ended: list[int] = []
     first = 0
@@ -140,7 +140,7 @@ def expect_feed(options: Options, journals: list[Path]) -> Expected:
 
 
 def _audited(url: str, stream: str) -> list[str]:
-    """What `penstock audit --deep` has to say, if it is not clean."""
+    """Return the output of `penstock audit --deep` if it is not clean."""
     done = penstock(url, "audit", stream, "--deep", "--json")
     if done.returncode == 0:
         return []

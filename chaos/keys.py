@@ -1,4 +1,4 @@
-"""What a run looks at in Redis by itself, by docs/redis-keys.md: nothing that is on trial is believed."""
+"""Read the keys of a run from Redis by docs/redis-keys.md alone, without any Penstock code under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left or missing in a folder of segments after a run: by the keys, the headers and the files themselves."""
+"""Compare a folder of segments after a run with the keys and the headers: what is left over, and what is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARK = "stream"
 
 
 def leftovers(url: str, stream: str) -> list[str]:
-    """What should not be so once nobody writes any more, one line each; empty where payloads travel in the entries."""
+    """Return one line for each fault of the folder once nobody writes; return none for inline payloads."""
     with redis.Redis.from_url(url) as client:
         of_stream = meta(client, stream)
         plane, _, root = of_stream.get("payload", "inline").partition(":")
@@ -44,7 +44,7 @@ def leftovers(url: str, stream: str) -> list[str]:
 
 
 def _count(client: Any, partition: str, epoch: int, folder: Path, refers: Counter[str]) -> list[str]:
-    """Counts who refers to which file; what is missing."""
+    """Count the references to each file in ``refers``, and return one line for each missing payload."""
     wrong = []
     for entry_id, fields in client.xrange(f"{partition}:{epoch}:entries"):
         ref = json.loads(fields[b"meta"]).get("ref")

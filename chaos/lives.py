@@ -1,4 +1,4 @@
-"""What became of each process: when it began, was stopped, was replaced and ended; and its journal, read back."""
+"""Records of each process: when it began, was stopped, was replaced and ended, and its journal as read back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """One batch in the hands of one trainer."""
+    """One batch that one trainer was given."""
 
     life: int
     seq: int
@@ -48,7 +48,7 @@ class Handed:
 
 @dataclass(slots=True)
 class Diary:
-    """A trainer's life and what it wrote of it."""
+    """The life of a trainer and the content of its journal."""
 
     life: Life
     handed: list[Handed] = field(default_factory=list)
@@ -65,13 +65,13 @@ class Diary:
     flushed_ns: list[int] = field(default_factory=list)
 
     def is_acknowledged(self, seq: int) -> bool:
-        """Whether the call returned."""
+        """Return whether the acknowledging call returned."""
         return seq in self.acknowledged
 
     def is_certain(self, seq: int, at_ns: int) -> bool:
-        """Whether the acknowledgement of a batch had reached the server by then, whatever happened afterwards.
+        """Return whether the acknowledgement of a batch had certainly reached the server by then.
 
-        It has once a flush returned after it, or once so many later ones were sent that its answer had been read.
+        It had if a flush returned after it, or if so many later ones were sent that its answer had been read.
         """
         place = self.acknowledged.get(seq)
         if place is None or self.acknowledged_ns[place] > at_ns:
@@ -83,7 +83,7 @@ class Diary:
 
 
 def read_diary(number: int, life: Life) -> Diary:
-    """A trainer's journal; ``number`` is what its batches are known by."""
+    """Read the journal of a trainer, whose batches carry ``number``."""
     diary = Diary(life)
     for line in read_journal(life.journal):
         words = line.words

@@ -1,4 +1,4 @@
-"""What one run is to be: sizes, numbers of processes, time. Every process of the run gets the same options."""
+"""Options of one run: sizes, numbers of processes, time. Every process of the run gets the same options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One run. Sizes in bytes, times in seconds unless a name says otherwise."""
+    """The options of one run. Sizes in bytes, times in seconds unless a name says otherwise."""
 
     seed: int
     minutes: float
@@ -49,42 +49,42 @@ class Options:
 
     @property
     def seconds(self) -> float:
-        """How long faults are inflicted."""
+        """Return how long faults are inflicted."""
         return self.minutes * 60
 
     @property
     def is_large(self) -> bool:
-        """Whether one sample fills an entry."""
+        """Return whether one sample fills an entry."""
         return self.sample_bytes >= LARGE_BYTES
 
     @property
     def samples(self) -> int:
-        """Samples of an epoch: some seconds of work."""
+        """Return the samples of an epoch, which are some seconds of work."""
         return self.epoch_samples or max(48, min(3000, (512 << 20) // self.sample_bytes))
 
     @property
     def shard_samples(self) -> int:
-        """Samples of a job: about twenty jobs an epoch."""
+        """Return the samples of a job; an epoch has about twenty jobs."""
         return max(1, self.samples // 20)
 
     @property
     def block_bytes(self) -> int:
-        """Of an entry."""
+        """Return the bytes of an entry's block."""
         return self.sample_bytes + 8 if self.is_large else 16 * (self.sample_bytes + 8)
 
     @property
     def batch_size(self) -> int:
-        """Does not divide a block: entries span batches."""
+        """Return a batch size that does not divide a block, so that entries span batches."""
         return 2 if self.is_large else 13
 
     @property
     def rank_batch(self) -> int:
-        """Of a rank: a step of all ranks, and some kept behind it, must fit a quarter of the budget."""
+        """Return a rank's batch size: a step of all ranks and some steps behind it fit a quarter of the budget."""
         return 1 if self.is_large else self.batch_size
 
     @property
     def prefetch_bytes(self) -> int:
-        """A few batches, so that members share."""
+        """Return the bytes of a few batches, so that members share the samples."""
         return self._ahead * self.batch_size * self.sample_bytes
 
     @property
@@ -93,32 +93,35 @@ class Options:
 
     @property
     def together(self) -> int:
-        """A 'manual' trainer acknowledges so many batches at once."""
+        """Return how many batches a 'manual' trainer acknowledges at once."""
         return 2 if self.is_large else 3
 
     @property
     def checkpoint_every(self) -> int:
-        """An 'on_checkpoint' trainer begins a checkpoint every so many batches."""
+        """Return after how many batches an 'on_checkpoint' trainer begins a checkpoint."""
         return 2 if self.is_large else 7
 
     @property
     def durable_after(self) -> int:
-        """So many batches later it is durable."""
+        """Return how many batches after its beginning a checkpoint is durable."""
         return 1 if self.is_large else 2
 
     @property
     def window_samples(self) -> int:
-        """What the members of one group may hold without having acknowledged it, or being about to."""
+        """Return how many samples the members of one group may hold unacknowledged."""
         return self.members * self.batch_size * (self.checkpoint_every + self.durable_after + self._ahead + 1)
 
     @property
     def step_s(self) -> float:
-        """Mean time of a training step: some seeds' trainers wait for samples, some seeds' writers for room."""
+        """Return the mean time of a training step.
+
+        With some seeds trainers wait for samples, with others writers wait for quota.
+        """
         return (0.01, 0.04, 0.08)[self.seed % 3]
 
     @property
     def budget_bytes(self) -> int:
-        """Two epochs and a half, or for every other seed half an epoch, which makes retention trim inside it."""
+        """Return two and a half epochs or, for every other seed, half an epoch, so that retention trims inside it."""
         epoch = self.samples * self.sample_bytes
         wanted = epoch // 2 if self.seed % 2 else epoch * 5 // 2
         block = max(self.block_bytes, self.sample_bytes + 8)
@@ -127,22 +130,22 @@ class Options:
         return max(wanted, 12 * self.partitions * block, 4 * self.partitions * (steps + block), 5 * window)
 
     def members_of(self, group: str) -> int:
-        """How many trainers a group should have."""
+        """Return how many trainers a group should have."""
         return self.ranks if group == RANKS else self.members
 
     def groups_of_main(self) -> list[str]:
-        """All that read the epochs."""
+        """Return all groups that read the epochs."""
         return [*self.group_policies(), *([RANKS] if self.ranks else [])]
 
     def group_policies(self) -> dict[str, str]:
-        """Shared group -> how it acknowledges."""
+        """Return the acknowledgement policy of each shared group."""
         return {f"group{number}": POLICIES[number % len(POLICIES)] for number in range(self.groups)}
 
     def environment(self) -> dict[str, str]:
-        """What children are started with."""
+        """Return the environment that children are started with."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 def from_environment() -> Options:
-    """The options of the run that this process is part of."""
+    """Return the options of the run that this process is part of."""
     return Options(**json.loads(os.environ[VARIABLE]))

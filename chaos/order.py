@@ -1,6 +1,6 @@
-"""The order of an epoch, worked out once more: which sample lies where, and what its generator says first.
+"""A second computation of the order of an epoch: the place of each sample, and the first word of its generator.
 
-It does not ask the code on trial. The same seed gives the same epoch for ever, so this never changes.
+It does not use the code under test. The same seed always gives the same epoch, so this never changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a sample holds, as a function of seed, index and nonce; and what a received one proves to be.
+"""The content of a sample as a function of seed, index and nonce, and the proof of a received sample.
 
-The nonce differs from epoch to epoch (or is the feed's), so a payload alone says which sample of which epoch it is.
-No header is looked at: a payload that was mixed up, cut short or overwritten answers to no name.
+The nonce differs from epoch to epoch (or is the feed's), so a payload alone says which sample of which epoch it is. The
+proof reads no header. A payload that was mixed up, cut short or overwritten has no valid nonce.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BAD_ONE_IN = 64
 
 
 def sample(seed: int, index: int, nonce: int, size: int) -> dict[str, Any]:
-    """``x``: uint8 [size], index, nonce and what follows from them; ``y``: the index again, in a tensor of its own."""
+    """Return ``x``, a uint8 [size] made from index and nonce, and ``y``, the index again."""
     x = np.empty(size, np.uint8)
     x[:KEY_BYTES].view("<u8")[:] = (index, nonce)
     x[KEY_BYTES:] = _body(seed, index, nonce, size - KEY_BYTES)
@@ -26,12 +26,12 @@ def sample(seed: int, index: int, nonce: int, size: int) -> dict[str, Any]:
 
 
 def spec(size: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The tensors of a sample."""
+    """Return the spec of a sample."""
     return {"x": ("uint8", (size,)), "y": ("int64", ())}
 
 
 def prove(seed: int, x: NDArray[np.uint8], y: int) -> int | None:
-    """The nonce of a received sample after making it again and comparing every byte; None if it is corrupt."""
+    """Return a received sample's nonce after comparing every byte with the sample made again; None if it is corrupt."""
     index, nonce = (int(word) for word in x[:KEY_BYTES].copy().view("<u8"))
     if index != y or not np.array_equal(x[KEY_BYTES:], _body(seed, index, nonce, len(x) - KEY_BYTES)):
         return None
@@ -39,12 +39,12 @@ def prove(seed: int, x: NDArray[np.uint8], y: int) -> int | None:
 
 
 def is_bad(seed: int, index: int) -> bool:
-    """Whether the source cannot make this sample, in any epoch."""
+    """Return whether the source cannot make this sample, in any epoch."""
     return xxhash.xxh3_64_intdigest(f"bad:{seed}:{index}".encode()) % BAD_ONE_IN == 0
 
 
 def feed_nonce(seed: int, number: int) -> int:
-    """The nonce of a feed's sample."""
+    """Return the nonce of a feed's sample."""
     return xxhash.xxh3_64_intdigest(f"feed:{seed}:{number}".encode())
 
 

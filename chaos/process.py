@@ -1,4 +1,4 @@
-"""What every process of a run does first: die with the conductor, and print its stacks when asked.
+"""Prepare each process of a run: it dies with the conductor, and prints its stacks on SIGUSR1.
 
 Run as a module it is the `penstock` command with both: ``python -m chaos.process produce ...``.
 """
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def prepare() -> None:
-    """SIGUSR1 prints the stacks of all threads to stderr; on Linux this process dies with the conductor."""
+    """Print the stacks of all threads to stderr on SIGUSR1; on Linux, die with the conductor."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""The ordered group: every batch of every rank must be exactly the one that the canonical order says, by its payloads.
+"""The check of the ordered group: every batch of every rank is the one that the canonical order says, by payload.
 
-A batch here is what a sample is in a shared group: delivered, lost, invented, or handed twice for a reason.
+A batch here is what a sample is in a shared group: delivered, lost, invented, or duplicated for a reason.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PlannedEpoch:
 
 
 def batches_of(epoch: PlannedEpoch, batch: int, ranks: int) -> list[tuple[int, ...]]:
-    """All batches of an epoch, rank after rank, step after step; in the place of a bad sample stands the next good one.
+    """Return all batches of an epoch, rank after rank, step after step; the next good sample stands for a bad one.
 
-    The last step is filled up with what comes first.
+    The last step is filled with the first samples of the epoch.
     """
     total = len(epoch.nonces)
     good: list[int] = []
@@ -47,7 +47,7 @@ def batches_of(epoch: PlannedEpoch, batch: int, ranks: int) -> list[tuple[int, .
 def judge_ranks(
     options: Options, diaries: Sequence[Diary], planned: Sequence[PlannedEpoch], rule: Rule
 ) -> GroupVerdict:
-    """As `verdict.judge`, of batches. Nothing is leased here, so a stop excuses nothing."""
+    """Judge batches as `verdict.judge` judges samples. Ranks have no leases, so a stop excuses nothing."""
     places = {
         (epoch.number, place): nonces
         for epoch in planned
@@ -61,8 +61,9 @@ def judge_ranks(
 
 
 def _named(batch: Handed, places: dict[tuple[int, int], tuple[int, ...]], diary: Diary, options: Options) -> Handed:
-    """The batch under the name of the place it says it has, where it holds what belongs there; else under a name that
-    nobody expects. Two batches may well be equal: of one sample each, where the first stands in for a bad one.
+    """Return the batch under the name of its place if it holds what belongs there, else under an unexpected name.
+
+    Two batches may be equal: each has one sample, and the first stands for a bad one.
     """
     step = batch.position // (options.rank_batch * options.ranks) - 1
     place = (batch.epoch, step * options.ranks + int(diary.life.member))

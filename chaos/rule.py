@@ -1,7 +1,8 @@
-"""The rule of what may be handed twice, as docs/guarantees.md promises it: pure, from diaries to a reason or none.
+"""The rule of which samples may be duplicated, as docs/guarantees.md promises it: pure, from diaries to a reason.
 
-A sample that one batch held may be in a later batch of the group only if the earlier one was not certainly acknowledged
-when something happened to a trainer that frees what it held, or makes it hand out what others have taken over.
+A sample that one batch held may be in a later batch of the group only if the earlier batch was not certainly
+acknowledged when something happened to a trainer. That event frees what the trainer held, or makes the trainer hand out
+what others have claimed.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ Spans = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the run's lease and its server's outages allow."""
+    """The rule for one run, with its lease and the outages of its server."""
 
     lease_ns: int
     outages: Spans
     """When no server answered: nobody can renew, find out or take over meanwhile."""
 
     def excuse(self, first: Diary, before: Handed, second: Diary, after: Handed) -> str:
-        """Why a sample of batch ``before`` may be in batch ``after`` as well; '' if it may not."""
+        """Return why a sample of batch ``before`` may be in batch ``after`` as well; '' if it may not."""
         return self._freed(first, before, after.ns) or self._held_too_long(second, before.ns, after.ns)
 
     def _freed(self, diary: Diary, handed: Handed, by_ns: int) -> str:
-        """What took the earlier batch, or its acknowledgement, away from its trainer before ``by_ns``."""
+        """Return what took the earlier batch, or its acknowledgement, from its trainer before ``by_ns``."""
         life = diary.life
         # 1. it died with the step, or the acknowledgement, under way
         if life.ending in (KILLED, FAILED) and life.ended_ns <= by_ns and not self._was_certain(diary, handed):
@@ -55,7 +56,7 @@ class Rule:
         return ""
 
     def _held_too_long(self, diary: Diary, before_ns: int, after_ns: int) -> str:
-        """The later batch is that of a trainer that had lost it meanwhile, and did not know yet."""
+        """Return why the later batch's trainer had lost it and did not know yet."""
         life = diary.life
         if life.replaced_ns and before_ns >= life.replaced_ns:
             return "by one replaced"
@@ -76,7 +77,7 @@ class Rule:
         return [(start, end) for start, end in spans if end - start >= self.lease_ns * LAPSES_AFTER]
 
     def _finds_out(self, continued_ns: int) -> int:
-        """When a trainer that was stopped has surely renewed, and so learnt what it lost."""
+        """Return when a trainer that was stopped has certainly renewed, and so learnt what it lost."""
         until = continued_ns + self.lease_ns
         for start, end in self.outages:
             if start < until and end > continued_ns:

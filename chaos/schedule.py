@@ -1,4 +1,7 @@
-"""Which fault comes when: a pure function of the seed. Whom it hits is chosen, by its ``pick``, among those alive."""
+"""The plan of faults as a pure function of the seed: what happens, and when.
+
+Each fault's ``pick`` chooses whom it hits among the processes that are alive.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ SERVER = ("kill the server", "restart the server", "stop the server")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing to do to the run."""
+    """One planned fault."""
 
     at_s: float
     """After the start."""
@@ -46,7 +49,7 @@ class Fault:
 
 
 def faults(seed: int, seconds: float, pause_s: float, *, server_kills: bool) -> Iterator[Fault]:
-    """Faults in order of time, ``pause_s`` apart on average."""
+    """Return faults in order of time, ``pause_s`` apart on average."""
     chance = random.Random(f"faults {seed}")
     kinds = [kind for kind in WEIGHTS if server_kills or kind not in SERVER]
     weights = [WEIGHTS[kind] for kind in kinds]

@@ -1,4 +1,7 @@
-"""What the RQ workers make: ``penstock produce dataset chaos.source:items --transform chaos.source:make``."""
+"""The source and the transform that the workers of a run use.
+
+The command is ``penstock produce dataset chaos.source:items --transform chaos.source:make``.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ _options = from_environment()
 
 
 def items() -> range:
-    """One number for each sample of an epoch."""
+    """Return one number for each sample of an epoch."""
     return range(_options.samples)
 
 
 def make(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    """The sample, named by what its own generator says first; a planted bad one raises."""
+    """Return the sample that the first word of its generator names; raise for one that is planned as bad."""
     time.sleep(WORK_S)
     if is_bad(_options.seed, index):
         raise ValueError(f"sample {index} is bad on purpose")

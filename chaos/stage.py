@@ -1,4 +1,4 @@
-"""The stage of a run: servers and streams, and how each process is started. What happens on it is ``conductor``'s."""
+"""The stage of a run: servers, streams, and how each process is started. `chaos.conductor` says what happens on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEED_GROUP = "feeders"
 
 
 class Stage:
-    """Servers, streams, and the starting of processes."""
+    """The servers and streams of a run; it starts the processes."""
 
     def __init__(self, options: Options, directory: Path) -> None:
         self.options, self.directory = options, directory
@@ -70,43 +70,43 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Of the server that holds the streams."""
+        """Return the address of the server that holds the streams."""
         return self.server.url
 
     @property
     def queue_url(self) -> str:
-        """Of the server that holds the jobs."""
+        """Return the address of the server that holds the jobs."""
         return self._queue.url if self._queue else self.url
 
     def client(self) -> redis.Redis:
-        """A connection; raises one of `chaos.keys.AWAY`."""
+        """Return a connection; raise one of `chaos.keys.AWAY`."""
         return redis.Redis.from_url(self.url, socket_timeout=10, socket_connect_timeout=10)
 
     # --- the server's troubles ---
 
     def kill_server(self) -> None:
-        """Kill -9; what it had answered is in its file."""
+        """Kill the server with SIGKILL; all that it had answered is in its file."""
         self._went_down()
         self.server.kill()
 
     def end_server(self) -> None:
-        """As an operator does who restarts it."""
+        """End the server as an operator does who restarts it."""
         self._went_down()
         self.server.close()
 
     def start_server(self) -> None:
-        """Again, on the same port and the same file."""
+        """Start the server again on the same port and the same file."""
         self.server.close()
         self.server = self._started()
         self._came_up()
 
     def stop_server(self) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP to the server."""
         self._went_down()
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def continue_server(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT to the server."""
         os.kill(self.server.pid, signal.SIGCONT)
         self._came_up()
 
@@ -118,7 +118,7 @@ class Stage:
         self.is_up = True
 
     def cut_connections(self, pick: float, share: float) -> int:
-        """CLIENT KILL of some of the connections there are; returns how many."""
+        """Close some of the connections by CLIENT KILL; return how many."""
         cut = 0
         with suppress(redis.RedisError), redis.Redis.from_url(self.server.url, socket_timeout=5) as client:
             listed = client.client_list()
@@ -128,14 +128,14 @@ class Stage:
         return cut
 
     def end_sweeping(self) -> None:
-        """From now on the folder changes no more by itself."""
+        """Stop the sweeper, so that the folder changes no more by itself."""
         if self._sweeper is not None:
             self._sweeper.close()
 
     # --- processes ---
 
     def start_dispatcher(self) -> Actor:
-        """`penstock produce`, with all workers but one."""
+        """Start `penstock produce` with all workers but one."""
         options = self.options
         arguments = [
             "produce", "dataset", "chaos.source:items", "--transform", "chaos.source:make", "--stream", MAIN, "--json",
@@ -145,15 +145,15 @@ class Stage:
         return self._start("dispatcher", "chaos.process", arguments)
 
     def start_host(self) -> Actor:
-        """`penstock worker`, as on another host."""
+        """Start `penstock worker`, as on another host."""
         return self._start("host", "chaos.process", ["worker", "--processes", 1, "--allow", "chaos.source"])
 
     def start_feeder(self, first: int) -> Actor:
-        """A plain Writer that goes on at sample ``first`` of the feed."""
+        """Start a plain Writer that continues at sample ``first`` of the feed."""
         return self._start("feeder", "chaos.feeder", [first], stream=FEED)
 
     def start_trainer(self, stream: str, group: str, member: str) -> Actor:
-        """One more member of a group."""
+        """Start one more member of a group."""
         policy = self.options.group_policies().get(group, "on_next")
         arguments = [stream, group, member, policy]
         return self._start(f"{group}-{member}", "chaos.trainer", arguments, stream, group, member)
@@ -171,7 +171,7 @@ class Stage:
         return Actor(life, [module, *given], {**self.options.environment(), **urls})
 
     def close(self) -> None:
-        """Ends the servers."""
+        """End the servers."""
         self.end_sweeping()
         if not self.is_up:
             with suppress(ProcessLookupError):

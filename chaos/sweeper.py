@@ -1,6 +1,6 @@
-"""Who takes the files of the dead at once, for as long as a run with payloads in segments lasts.
+"""Remove the files of dead processes at once, for as long as a run with payloads in segments lasts.
 
-It needs an inside: recycling with hardly any grace, which no command offers.
+It uses an internal function: recycling with hardly any grace, which no command offers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GRACE_S = 0.5
 
 
 def sweep(url: str, name: str, grace_s: float) -> None:
-    """Take the files of a stream that nothing refers to."""
+    """Remove the files of a stream that nothing refers to."""
     with connect(url, timeout_s=5) as client:
         recycle(client, load_stream(client, name), grace_s=grace_s)
 
 
 class Sweeper:
-    """Sweeps in a thread."""
+    """A thread that sweeps again and again."""
 
     def __init__(self, url: str, names: tuple[str, ...]) -> None:
         self._url, self._names = url, names
@@ -40,6 +40,6 @@ class Sweeper:
                     sweep(self._url, name, GRACE_S)
 
     def close(self) -> None:
-        """Returns when it is done."""
+        """Stop the thread, and return when it has ended."""
         self._stopping.set()
         self._thread.join(30)

@@ -1,6 +1,6 @@
-"""A small trainer process: proves each batch from its payloads, journals it before and after the step, acknowledges.
+"""A small trainer process: it proves each batch from its payloads, journals it before and after the step, acknowledges.
 
-``python -m chaos.trainer URL STREAM GROUP MEMBER POLICY JOURNAL``. SIGTERM makes it leave the group.
+Start it with ``python -m chaos.trainer URL STREAM GROUP MEMBER POLICY JOURNAL``. SIGTERM makes it leave the group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IDLE_S = 0.2
 
 
 class Left(BaseException):
-    """SIGTERM came while the loop waited for a batch."""
+    """Raised when SIGTERM comes while the loop waits for a batch."""
 
 
 class Trainer:
@@ -45,7 +45,7 @@ class Trainer:
         signal.signal(signal.SIGTERM, self._leave)
 
     def run(self) -> None:
-        """Epoch after epoch."""
+        """Read epoch after epoch."""
         while not self._leaving:
             try:
                 self._iterate()
@@ -96,7 +96,7 @@ class Trainer:
             self._acknowledge(len(self._owed))
 
     def _write_checkpoint(self) -> None:
-        """Begins one, or ends the one that was begun."""
+        """Begin a checkpoint, or end the one that was begun."""
         if self._checkpoint is None:
             if len(self._owed) >= self._options.checkpoint_every:
                 self._checkpoint = self._seq, self._loader.state_dict()
@@ -129,13 +129,13 @@ class Trainer:
             self._note_checkpointed(self._seq)
 
     def _note_acknowledged(self) -> None:
-        """With 'on_next' the loader has acknowledged the last batch by the time it gave the next, or ended."""
+        """Record what an 'on_next' loader has acknowledged: the last batch, once it gave the next or ended."""
         if self._policy == "on_next" and self._seq > self._noted:
             self._journal.note("A", self._seq)
             self._noted = self._seq
 
     def left(self) -> None:
-        """The loader was closed: what it acknowledged is on the server."""
+        """Record that the loader was closed: what it acknowledged is on the server."""
         self._note_acknowledged()
         self._journal.note("L")
 
@@ -147,7 +147,7 @@ class Trainer:
 
 
 def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
-    """Exit code 0 after leaving, 3 after an error of Penstock's."""
+    """Return 0 after leaving, 3 after an error of Penstock."""
     prepare()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # before it has joined there is nothing to leave
     options, journal = from_environment(), Journal(Path(path))
@@ -175,7 +175,7 @@ def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
 
 
 def _place(options: Options, group: str, member: str) -> dict[str, Any]:
-    """A member by name, or a rank by number."""
+    """Return the loader's options for a member with a name, or for a rank with a number."""
     tuning = Tuning(lease_s=options.lease_s, prefetch_bytes=options.prefetch_bytes)
     if group == RANKS:
         order = Canonical(rank=int(member), world_size=options.ranks)

@@ -1,4 +1,4 @@
-"""Compares what should have been delivered with what was: by group, every sample, and every sample handed twice."""
+"""Compare what should have been delivered with what was, for each group: every sample, and every duplicate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Nonces = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The samples of a stream, each named by its nonce; rising."""
+    """The samples of a stream, each named by its nonce, in rising order."""
 
     nonces: Nonces
     epochs: NDArray[np.int64]
@@ -30,7 +30,7 @@ class Expected:
 
 
 def expect(nonces: Sequence[int], epochs: Sequence[int], open_ended: Sequence[int]) -> Expected:
-    """From the epoch of each, in any order."""
+    """Return the expected samples from the epoch of each, in any order."""
     array = np.array(nonces, np.uint64)
     order = np.argsort(array)
     return Expected(array[order], np.array(epochs, np.int64)[order], np.array(open_ended, np.uint64))
@@ -38,7 +38,7 @@ def expect(nonces: Sequence[int], epochs: Sequence[int], open_ended: Sequence[in
 
 @dataclass(slots=True)
 class GroupVerdict:
-    """One group of one stream, in samples."""
+    """The verdict on one group of one stream, in samples."""
 
     group: str
     delivered: int = 0
@@ -53,7 +53,7 @@ class GroupVerdict:
 
 
 def judge(group: str, diaries: Sequence[Diary], expected: Expected, rule: Rule) -> GroupVerdict:
-    """Everything that can be said of one group."""
+    """Return everything that can be said of one group."""
     verdict = GroupVerdict(group)
     batches = sorted((batch for diary in diaries for batch in diary.handed), key=lambda batch: batch.ns)
     nonces = np.array([nonce for batch in batches for nonce in batch.nonces], np.uint64)
@@ -89,7 +89,7 @@ def _judge_epochs(
     batches: Sequence[Handed],
     expected: Expected,
 ) -> None:
-    """The header's epoch against the payload's."""
+    """Compare the header's epoch with the payload's."""
     if not len(expected.nonces) or not len(nonces):
         return
     at = np.minimum(np.searchsorted(expected.nonces, nonces), len(expected.nonces) - 1)
@@ -108,7 +108,7 @@ def _judge_twice(
     diaries: Sequence[Diary],
     rule: Rule,
 ) -> None:
-    """Every handing after the first of a sample needs a reason for each one before it."""
+    """Require a reason for each delivery of a sample after its first, against each earlier one."""
     order = np.argsort(nonces, kind="stable")  # batches are in order of time, and stay so
     bounds = np.flatnonzero(np.diff(nonces[order])) + 1
     unexplained: Counter[tuple[int, int]] = Counter()
