@@ -10,7 +10,7 @@ from chaos.journal import read_journal
 
 KILLED, LEFT, FAILED, REPLACED = "killed", "left", "failed", "replaced"
 UNANSWERED = 8
-"""Acknowledgements that may be under way at once, as docs/guarantees.md says."""
+"""Acknowledgements that may be under way at once, as docs/internals/chaos.md says."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The rule of which samples may be duplicated, as docs/guarantees.md promises it: pure, from diaries to a reason.
+"""The rule of which samples may be duplicated, as docs/internals/chaos.md promises it: pure, from diaries to a reason.
 
 A sample that one batch held may be in a later batch of the group only if the earlier batch was not certainly
 acknowledged when something happened to a trainer. That event frees what the trainer held, or makes the trainer hand out

@@ -28,7 +28,9 @@ DOCS = ROOT / "docs"
 UNITS = {
     "GiB": 1 << 30, "MiB": 1 << 20, "MB": 1_000_000, "kB": 1000, "s": 1, "ms": 1,
 }  # fmt: skip
-WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md")
+INTERNALS = sorted((DOCS / "internals").glob("*.md"))
+MECHANISMS = [page for page in INTERNALS if page.name.startswith("mechanisms-")]
+WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md", *(f"internals/{page.name}" for page in INTERNALS))
 """Pages whose `paths/like/this.py` are checked; CONTRIBUTING shortens them on purpose."""
 
 
@@ -133,10 +135,10 @@ def written_in(path: str) -> set[str]:
     return found
 
 
-def test_every_test_that_a_guarantee_names_exists() -> None:
+@pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.stem)
+def test_every_test_that_an_internals_page_names_exists(page: Path) -> None:
     """A guarantee is worth its test."""
-    named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", (DOCS / "guarantees.md").read_text())
-    assert named
+    named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page.read_text())
     assert [f"{path}::{test}" for path, test in named if test not in written_in(path)] == []
 
 
@@ -151,21 +153,51 @@ def test_every_row_on_who_can_reach_what_names_tests_that_exist() -> None:
     assert [test for tests in named for test in tests if test[1] not in written_in(test[0])] == []
 
 
-def test_every_guarantee_names_a_test() -> None:
-    """A promise without a test is a hope, and belongs into the list of what is not there yet."""
-    text = (DOCS / "guarantees.md").read_text().partition("\n## Not yet")[0]
-    sections = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
+def headings(page: Path) -> list[str]:
+    """Return the headings of the second level, in order."""
+    return re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
+
+
+def anchor(heading: str) -> str:
+    """Return the fragment by which a link names the heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", MECHANISMS, ids=lambda page: page.stem)
+def test_every_mechanism_names_a_test(page: Path) -> None:
+    """A promise without a test belongs into the list of what is not there yet."""
+    sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
     assert sections
     assert [section.splitlines()[0] for section in sections if "`tests/" not in section] == []
 
 
-def test_the_contents_of_the_guarantees_are_its_headings_in_order() -> None:
-    """Whoever looks for a promise looks there first: one that is missing there is not found."""
-    contents, start, text = (DOCS / "guarantees.md").read_text().partition("\n## ")
-    headings = re.findall(r"^##(#?) (.+)$", start.lstrip("\n") + text, re.MULTILINE)
-    links = re.findall(r"^( *)- \[(.+)\]\(#(.+)\)$", contents, re.MULTILINE)
-    assert [(len(deep) * 2, heading) for deep, heading in headings] == [(len(deep), name) for deep, name, _ in links]
-    assert [re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for _, name, _ in links] == [at for *_, at in links]
+@pytest.mark.parametrize("page", MECHANISMS, ids=lambda page: page.stem)
+def test_the_contents_of_a_mechanisms_page_are_its_headings_in_order(page: Path) -> None:
+    """A reader looks for a promise in the contents first, so each heading is there."""
+    links = re.findall(r"^- \[(.+)\]\(#(.+)\)$", page.read_text(), re.MULTILINE)
+    assert links == [(heading, anchor(heading)) for heading in headings(page)]
+
+
+def test_the_guarantees_link_every_mechanism_in_order() -> None:
+    """Each promise of the users' page leads to the mechanism and the tests that keep it."""
+    links = re.findall(r"\]\(internals/(mechanisms-\w+\.md#[^)]+)\)", (DOCS / "guarantees.md").read_text())
+    pages = [DOCS / "internals" / name for name in dict.fromkeys(link.partition("#")[0] for link in links)]
+    assert sorted(pages) == MECHANISMS
+    assert links == [f"{page.name}#{anchor(heading)}" for page in pages for heading in headings(page)]
+
+
+@pytest.mark.parametrize("page", [DOCS / "guarantees.md", *INTERNALS], ids=lambda page: page.stem)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    """A link whose file or heading is gone sends the reader looking."""
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text())
+    dead = []
+    for path, fragment in links:
+        target = (page.parent / path).resolve() if path else page
+        found = target.exists() and (
+            not fragment or fragment in map(anchor, re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE))
+        )
+        dead += [] if found else [f"{path}#{fragment}"]
+    assert dead == []
 
 
 @pytest.mark.parametrize("page", WRITTEN_BY_HAND)

@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 Answer = TypeVar("Answer")
 
 FIRST_WORD_S = 3.0
-"""The silence after which it is reported. So no wait is silent for more than 5 s; see docs/guarantees.md."""
+"""The silence after which it is reported. So no wait is silent for more than 5 s; see docs/internals/trouble.md."""
 SILENCE_S = 2.5
 """A server that owes an answer for this long is silent. A client that asks every 2 s reports it within 5 s."""
 REPEAT_S = 30.0
