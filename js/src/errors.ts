@@ -16,3 +16,9 @@ export class UnsupportedVersion extends BadEntry {}
 
 /** The payload of an entry differs from the checksum in its header. */
 export class ChecksumMismatch extends BadEntry {}
+
+/** A tensor differs from the stream's spec. */
+export class SpecMismatch extends PenstockError {}
+
+/** A sample or an entry exceeds the limits of the wire format. */
+export class TooLarge extends PenstockError {}

@@ -1,29 +1,8 @@
 // The golden corpus is read as Python reads it: the same samples to the bit, and the same kinds of error.
 import assert from "node:assert/strict";
-import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import { BadEntry, decode, offsetsOf, parseSpec, toFloat32 } from "../dist/index.js";
-
-const GOLDEN = new URL("../../tests/golden/", import.meta.url);
-
-/** The cases of a folder. `spec` is the text of the spec, because a JavaScript object loses the order of digits. */
-function cases(folder) {
-  const files = readdirSync(new URL(folder, GOLDEN)).filter((name) => name.endsWith(".json"));
-  return files.map((file) => {
-    const text = readFileSync(new URL(`${folder}/${file}`, GOLDEN), "utf8");
-    return { ...JSON.parse(text), spec: /"spec": (\{.*\}),?\n/.exec(text)[1] };
-  });
-}
-
-/** The fields as a server sends them. A pad of `shift` bytes in front changes how the values are aligned. */
-function fieldsOf(found, shift = 0) {
-  return found.fields.map(([name, hex]) => {
-    const bytes = Buffer.concat([Buffer.alloc(shift), Buffer.from(hex, "hex")]);
-    return [Buffer.from(name), bytes.subarray(shift)];
-  });
-}
-
-const hexOf = (data) => Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString("hex");
+import { cases, fieldsOf, hexOf } from "./corpus.mjs";
 
 /** The elements as the corpus spells them, as numbers or integers that can be compared. */
 function valuesOf(dtype, data) {

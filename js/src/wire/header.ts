@@ -11,8 +11,8 @@ import {
 import { inlineShapes } from "./ragged.js";
 import { SHAPES_SUFFIX, type Spec } from "./spec.js";
 
-const VERSION = 1;
-const STREAM_ID = /^[A-Za-z0-9._-]{1,64}$/;
+export const VERSION = 1;
+export const STREAM_ID = /^[A-Za-z0-9._-]{1,64}$/;
 const DIGEST = /^[0-9a-f]{16}$/;
 const SEGMENT = /^[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg$/;
 const ALIGN = 64;
