@@ -186,7 +186,11 @@ def test_the_guarantees_link_every_mechanism_in_order() -> None:
     assert links == [f"{page.name}#{anchor(heading)}" for page in pages for heading in headings(page)]
 
 
-@pytest.mark.parametrize("page", [DOCS / "guarantees.md", *INTERNALS], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [DOCS / "guarantees.md", DOCS / "performance.md", *INTERNALS, *sorted((DOCS / "benchmarks").glob("*.md"))],
+    ids=lambda page: page.stem,
+)
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     """A link whose file or heading is gone sends the reader looking."""
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text())
