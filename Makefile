@@ -66,6 +66,7 @@ js: js/node_modules/.made ## the npm package in js/: lint, types, build, tests, 
 	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci .
 	rm -rf js/dist
 	cd js && $(NODE) node_modules/typescript/bin/tsc
+	mkdir js/dist/scripts && cp common/penstock_common/server/scripts/*.lua js/dist/scripts/
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent
 
