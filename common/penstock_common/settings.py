@@ -22,6 +22,7 @@ FILE = "_FILE"
 """The end of the name of a variable that names a file with the value."""
 _BY_FILE = ("PENSTOCK_URL", "PENSTOCK_QUEUE_URL")
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
+_OF_SENTINELS = ("redis+sentinel", "rediss+sentinel")
 _PREFIX = "PENSTOCK_"
 _OF_COMPOSE = (
     *("APPENDONLY", "MAXMEMORY", "PAYLOAD", "REDIS_CPUS", "REDIS_MEMORY", "SHM_SIZE"),
@@ -45,6 +46,8 @@ class BadSettings(PenstockError, ValueError):
 def _check_url(url: str) -> str:
     if len(url.split()) != 1:
         raise ValueError
+    if url.partition("://")[0] in _OF_SENTINELS:
+        return url  # several hosts, which connect() checks
     parts = urlsplit(url)  # raises ValueError itself for a bad host
     if parts.scheme not in _SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError

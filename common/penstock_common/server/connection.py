@@ -19,6 +19,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsui
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.server.client import ControlClient, connections_of
 from penstock_common.server.error_translation import address, broke_off, cluster_refusal, may_pass, redacted, translated
+from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 from penstock_common.watchdog import Request
 
@@ -38,7 +39,10 @@ _OTHER_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 """Schemes that mean the same as one of redis-py's."""
 _FILES_OF_TLS: Final = {"ssl_ca_certs": "CA file", "ssl_certfile": "client certificate", "ssl_keyfile": "client key"}
 """The options of a URL that name files of TLS, and what each file is."""
-_FORMS = "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/to/socket?db=0"
+_FORMS = (
+    "write redis://host:6379/0, rediss://host:6379/0, unix:///path/to/socket?db=0 or "
+    "redis+sentinel://host:26379,host:26379/service/0"
+)
 
 
 def connect(
@@ -160,8 +164,8 @@ def _mode_behind_refusal(client: ControlClient) -> str:
 def _require_suitable(client: ControlClient, mode: str) -> None:
     if mode == "sentinel":
         raise ServerUnsuitable(
-            f"a Sentinel answers at {client.where}, which keeps no data: write the URL of the primary, whose host and "
-            "port `SENTINEL GET-MASTER-ADDR-BY-NAME <service>` names there"
+            f"a Sentinel answers at {client.where}, which keeps no data: write "
+            "redis+sentinel://host:port/service, where `SENTINEL MASTERS` names the services"
         )
     if mode == "cluster":
         raise ServerUnsuitable(cluster_refusal(client.where))
@@ -185,17 +189,22 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
     scheme, mark, rest = url.partition("://")
     url = f"{_OTHER_SCHEMES.get(scheme, scheme)}{mark}{rest}"
     try:
-        _check_path(url)
-        client: Any = client_class.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            protocol=2,
-            client_name=client_name,
-            retry=Retry(NoBackoff(), 0),
+        if not is_sentinel_url(url):
+            _check_path(url)
+        options: dict[str, Any] = {
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "protocol": 2,
+            "client_name": client_name,
+            "retry": Retry(NoBackoff(), 0),
             **_without_maintenance(),
             **_driver(),
-        )
+        }
+        client: Any
+        if is_sentinel_url(url):
+            client = client_of_service(parse_sentinel_url(url), client_class, options)
+        else:
+            client = client_class.from_url(url, **options)
         pool = client.connection_pool
         if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
             raise ValueError("decode_responses and protocol=3 are not supported")

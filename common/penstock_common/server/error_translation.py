@@ -33,7 +33,7 @@ _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in scr
 """The words of Redis and of Valkey 9.1 for NOPERM inside a script; the script's digest stands around them."""
 _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
-_WITH_TLS = ("rediss:", "valkeys:")
+_WITH_TLS = ("rediss:", "rediss+sentinel:", "valkeys:")
 _CLIENT_CERTIFICATE = "name it with ?ssl_certfile=FILE&ssl_keyfile=FILE in the URL"
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
@@ -57,7 +57,9 @@ def redacted(url: str) -> str:
     except ValueError:  # brackets without an end, for one: show no options, they may hold a password
         return shown.partition("?")[0]
     kept = [
-        option for option in parts.query.split("&") if not option.lower().startswith(("password=", "ssl_password="))
+        option
+        for option in parts.query.split("&")
+        if not option.lower().startswith(("password=", "ssl_password=", "sentinel_password="))
     ]
     return urlunsplit(parts._replace(query="&".join(kept))) if parts.query else shown
 
@@ -66,6 +68,8 @@ def address(client: redis.Redis) -> str:
     """Return the URL of a client's server without its password."""
     pool = client.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
+    if (service := kwargs.get("service")) is not None:
+        return str(service.where)
     user = f"{kwargs['username']}@" if kwargs.get("username") not in (None, "", _DEFAULT_USER) else ""
     if kwargs.get("path"):
         return f"unix://{user}{kwargs['path']}"
@@ -137,6 +141,10 @@ def _unreachable(error: BaseException, place: str) -> PenstockError:
         hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else "rediss:// if it wants TLS"
         return ServerUnavailable(
             f"Redis at {place} closed the connection ({text}): see its log, then try again ({hint})"
+        )
+    if "+sentinel:" in place:
+        return ServerUnavailable(
+            f"no primary answers at {place} ({text}): see that its Sentinels run, and that the last part is the service"
         )
     return ServerUnavailable(f"no Redis answers at {place} ({text}): {START_ONE}")
 

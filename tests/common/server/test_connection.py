@@ -86,6 +86,11 @@ class TestConnect:
             "redis://localhost?decode_responses=yes",
             "redis://localhost?no_such_option=1",
             "redis://localhost?socket_timeout=soon",
+            "redis+sentinel://localhost",
+            "redis+sentinel://localhost:port/feed",
+            "redis+sentinel://localhost/feed/train",
+            "redis+sentinel://localhost,/feed",
+            "redis+sentinel://localhost/feed?no_such_option=1",
         ],
     )
     def test_a_malformed_url_is_refused_with_the_forms_that_work(self, url: str) -> None:
@@ -98,6 +103,7 @@ class TestConnect:
         assert redacted("redis://me:se@cr:et@host:1/2") == "redis://me@host:1/2"
         assert redacted("redis://default:secret@host:1/2") == "redis://host:1/2"
         assert redacted("redis://host?password=secret&db=1") == "redis://host?db=1"
+        assert redacted("redis+sentinel://me:a@b,c:1/s?sentinel_password=x") == "redis+sentinel://me@b,c:1/s"
         assert redacted("redis://host:6379/0") == "redis://host:6379/0"
         with pytest.raises(ServerUnavailable) as caught:
             connect("redis://:secret@localhost:port")
