@@ -1,6 +1,6 @@
 """Remove the files of dead processes at once, for as long as a run with payloads in segments lasts.
 
-It uses an internal function: recycling with hardly any grace, which no command offers.
+It needs an inside: recycling with hardly any grace, which no command offers.
 """
 
 from __future__ import annotations
