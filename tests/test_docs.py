@@ -51,7 +51,7 @@ def parsed(text: str) -> Any:
 
 # --- defaults ---------------------------------------------------------------------------------------------------------
 
-CONSTANTS = {cells[2].strip("`"): cells[1] for cells in rows("defaults.md", 4)}
+CONSTANTS = {cells[2].strip("`"): cells[1] for cells in rows("internals/constants.md", 4)}
 
 
 @pytest.mark.parametrize("where", [where for where in CONSTANTS if not where.startswith("stream:")])
@@ -72,6 +72,35 @@ def test_a_stream_made_without_a_word_has_the_defaults_of_the_page(any_url: str)
     assert stream.durability == parsed(CONSTANTS["stream:durability"])
     assert stream.budget_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BUDGET_BYTES"])
     assert stream.block_bytes == parsed(CONSTANTS["penstock_common.stream.streams:DEFAULT_BLOCK_BYTES"])
+
+
+SETTINGS = {
+    "Server of the streams": "penstock_common.settings:DEFAULT_URL",
+    "Budget": "penstock_common.stream.streams:DEFAULT_BUDGET_BYTES",
+    "Block": "penstock_common.stream.streams:DEFAULT_BLOCK_BYTES",
+    "Partitions": "stream:partitions",
+    "Retention": "stream:retention",
+    "Durability": "stream:durability",
+    "Payload": "stream:payload",
+    "Prefetch": "penstock_consumer.read.loader:PREFETCH_BYTES",
+    "Lease": "penstock_consumer.read.loader:LEASE_S",
+    "Wait for a stream that never appears": "penstock_consumer.read.loader:STARTUP_S",
+    "Patience with a server that is away": "penstock_common.waiting:OUTAGE_S",
+    "Bad samples that fail an epoch": "penstock_producer.jobs.fill:MAX_BAD",
+    "Time for one sample": "penstock_producer.jobs.watchdog:SAMPLE_LIMIT_S",
+    "Share of the machine's memory for its workers": "penstock_producer.jobs.watchdog:MEMORY_SHARE",
+    "Samples that a block transform receives at once": "penstock_producer.sources.transform:BLOCK_SAMPLES",
+    "Samples in a shard of a planned epoch, at most": "penstock_producer.jobs.plan:LARGEST_DEFAULT",
+    "Samples on a contact sheet": "penstock.cli.show:COUNT",
+    "Samples that `penstock stat` draws": "penstock.cli.stat:SAMPLES",
+}
+"""The setting of the users' page, and the constant of the internals page that holds its default."""
+
+
+def test_a_setting_of_the_users_page_has_the_value_of_its_constant() -> None:
+    """The two pages agree, and the constants' page is compared with the code."""
+    told = {cells[0].partition(":")[0]: cells[1] for cells in rows("defaults.md", 3)}
+    assert {name: told[name] for name in SETTINGS} == {name: CONSTANTS[where] for name, where in SETTINGS.items()}
 
 
 def argument_tables() -> dict[str, dict[str, str]]:
@@ -188,7 +217,13 @@ def test_the_guarantees_link_every_mechanism_in_order() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [DOCS / "guarantees.md", DOCS / "performance.md", *INTERNALS, *sorted((DOCS / "benchmarks").glob("*.md"))],
+    [
+        DOCS / "guarantees.md",
+        DOCS / "performance.md",
+        DOCS / "defaults.md",
+        *INTERNALS,
+        *sorted((DOCS / "benchmarks").glob("*.md")),
+    ],
     ids=lambda page: page.stem,
 )
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
