@@ -23,7 +23,7 @@ from benchmarks.peers.protocol import Job
 
 ROOT = Path(__file__).parents[1]
 UNCERTAIN = 8
-"""Steps of a trainer before it was killed whose acknowledgements may have been under way: docs/guarantees.md."""
+"""Steps of a trainer before it was killed whose acknowledgements may have been under way: docs/internals/trouble.md."""
 TICK_S = 0.005
 PATIENCE_S = 120.0
 

@@ -181,7 +181,7 @@ def test_a_member_that_is_stopped_in_order_hands_back_at_once(any_url: str, how:
         leaves.child.process.send_signal(how)
         began = time.monotonic()
         while {b"holds"} & {one["name"] for one in admin.xpending(entries, "g")["consumers"]}:
-            assert time.monotonic() - began < 1  # what docs/guarantees.md promises
+            assert time.monotonic() - began < 1  # what docs/internals/trouble.md promises
             time.sleep(0.002)
         print(f"handed back in {time.monotonic() - began:.3f} s")
         with child(train, any_url, "goes.on", 600) as process:
