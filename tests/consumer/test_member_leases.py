@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from penstock_consumer.read.leases import Leases, _joined, plan_acknowledgement
+from penstock_consumer.read.leases import Leases, plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
@@ -18,25 +16,6 @@ def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_o
     assert held.to_renew(1) == {}
     assert held.ids(0) == {7: [b"1-0"]}
     assert held.lose(0, 7, [b"0-0"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("ranges", "joined"),
-    [
-        ([], []),
-        ([(3, 5)], [(3, 5)]),
-        ([(4, 6), (0, 2)], [(0, 2), (4, 6)]),
-        ([(2, 4), (0, 2)], [(0, 4)]),
-        ([(0, 9), (2, 4)], [(0, 9)]),
-        ([(0, 5), (3, 8), (9, 10)], [(0, 8), (9, 10)]),
-        ([(1, 2), (1, 2)], [(1, 2)]),
-    ],
-)
-def test_ranges_are_joined_where_they_touch_and_nowhere_else(
-    ranges: list[tuple[int, int]], joined: list[tuple[int, int]]
-) -> None:
-    """A bit too many would settle a sample that nobody trained on; a bit too few would give one out again."""
-    assert _joined(ranges) == joined
 
 
 def batch_of(*spans: tuple[Lease, int, int]) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import CheckpointOverdue, TooLarge
-from penstock_common.explain.backlog import GroupBacklog
+from penstock_common.explain.backlog import GroupBacklog, hold_of
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
-from penstock_common.stream.groups.ledger import group_bits
+from penstock_common.stream.groups.ledger import group_bits, owed_samples
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -91,6 +91,51 @@ def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Ros
             lacking |= {stream.partition_of(shard) for shard in shards if shard not in manifest.done}
     stuck = {at for at, roster in rosters.items() if any(waiter.is_next for waiter in roster.waiting.values())}
     return lacking <= stuck
+
+
+def find_blocked(
+    client: Client, stream: Stream, me: Who, held_bytes: Callable[[PartitionKeys], int], *, together: bool
+) -> list[BlockedPartition]:
+    """Return the partitions where writers wait for quota, and what one member holds there.
+
+    Args:
+        client: client of the stream's server.
+        stream: the stream.
+        me: group and name of the member.
+        held_bytes: returns the payload bytes that the member holds in a partition. It is called where writers wait.
+        together: whether the holdings of all other readers are looked at, too.
+    """
+    rosters = {partition: load_roster(client, partition) for partition in stream.partitions}
+    if not any(roster.waiting for roster in rosters.values()) or not is_stuck(client, stream, rosters):
+        return []
+    return [
+        BlockedPartition(
+            tuple(roster.waiting.values()),
+            mine_bytes=held_bytes(partition),
+            budget_bytes=stream.partition_budget,
+            has_others=_have_others(client, stream, partition, roster, me),
+            group=hold_of(client, stream, partition, roster, me[0], with_freed=True) if together else None,
+            deadlock=find_deadlock(client, stream, partition, roster) if together else None,
+            me=me,
+        )
+        for partition, roster in rosters.items()
+        if roster.waiting
+    ]
+
+
+def _have_others(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, me: Who) -> bool:
+    """Return whether another group, member or replay holds something in a partition."""
+    if roster.replays:
+        return True
+    group, member = me
+    for epoch in roster.epochs:
+        if any(entry.member != member for entry in list_pending(client, partition, epoch, group)):
+            return True
+        others = {name: record for name, record in roster.unacknowledged_by(epoch).items() if name != group}
+        manifest = find_manifest(client, stream, epoch) if others else None
+        if manifest is not None and any(owed_samples(client, stream, manifest, others).values()):
+            return True
+    return False
 
 
 class _MemberHoldings:

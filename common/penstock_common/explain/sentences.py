@@ -11,6 +11,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import SHARED, Roster, load_roster
 from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.ranges import format_ranges, merge_ranges
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
 
@@ -49,6 +50,47 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
         parts.append(f"last seen a while ago: {told_missing(missing)}")
     return f"its writer waits for room ({'; '.join(parts)})"
+
+
+def why_no_epoch(
+    stream: str, group: str, roster: Roster, *, first: int, begun: int, given: Iterable[int], half_open: int | None
+) -> str:
+    """Return why a group has no epoch to read now, and which command makes one.
+
+    Args:
+        stream: Name of the stream.
+        group: Name of the group.
+        roster: Roster of the first partition.
+        first: The first epoch that the group reads.
+        begun: How many epochs of the stream were begun.
+        given: Epochs that a member was given to their end. The group may have samples of them to acknowledge.
+        half_open: An epoch that a producer is opening, if there is one.
+    """
+    if half_open is not None:
+        died = f"`penstock epochs abandon {stream} {half_open}` if that died"
+        return f"epoch {half_open} of {stream!r} is being opened by a producer; {died}"
+    record = roster.groups.get(group)
+    closed = [epoch for name, epoch in roster.closed if name == group]
+    released = [(record.first, record.read)] if record and record.read >= record.first else []
+    read = merge_ranges([*released, *((epoch, epoch) for epoch in (*closed, *given))])
+    if read:
+        epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
+        return (
+            f"group {group!r} has read {epochs} {format_ranges(read)} of {stream!r}; there is no other: "
+            "`penstock produce` makes one; start='earliest' or penstock.Replay reads the retained again"
+        )
+    if first > begun:
+        return (
+            f"group {group!r} is to begin with epoch {first} of {stream!r}, of which {begun} were begun (0 is the "
+            "first): it is not there yet"
+        )
+    if first > 0:
+        return (
+            f"group {group!r} came after epoch {first - 1} of {stream!r}, which is not whole any more, and begins "
+            f"with epoch {first}: it is not there yet"
+        )
+    which = "has no other epoch" if begun else "has no epoch yet"
+    return f"stream {stream!r} {which} for group {group!r}: `penstock produce` makes one"
 
 
 def explain_holds(stream: str, roster: Roster, blockers: Iterable[str], now_ms: int, silent_ms: int) -> str:

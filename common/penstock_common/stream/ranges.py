@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def parse_ranges(text: str) -> list[tuple[int, int]]:
     """Return the inclusive ranges, rising."""
@@ -16,10 +18,21 @@ def format_ranges(ranges: list[tuple[int, int]]) -> str:
 
 def add_to_ranges(text: str, number: int) -> str:
     """Return the text with one more number in it."""
+    return format_ranges(merge_ranges([*parse_ranges(text), (number, number)]))
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]], *, gap: int = 1) -> list[tuple[int, int]]:
+    """Return the ranges, rising, with neighbours as one.
+
+    Args:
+        ranges: the ranges, in any order. They may overlap.
+        gap: the distance of an end to the next start at which two ranges are neighbours: 1 for inclusive ends, 0 for
+            exclusive ends.
+    """
     merged: list[tuple[int, int]] = []
-    for low, high in sorted([*parse_ranges(text), (number, number)]):
-        if merged and low <= merged[-1][1] + 1:
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + gap:
             merged[-1] = (merged[-1][0], max(merged[-1][1], high))
         else:
             merged.append((low, high))
-    return format_ranges(merged)
+    return merged

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from penstock_common.stream.entries import Pending
 from penstock_common.stream.groups.losses import Settled
 from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.ranges import merge_ranges
 from penstock_consumer.stages.batch import Batch, Lease
 
 REMEMBERED = 64
@@ -59,19 +60,9 @@ def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
             due.ranges[lease.shard] += lease.acknowledged
         lease.acknowledged += ranges
     for due in plan.values():
-        due.ranges = {shard: _joined(ranges) for shard, ranges in due.ranges.items()}
+        # a shuffled batch has its samples one by one, and its last ones complete entries
+        due.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in due.ranges.items()}
     return plan
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Rising, neighbours as one: a shuffled batch has its samples one by one, and its last ones complete entries."""
-    joined: list[tuple[int, int]] = []
-    for lo, hi in sorted(ranges):
-        if joined and lo <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(hi, joined[-1][1]))
-        else:
-            joined.append((lo, hi))
-    return joined
 
 
 class Leases:

@@ -17,8 +17,8 @@ from penstock_common.errors import (
     StreamNotFound,
     WaitTimeout,
 )
-from penstock_common.explain.backlog import hold_of
-from penstock_common.explain.deadlock import BlockedPartition, find_deadlock, is_stuck
+from penstock_common.explain.deadlock import BlockedPartition, find_blocked
+from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
@@ -26,7 +26,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.groups.ledger import behind, owed_samples, uncovered
+from penstock_common.stream.groups.ledger import behind, uncovered
 from penstock_common.stream.groups.losses import Witness
 from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
@@ -46,7 +46,7 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys, StreamKeys
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.payloads import maps_of_stream
-from penstock_common.stream.ranges import format_ranges, parse_ranges
+from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import (
     Stream,
     absence,
@@ -261,36 +261,20 @@ class Member:
         Args:
             after: the last epoch that this member was given, or -1. The group may have samples of it to acknowledge.
         """
-        if (epoch := self._half_open) is not None:
-            died = f"`penstock epochs abandon {self.stream.name} {epoch}` if that died"
-            return f"epoch {epoch} of {self.stream.name!r} is being opened by a producer; {died}"
+        begun, _, _ = read_counters(self.client, self.stream)
         roster = load_roster(self.client, self.stream.partitions[0])
-        record = roster.groups.get(self.who.group)
-        closed = [(epoch, epoch) for group, epoch in roster.closed if group == self.who.group]
         given = [epoch for epoch in roster.epochs if self.first <= epoch <= after]
         found = [find_manifest(self.client, self.stream, epoch) for epoch in given]
-        here = [(one.epoch, one.epoch) for one in found if one is not None and one.state != ABANDONED]
-        settled = [(record.first, record.read)] if record and record.read >= record.first else []
-        read = _merged([*closed, *settled, *here])
-        if read:
-            epochs = "epoch" if read == [(read[0][0], read[0][0])] else "epochs"
-            return (
-                f"group {self.who.group!r} has read {epochs} {format_ranges(read)} of {self.stream.name!r}; there is "
-                "no other: `penstock produce` makes one; start='earliest' or penstock.Replay reads the retained again"
-            )
-        begun, _, _ = read_counters(self.client, self.stream)
-        if self.first > begun:
-            return (
-                f"group {self.who.group!r} is to begin with epoch {self.first} of {self.stream.name!r}, "
-                f"of which {begun} were begun (0 is the first): it is not there yet"
-            )
-        if self.first > 0:
-            return (
-                f"group {self.who.group!r} came after epoch {self.first - 1} of {self.stream.name!r}, which is not "
-                f"whole any more, and begins with epoch {self.first}: it is not there yet"
-            )
-        which = "has no other epoch" if begun else "has no epoch yet"
-        return f"stream {self.stream.name!r} {which} for group {self.who.group!r}: `penstock produce` makes one"
+        here = [one.epoch for one in found if one is not None and one.state != ABANDONED]
+        return why_no_epoch(
+            self.stream.name,
+            self.who.group,
+            roster,
+            first=self.first,
+            begun=begun,
+            given=here,
+            half_open=self._half_open,
+        )
 
     def learn(self, manifest: Manifest) -> None:
         """Learn what is known already of an epoch that is to be read."""
@@ -375,24 +359,8 @@ class Member:
 
         ``together``: and all others.
         """
-        rosters = {partition: load_roster(self.client, partition) for partition in self.stream.partitions}
-        if not any(roster.waiting for roster in rosters.values()) or not is_stuck(self.client, self.stream, rosters):
-            return []
-        return [
-            BlockedPartition(
-                tuple(roster.waiting.values()),
-                mine_bytes=self._held_bytes(partition),
-                budget_bytes=self.stream.partition_budget,
-                has_others=self._have_others(partition, roster),
-                group=hold_of(self.client, self.stream, partition, roster, self.who.group, with_freed=True)
-                if together
-                else None,
-                deadlock=find_deadlock(self.client, self.stream, partition, roster) if together else None,
-                me=(self.who.group, self.who.member),
-            )
-            for partition, roster in rosters.items()
-            if roster.waiting
-        ]
+        me = (self.who.group, self.who.member)
+        return find_blocked(self.client, self.stream, me, self._held_bytes, together=together)
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Return the payload bytes of the entries that this member holds, by the shards' indexes."""
@@ -403,21 +371,6 @@ class Member:
             for record in index_records(self.client, partition, epoch, shard)
             if record.entry_id in ids
         )
-
-    def _have_others(self, partition: PartitionKeys, roster: Roster) -> bool:
-        """Return whether another group, member or replay holds something in a partition."""
-        if roster.replays:
-            return True
-        me = self.who
-        for epoch in roster.epochs:
-            pending = list_pending(self.client, partition, epoch, me.group)
-            if any(entry.member != me.member for entry in pending):
-                return True
-            owing = {name: group for name, group in roster.unacknowledged_by(epoch).items() if name != me.group}
-            manifest = find_manifest(self.client, self.stream, epoch) if owing else None
-            if manifest is not None and any(owed_samples(self.client, self.stream, manifest, owing).values()):
-                return True
-        return False
 
     def hurry(self, patience_s: float) -> None:
         """Wait no longer than this for a server that went away, from now on."""
@@ -434,16 +387,6 @@ class Member:
             self._maps = None
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.leases.ids(partition.number))
-
-
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return merged
 
 
 _REPORT_POSITION = load_script("report_position")
