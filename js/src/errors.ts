@@ -8,6 +8,9 @@ export class PenstockError extends Error {
 /** A spec is not allowed: a tensor's name, dtype or shape. */
 export class BadSpec extends PenstockError {}
 
+/** An option has a value that is not allowed. */
+export class BadOption extends PenstockError {}
+
 /** An entry cannot be decoded. A subclass says more. Nothing of such an entry may be used. */
 export class BadEntry extends PenstockError {}
 
@@ -17,8 +20,44 @@ export class UnsupportedVersion extends BadEntry {}
 /** The payload of an entry differs from the checksum in its header. */
 export class ChecksumMismatch extends BadEntry {}
 
+/** The segment file of an entry is gone, cut short, or used again. */
+export class SegmentGone extends BadEntry {}
+
+/** This process cannot read the folder of a stream's segments, or another user could replace it. */
+export class SegmentsUnseen extends PenstockError {}
+
 /** A tensor differs from the stream's spec. */
 export class SpecMismatch extends PenstockError {}
 
 /** A sample or an entry exceeds the limits of the wire format. */
 export class TooLarge extends PenstockError {}
+
+/** The server has no stream of this name. */
+export class StreamNotFound extends PenstockError {}
+
+/** The stream was deleted, or the server lost its data. */
+export class StreamDeleted extends StreamNotFound {}
+
+/** A key holds something that Penstock did not write. */
+export class DamagedKey extends PenstockError {}
+
+/** The stream has no such epoch. */
+export class EpochNotFound extends PenstockError {}
+
+/** The epoch is not produced yet, or samples of it are missing. */
+export class EpochIncomplete extends PenstockError {}
+
+/** Entries of the epoch were removed during its replay, or the replay's lease lapsed. */
+export class ReplayTruncated extends PenstockError {}
+
+/** A saved state belongs to another stream, epoch or order. */
+export class StateMismatch extends PenstockError {}
+
+/** The server is away, or refuses commands for a time. */
+export class ServerUnavailable extends PenstockError {}
+
+/** The server refuses this user. */
+export class Unauthorized extends PenstockError {}
+
+/** The server answered a command with an error that has no class of its own. */
+export class ReplyError extends PenstockError {}

@@ -1,4 +1,7 @@
+export { Batch, type Identity, type Span } from "./batch.js";
 export * from "./errors.js";
+export { Replay, type ReplayFacts, type ReplayOptions, type ReplayState, replay } from "./replay/replay.js";
+export type { RedisLike, ServerOptions } from "./server/server.js";
 export { digestOf } from "./wire/checksum.js";
 export { type Block, Column, type DecodeOptions, decode, type Fields, offsetsOf, type Sample } from "./wire/codec.js";
 export { type Dtype, type TypedArray, toFloat32 } from "./wire/dtypes.js";

@@ -1,0 +1,209 @@
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import { BadOption, DamagedKey, PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
+import { loadScript } from "../scripts.js";
+
+/**
+ * A client of a Redis server, with one method. A client of `@redis/client` is one.
+ * For ioredis: `{ sendCommand: ([name, ...args]) => redis.callBuffer(name, ...args) }`.
+ */
+export interface RedisLike {
+  /** Send a command. The answer has bulk strings as Buffers. */
+  sendCommand(args: readonly (string | Buffer)[], options?: object): Promise<unknown>;
+}
+
+/** Where the server is. */
+export interface ServerOptions {
+  /** A client that is connected. The caller closes it. */
+  readonly client?: RedisLike;
+  /** The server's address, for `@redis/client`. Default PENSTOCK_URL, else redis://localhost:6379. */
+  readonly url?: string;
+}
+
+export type Argument = string | number | Buffer;
+
+const DEFAULT_URL = "redis://localhost:6379";
+/** RESP_TYPES.BLOB_STRING of `@redis/client`. Other clients ignore the options. */
+const AS_BUFFERS = { typeMapping: { 36: Buffer } };
+const PASSING = /^(LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|UNBLOCKED|MISCONF)\b/;
+const FORBIDDEN = /^(NOAUTH|WRONGPASS|NOPERM)\b/;
+/** What scripts and commands say where another program changed a key. */
+const DAMAGED = /WRONGTYPE|value is not an integer|Expected value but found|Invalid stream ID|comparison/;
+const FIRST_PAUSE_MS = 50;
+const LAST_PAUSE_MS = 1000;
+const RECONNECT_MS = 100;
+
+interface OwnClient extends RedisLike {
+  connect(): Promise<unknown>;
+  destroy(): void;
+  on(event: "error", listener: () => void): unknown;
+}
+
+/** A server that holds streams. */
+export class Server {
+  readonly #client: RedisLike;
+  readonly #own: OwnClient | null;
+
+  private constructor(client: RedisLike, own: OwnClient | null) {
+    this.#client = client;
+    this.#own = own;
+  }
+
+  /** Connect. Raises ServerUnavailable. */
+  static async open({ client, url }: ServerOptions): Promise<Server> {
+    if (client !== undefined) return new Server(client, null);
+    const own = await connect(url ?? urlOfEnvironment());
+    return new Server(own, own);
+  }
+
+  /** Close the connection, if `open` made it. */
+  close(): void {
+    this.#own?.destroy();
+  }
+
+  /** Send a command and return the answer. Raises the errors of this package. */
+  async call(...args: readonly Argument[]): Promise<unknown> {
+    const sent = args.map((one) => (typeof one === "number" ? String(one) : one));
+    try {
+      return await this.#client.sendCommand(sent, AS_BUFFERS);
+    } catch (error) {
+      throw translated(error as Error, args);
+    }
+  }
+
+  /**
+   * Run a script of `dist/scripts`.
+   *
+   * @param name The file's name, without `.lua`.
+   */
+  async run(name: string, keys: readonly string[], args: readonly Argument[]): Promise<unknown> {
+    const { text, digest } = scriptOf(name);
+    try {
+      return await this.call("EVALSHA", digest, keys.length, ...keys, ...args);
+    } catch (error) {
+      if (!(error instanceof ReplyError && error.message.includes("NOSCRIPT"))) throw error;
+      return await this.call("EVAL", text, keys.length, ...keys, ...args);
+    }
+  }
+
+  /** Do something again while the server is away, but no longer than `patienceMs`. It must be safe to repeat. */
+  async patiently<T>(patienceMs: number, act: () => Promise<T>): Promise<T> {
+    const begun = Date.now();
+    for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(2 * pauseMs, LAST_PAUSE_MS)) {
+      try {
+        return await act();
+      } catch (error) {
+        if (!(error instanceof ServerUnavailable) || Date.now() - begun + pauseMs > patienceMs) throw error;
+      }
+      await sleep(pauseMs);
+    }
+  }
+}
+
+async function connect(url: string): Promise<OwnClient> {
+  let createClient: (options: object) => unknown;
+  try {
+    ({ createClient } = await import("@redis/client"));
+  } catch (error) {
+    throw new BadOption("`url` needs the package @redis/client: npm install @redis/client, or give `client`", {
+      cause: error,
+    });
+  }
+  let isConnected = false; // a first connection that fails is an error at once, a later one is tried again
+  const reconnectStrategy = () => (isConnected ? RECONNECT_MS : false);
+  const where = url.startsWith("unix:") ? unixAddress(url) : { url, socket: {} };
+  const socket = { ...where.socket, reconnectStrategy };
+  const own = createClient({ ...where, socket, RESP: 2, disableOfflineQueue: true }) as OwnClient;
+  own.on("error", () => {}); // commands fail by themselves, and a listener must be there
+  try {
+    await own.connect();
+  } catch (error) {
+    throw translated(error as Error, []);
+  }
+  isConnected = true;
+  return own;
+}
+
+function unixAddress(url: string): { socket: object } & Record<string, unknown> {
+  const { username, password, pathname, searchParams } = new URL(url);
+  return {
+    socket: { path: decodeURIComponent(pathname) },
+    database: Number(searchParams.get("db") ?? 0),
+    ...(username === "" ? {} : { username: decodeURIComponent(username) }),
+    ...(password === "" ? {} : { password: decodeURIComponent(password) }),
+  };
+}
+
+function urlOfEnvironment(): string {
+  const { PENSTOCK_URL, PENSTOCK_URL_FILE } = process.env;
+  if (PENSTOCK_URL_FILE) return readFileSync(PENSTOCK_URL_FILE, "utf8").trim();
+  return PENSTOCK_URL || DEFAULT_URL;
+}
+
+const scripts = new Map<string, { text: string; digest: string }>();
+
+function scriptOf(name: string): { text: string; digest: string } {
+  let found = scripts.get(name);
+  if (found === undefined) {
+    const text = loadScript(name);
+    found = { text, digest: createHash("sha1").update(text).digest("hex") };
+    scripts.set(name, found);
+  }
+  return found;
+}
+
+function translated(error: Error, args: readonly Argument[]): Error {
+  if (error instanceof PenstockError || error instanceof TypeError) return error;
+  const { message } = error;
+  if (!isReply(error)) return new ServerUnavailable(`the server is away: ${message}`, { cause: error });
+  const key = args.find((one) => typeof one === "string" && one.startsWith("penstock:"));
+  if (FORBIDDEN.test(message)) return new Unauthorized(message, { cause: error });
+  if (PASSING.test(message)) return new ServerUnavailable(message, { cause: error });
+  if (DAMAGED.test(message)) {
+    return new DamagedKey(`${key ?? "a key"} holds something that Penstock did not write: ${message.slice(0, 200)}`);
+  }
+  return new ReplyError(message, { cause: error });
+}
+
+/** Return whether the server answered with an error, which clients tell by a class of their own. */
+function isReply(error: Error): boolean {
+  return /^(ErrorReply|SimpleError|BlobError|ReplyError)$/.test(error.name) || /Error(Reply)?$/.test(error.name)
+    ? /^[A-Z]{2,}\b/.test(error.message) && !("code" in error && typeof error.code === "string")
+    : false;
+}
+
+// --- answers ---
+
+/** Return a bulk string as bytes. */
+export function bytesOf(reply: unknown): Buffer {
+  if (Buffer.isBuffer(reply)) return reply;
+  throw new BadOption("the client answers with strings, which damages payloads: it has to return Buffers");
+}
+
+/** Return a bulk string as text, or null for none. */
+export function textOf(reply: unknown): string | null {
+  if (reply === null || reply === undefined) return null;
+  return typeof reply === "string" ? reply : bytesOf(reply).toString("utf8");
+}
+
+/** Return a hash as a Map. RESP2 answers with names and values in turn, RESP3 with a map. */
+export function hashOf(reply: unknown): Map<string, string> {
+  const found = new Map<string, string>();
+  if (Array.isArray(reply)) {
+    for (let at = 0; at + 1 < reply.length; at += 2)
+      found.set(textOf(reply[at]) as string, textOf(reply[at + 1]) as string);
+    return found;
+  }
+  const pairs = reply instanceof Map ? reply : Object.entries(reply as object);
+  for (const [name, value] of pairs) found.set(textOf(name) as string, textOf(value) as string);
+  return found;
+}
+
+/** An entry of a Redis stream: its id, and names and values in turn. */
+export type StreamEntry = readonly [id: Buffer, fields: readonly Buffer[]];
+
+/** Return the answer of XRANGE. */
+export function entriesOf(reply: unknown): StreamEntry[] {
+  return reply as StreamEntry[];
+}

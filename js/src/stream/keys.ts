@@ -1,0 +1,90 @@
+import { PenstockError } from "../errors.js";
+
+const NAME = /^[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}$/;
+
+/** A stream, group or member name that cannot be part of a key. */
+export class BadName extends PenstockError {}
+
+/** Return a name that may be part of a key. Raises BadName. */
+export function checkedName(kind: string, name: string): string {
+  if (typeof name === "string" && NAME.test(name)) return name;
+  throw new BadName(
+    `${kind} name ${JSON.stringify(name)}: use 1 to 100 letters, digits, '.', '_', '-', not starting with '_'`,
+  );
+}
+
+/** The keys of a stream as a whole. docs/redis-keys.md gives their contents. */
+export class StreamKeys {
+  readonly #prefix: string;
+
+  constructor(name: string) {
+    this.#prefix = `penstock:{${name}}:`;
+  }
+
+  get meta(): string {
+    return `${this.#prefix}meta`;
+  }
+
+  get epochs(): string {
+    return `${this.#prefix}epochs`;
+  }
+
+  get events(): string {
+    return `${this.#prefix}events`;
+  }
+
+  manifest(epoch: number): string {
+    return `${this.#prefix}${epoch}:manifest`;
+  }
+}
+
+/** The keys of one partition. */
+export class PartitionKeys {
+  readonly number: number;
+  readonly #prefix: string;
+
+  constructor(name: string, tag: string, number: number) {
+    this.number = number;
+    this.#prefix = `penstock:{${name}.${tag}}:`;
+  }
+
+  get roster(): string {
+    return `${this.#prefix}roster`;
+  }
+
+  entries(epoch: number): string {
+    return `${this.#prefix}${epoch}:entries`;
+  }
+
+  state(epoch: number): string {
+    return `${this.#prefix}${epoch}:state`;
+  }
+
+  index(epoch: number, shard: number): string {
+    return `${this.#prefix}${epoch}:${shard}:index`;
+  }
+
+  repairs(epoch: number, shard: number): string {
+    return `${this.#prefix}${epoch}:${shard}:repairs`;
+  }
+
+  ledger(epoch: number, group: string, shard: number): string {
+    return `${this.#prefix}${epoch}:ledger:${group}:${shard}`;
+  }
+
+  positions(epoch: number, group: string): string {
+    return `${this.#prefix}${epoch}:pos:${group}`;
+  }
+
+  dead(epoch: number, group: string): string {
+    return `${this.#prefix}${epoch}:dead:${group}`;
+  }
+
+  segments(epoch: number): string {
+    return `${this.#prefix}${epoch}:segments`;
+  }
+
+  quarantine(epoch: number): string {
+    return `${this.#prefix}${epoch}:quarantine`;
+  }
+}

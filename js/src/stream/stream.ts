@@ -1,0 +1,93 @@
+import { DamagedKey, StreamDeleted, StreamNotFound } from "../errors.js";
+import { hashOf, type Server, textOf } from "../server/server.js";
+import { STREAM_ID } from "../wire/header.js";
+import { parseSpec, type Spec } from "../wire/spec.js";
+import { checkedName, PartitionKeys, StreamKeys } from "./keys.js";
+
+/** The settings of a stream. */
+export interface Stream {
+  readonly name: string;
+  /** A random id, which differs when a stream is made again under the same name. */
+  readonly id: string;
+  /** The tensors of a sample. Null until the first sample fixes them. */
+  readonly spec: Spec | null;
+  readonly partitions: readonly PartitionKeys[];
+  readonly budgetBytes: number;
+  readonly blockBytes: number;
+  /** `inline`, or `segments:` and a folder. */
+  readonly payload: string;
+  readonly durability: string;
+  /** The producer's facts, such as the names of classes. */
+  readonly info: Record<string, unknown>;
+  readonly keys: StreamKeys;
+}
+
+/** Return the partition of a shard: shard s lies in partition s mod P. */
+export function partitionOf(stream: Stream, shard: number): PartitionKeys {
+  return stream.partitions[shard % stream.partitions.length] as PartitionKeys;
+}
+
+/** Return the stream, or null if there is none of that name. Raises DamagedKey. */
+export async function findStream(server: Server, name: string): Promise<Stream | null> {
+  const keys = new StreamKeys(checkedName("stream", name));
+  const meta = hashOf(await server.call("HGETALL", keys.meta));
+  if (!meta.has("id")) return null;
+  return readable(keys.meta, () => {
+    const id = meta.get("id") as string;
+    if (!STREAM_ID.test(id)) throw new RangeError(`id is ${id.slice(0, 40)}`);
+    const tags = JSON.parse(meta.get("tags") as string);
+    if (!Array.isArray(tags) || tags.length === 0) throw new RangeError("tags is not a list");
+    const spec = meta.get("spec");
+    return {
+      name,
+      id,
+      spec: spec ? parseSpec(spec) : null,
+      partitions: tags.map((tag, number) => new PartitionKeys(name, String(tag), number)),
+      budgetBytes: integer(meta.get("budget_bytes")),
+      blockBytes: integer(meta.get("block_bytes")),
+      payload: meta.get("payload") ?? "inline",
+      durability: meta.get("durability") ?? "memory",
+      info: JSON.parse(meta.get("info") ?? "{}"),
+      keys,
+    };
+  });
+}
+
+/** Return the stream. Raises StreamNotFound. */
+export async function loadStream(server: Server, name: string): Promise<Stream> {
+  const stream = await findStream(server, name);
+  if (stream !== null) return stream;
+  throw new StreamNotFound(`no stream '${name}': start a producer (\`penstock produce\`) or check name and URL`);
+}
+
+/** Return the spec of a stream that has samples. Raises DamagedKey. */
+export function requireSpec(stream: Stream): Spec {
+  if (stream.spec !== null) return stream.spec;
+  throw new DamagedKey(`${stream.keys.meta} has no \`spec\`, which the first sample fixes: no sample was written yet`);
+}
+
+/** Raise StreamDeleted if the stream was deleted. */
+export async function requireThere(server: Server, stream: Stream): Promise<void> {
+  const [id, deleting] = (await server.call("HMGET", stream.keys.meta, "id", "deleting")) as unknown[];
+  if (textOf(id) === stream.id && textOf(deleting) === null) return;
+  throw new StreamDeleted(
+    `stream '${stream.name}' was deleted, or the server lost its data (emptied, or restarted without it): ` +
+      "start again to use it anew",
+  );
+}
+
+/** Parse what a key holds: nonsense is a DamagedKey that names the key. */
+export function readable<T>(key: string, parse: () => T): T {
+  try {
+    return parse();
+  } catch (error) {
+    throw new DamagedKey(`${key} cannot be read: ${(error as Error).message.slice(0, 200)}`, { cause: error });
+  }
+}
+
+/** Return decimal text as a number. Raises RangeError. */
+export function integer(text: string | undefined | null): number {
+  const found = text && /^-?[0-9]{1,16}$/.test(text) ? Number(text) : Number.NaN;
+  if (!Number.isSafeInteger(found)) throw new RangeError(`${String(text).slice(0, 40)} is no number`);
+  return found;
+}
