@@ -28,7 +28,7 @@ from penstock_producer.sources.names import forget, register
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 END_S = 5.0
-"""How long the end of the program waits for workers to stop."""
+"""The longest time that the end of the program waits for workers to stop."""
 
 
 class BackgroundProduction(Answering):
@@ -38,7 +38,7 @@ class BackgroundProduction(Answering):
         self._loop, self._stream, self._tokens, self._notify = loop, stream, tokens, notify
         self._stopping = threading.Event()
         self._is_left = False
-        """Whether the program goes on without the production, or ends, and nobody called `stop`."""
+        """Whether the program continues without the production, or ends, and `stop` was not called."""
         self._error: BaseException | None = None
         self._summary: ProductionSummary | None = None
         self.progress = ProductionProgress((), None)
@@ -92,7 +92,7 @@ class BackgroundProduction(Answering):
         self.stop()
 
     def _end_with_program(self) -> None:
-        """Stop, in bounded time, a production that nobody waited for."""
+        """Stop, in bounded time, a production that the program did not wait for."""
         self._is_left = True
         self._stopping.set()
         self._thread.join(END_S)
@@ -158,9 +158,9 @@ def produce(
         url: the server's address. None means the one in the environment.
         shuffle: whether each epoch has an order of its own.
         spec: the tensors' dtypes and shapes. None means that the first sample decides.
-        wait: whether the call returns only when everything is produced.
-        tuning: what most programs leave as it is: seed, block_transform, block_samples, shard_samples, budget_bytes,
-            retention, durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
+        wait: whether the call returns only after everything is produced.
+        tuning: rarely changed options: seed, block_transform, block_samples, shard_samples, budget_bytes, retention,
+            durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
 
     Returns:
         The production, which continues in the background unless ``wait`` is true.

@@ -40,7 +40,7 @@ _GIVEN: Final = 32
 _MET: Final = 33
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _OF_FILES: Final = ("file", "local")
-"""Schemes of addresses that are paths of this host."""
+"""URL schemes of addresses that are paths of this host."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Allowlist:
     allow: tuple[str, ...] = ()
     """``module``, with all modules below it, or ``module:name``."""
     roots: tuple[str, ...] = ()
-    """Folders that every file lies in."""
+    """The folders that must contain every file."""
     is_unlimited: bool = False
-    """Whether any code and any file is allowed: then a program that can write to the queue has the rights of this
+    """Whether any code and any file is allowed. A program that can write to the queue then has the rights of this
     process's user."""
 
     def enforce(self) -> None:
@@ -66,7 +66,7 @@ class Allowlist:
 
         Raises:
             NotAllowed: The text says what was named, and which option would allow it.
-            SourceError: The task's source is none.
+            SourceError: The task does not describe a valid source.
         """
         if self.is_unlimited:
             return
@@ -123,7 +123,7 @@ class PlannedTasks:
 
     def __init__(self, cells: Any = None) -> None:
         self.cells: Any = RawArray("B", _MET + 1) if cells is None else cells
-        """The digest, whether it is set, and whether a worker met a job of others since the last look."""
+        """The digest, whether it is set, and whether a worker met another production's job since the last check."""
 
     def give(self, task: ShardTask) -> None:
         """Let the workers do jobs like this one, of any epoch and shard, and no others."""
@@ -202,7 +202,7 @@ def _paths(config: SourceConfig) -> Iterator[str]:
 def _paths_in(options: Any) -> Iterator[str]:
     """Yield what may be a path in an installed source's options: text with a slash, or the name of an existing file.
 
-    Addresses of servers are none.
+    A server's address is not a path.
     """
     if isinstance(options, Mapping):
         for name, value in options.items():

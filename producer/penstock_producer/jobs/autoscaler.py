@@ -26,7 +26,7 @@ from penstock_common.stream.streams import find_stream
 LOOK_S = 2.0
 LEAVE_S = 0.3
 REMEMBER_S = 60.0
-"""A stream without a job for so long is no longer one of the queue's."""
+"""A stream that had no job for this long no longer belongs to the queue's streams."""
 
 
 class Autoscaler:
@@ -108,10 +108,10 @@ SPARE = 1.05
 """The factor above the working part, when workers wait. Some waiting must stay, because it shows the limit."""
 GROW_AFTER_S = 8.0
 SHRINK_AFTER_S = 16.0
-"""How long the wish must stay above, or below, the number of workers. A trainer that starves costs more than a worker
-that waits."""
+"""The time for which the wish must stay above, or below, the number of workers. A trainer that starves costs more than
+a worker that waits."""
 NEARLY_AFTER_S = 40.0
-"""How long it must stay there if it differs by one worker only, which is noise."""
+"""The time for which it must stay there if it differs by one worker only, which is noise."""
 SETTLE_S = 10.0
 """The pause after a change, until new workers have shown their rate and their waits."""
 LEAP = 4.0
@@ -119,10 +119,11 @@ LEAP = 4.0
 LATEST = 3
 """The number of wishes whose mean a step goes to. Earlier ones may belong to another load."""
 TELLABLE = 100
-"""A wish for more than this factor of the working workers is not shown as a number. It comes of a loop that works for
-less than a hundredth of its time, as one without a training step does, and an error of a millisecond doubles it."""
+"""A wish for more than this factor of the working workers is not shown as a number. Such a wish comes from a loop that
+works for less than a hundredth of its time, as a loop without a training step does. There an error of a millisecond
+doubles the wish."""
 ABOVE, BELOW = 0.1, 1.5
-"""The number stays while the wish lies so little above it, or not so much below it."""
+"""How far the wish may lie above, or below, the number of workers without changing it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,9 @@ from penstock_producer.sources.allowed import NotAllowed
 from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
-"""How long a process that must end waits for an answer."""
+"""The longest time that a process that must end waits for an answer."""
 AT_ONCE_S = 0.3
-"""How long it waits if the server did not answer the request before."""
+"""The longest such wait if the server did not answer the request before."""
 SAMPLED = 8
 """Queued jobs that are read from either end, to learn for which streams the queue works."""
 LOST_AFTER = 2
@@ -121,7 +121,7 @@ class Dispatcher:
             )
             for task, meta in tasks
         ]
-        if jobs:  # each is pushed by itself: at the front the last one comes first
+        if jobs:  # pushed one at a time, so at the front the last one comes first
             ids = [task.job_id for task, _ in tasks]
             self._queue.asked(lambda: self._queue.enqueue_many(jobs[::-1] if at_front else jobs), self._notify, ids)
 
@@ -142,7 +142,7 @@ class Dispatcher:
         return len(lost)
 
     def weed(self, tasks: Iterable[ShardTask]) -> None:
-        """Remove queued jobs that pretend to be of these tasks' epochs, and queue again those that somebody changed."""
+        """Remove queued jobs that pretend to be of these tasks' epochs, and queue changed ones again as planned."""
         planned = {task.job_id: task for task in tasks}
         epochs = list({(task.stream_id, task.manifest_id) for task in planned.values()})
         changed: list[ShardTask] = []
@@ -172,9 +172,10 @@ class Dispatcher:
     def failure(self, tasks: Iterable[ShardTask]) -> tuple[str, str] | None:
         """Return (what, why) of the first task whose job has no tries left. Queue the other failed jobs again.
 
-        A job failed for good if it is as planned and a worker of Penstock says so. A plain `rq worker` can run no job:
-        it takes one after the other and lets it fail. A job of a silent host that another program gave up has not
-        failed either. Each failed job is read once: one that fails after this look is judged at the next look.
+        A failure is final if the job is as planned and a worker of Penstock reported the failure. A plain `rq worker`
+        can run no job: it takes one after the other and lets it fail. A job of a silent host that another program
+        abandoned has not failed either. Each failed job is read once: one that fails after this look is judged at the
+        next look.
         """
         planned = {task.job_id: task for task in tasks}
         failed = self._failed(set(planned))
@@ -204,7 +205,7 @@ class Dispatcher:
         self._enqueue(list(zip(tasks, notes, strict=True)), at_front=True)
 
     def _tell_of_stranger(self, worker: str, task: ShardTask) -> None:
-        if not worker or OWN_WORKER.fullmatch(worker):  # for example, `rq info` gives up jobs of hosts that are silent
+        if not worker or OWN_WORKER.fullmatch(worker):  # for example, `rq info` abandons jobs of hosts that are silent
             worker = ""
         if worker in self._strangers:
             return

@@ -33,7 +33,7 @@ from penstock_producer.write.writer import Writer, WriterHooks
 TELL_S = 0.2
 """The time between two progress reports of the process that feeds."""
 STOP_S = 10.0
-"""How long it may take after SIGTERM to commit what it has. One that does not react is killed."""
+"""The time that the process has after SIGTERM to commit what it has. A process that does not react is killed."""
 
 
 class EndlessProduction:
@@ -50,7 +50,8 @@ class EndlessProduction:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+                # Python 3.12 warns of forks in a process with threads
+                warnings.simplefilter("ignore", DeprecationWarning)
                 self._child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -109,7 +110,7 @@ class EndlessProduction:
         self.close()
 
     def close(self) -> None:
-        """Stop it, and report its progress if it did not end by itself. It may be called twice."""
+        """Stop the process that feeds. If it was still running, report its progress. A second call does nothing."""
         was_going = self._child.is_alive() and self._last.end is None
         if was_going:
             self._child.terminate()
@@ -360,7 +361,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def _watch_owner(owner: int) -> None:
-    """End this process when its owner is gone. An owner that is killed with -9 tells nobody."""
+    """End this process when its owner is gone. A process killed by SIGKILL cannot announce its end."""
     while os.getppid() == owner:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -64,7 +64,7 @@ class FailureLimit:
     """Whether the user declared the spec. A sample that does not fit a declared spec is a bad one. If it does not fit a
     spec that was inferred from another sample, the spec was wrong, and the epoch ends."""
     current: CurrentSample = field(default_factory=CurrentSample)
-    """What this process's supervisor sees of it."""
+    """This process's note for its supervisor of the sample that it makes."""
     suspects: Mapping[int, CrashRecord] = field(default_factory=dict)
     """Offset in the shard -> what the sample there did to workers that made it before."""
     sample_limit_s: float = SAMPLE_LIMIT_S
@@ -82,7 +82,7 @@ class FailureLimit:
         Raises SampleError.
 
         A sample that ended a worker before is made once everything before it is safe, which ``settle`` ensures. If it
-        ends another worker, nothing else is lost. After too many times it is not tried any more.
+        ends another worker, nothing else is lost. After too many such ends it is not tried any more.
         """
         suspicion = self.suspects.get(place)
         if suspicion is not None:
@@ -110,7 +110,7 @@ class FailureLimit:
         return str(error)
 
     def saw_misfit(self, error: SpecMismatch, count: int = 1) -> str:
-        """Return the reason for a sample that does not fit the spec. Raises if nobody declared that spec."""
+        """Return the reason for a sample that does not fit the spec. Raises if the spec was not declared."""
         if not self.spec_is_declared:
             raise error
         return self.saw_bad(SampleError(str(error)), count)
@@ -154,7 +154,10 @@ class EpochSeed:
 def fill_samples(
     source: Source, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
-    """Fill a shard of which one item is one sample. Items below the writer's position are not read again."""
+    """Fill a shard from a source whose items are single samples.
+
+    Items below the writer's position are not read again.
+    """
     done = writer.position
     seeded = seed.of if draws(source) else seed.undrawn
     for offset, item in enumerate(items):
@@ -186,7 +189,9 @@ def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | Sampl
 def fill_batches(
     source: BatchSource, items: Iterable[int], writer: ShardWriter, shard: int, seed: EpochSeed, watch: FailureLimit
 ) -> None:
-    """Fill a shard of which one item is a known number of samples. A half-committed item is read again for its rest."""
+    """Fill a shard from a source whose items hold a known number of samples. A half-committed item is read again for
+    its remaining samples.
+    """
     start = 0
     for item in map(int, items):
         first, start = start, start + source.size(item)
@@ -348,7 +353,7 @@ class BlockFiller:
     They are the shard's samples ``count * k`` to ``count * (k + 1)``, whatever is committed already.
 
     So a half-committed block is made again as a whole, with the same result. If the transform fails on a block, or the
-    block ended workers, it gets the block's samples one by one, and only the bad ones are lost.
+    block ended workers, it gets the block's samples one at a time, and only the bad ones are lost.
     """
 
     source: Source

@@ -25,7 +25,7 @@ TOO_SOON_S = 3.0
 """A worker that dies sooner after its start counts as not started."""
 FALSE_STARTS = 3
 STOP_S = 10.0
-"""How long a worker may take to stop: more than `STOP_GRACE_S`. Then it is killed, and no committed data is lost."""
+"""The time that a worker has to stop, more than `STOP_GRACE_S`. Then it is killed, and no committed data is lost."""
 
 LOST_SERVER = "its server went away"
 """The reason why a worker ended whose replacement waits for the server."""
@@ -63,8 +63,8 @@ class Fleet:
     """A number of workers, forked from this process: they have its local objects, and share its modules' memory.
 
     ``restart`` says how dead workers are replaced: ``spawn`` starts clean interpreters, for owners that by then have
-    threads or frameworks. ``on_death(death)`` is called for each one that did not end by itself. A worker that hangs in
-    a sample or holds too much memory is ended here.
+    threads or frameworks. ``on_death(death)`` is called for each worker that ended before it was due. A worker that
+    hangs in a sample or holds too much memory is ended here.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Fleet:
     ) -> None:
         """Start the workers.
 
-        ``most`` is the largest number that `resize` may ask for: so many share the machine's memory.
+        ``most`` is the largest number that `resize` may ask for. The machine's memory is divided by it.
 
         With ``planned_tasks`` the workers do what their own production plans. Without, they do what
         ``options.allowlist`` allows.
@@ -133,8 +133,8 @@ class Fleet:
     def poll(self) -> None:
         """Replace dead workers. Call it now and then.
 
-        Raises FleetFailed if new workers do not live, and ServerUnavailable once a worker has waited for its server in
-        vain.
+        Raises FleetFailed if new workers do not live, and ServerUnavailable once a worker's server has not come back in
+        time.
         """
         self._see_off()
         for member in self._members:
@@ -191,7 +191,8 @@ class Fleet:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
             with warnings.catch_warnings():
-                # Python 3.12 warns of forks beside threads; the child does not use the parent's locks and connections
+                # Python 3.12 warns of forks in a process with threads. The child does not use the parent's locks and
+                # connections.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
         finally:

@@ -66,9 +66,10 @@ class ProductionPlan(BaseModel):
     retention: str | None = None
     """Which acknowledged epochs are kept (policy.py). None takes the stream's."""
     durability: str | None = None
-    """What must have happened to a write (stream/servers/durability.py). None takes the stream's."""
+    """The condition for a write to count as committed (stream/servers/durability.py). None takes the stream's."""
     payload: str | None = None
-    """Where payloads lie (segments/plane.py). None takes the stream's. Jobs need not name it, because the stream knows.
+    """The place of payloads (segments/plane.py). None takes the stream's. Jobs need not name it, because the stream
+    knows.
     """
 
 
@@ -113,7 +114,7 @@ def _is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
 
 
 TAPER_SHARDS = 4
-"""The rule below expects one worker for every two times so many full shards."""
+"""The rule below expects one worker for every ``2 * TAPER_SHARDS`` full shards."""
 SMALLEST_PART = 8
 """The last shards of an epoch have this part of a full one: its end then waits for one worker an eighth as long."""
 MOST_HELPERS = 64
@@ -121,7 +122,8 @@ MOST_HELPERS = 64
 SHARDS_PER_WORKER = 8
 """Workers end an epoch together if each has several shards. With fewer, the last one runs alone."""
 LARGEST_DEFAULT = 4096
-"""In samples: at 1 to 10 ms each a job of some seconds, the most that is made again when a worker dies before a commit.
+"""The largest default, in samples: a job of some seconds at 1 to 10 ms each. It is the most that is made again when a
+worker dies before a commit.
 """
 
 
@@ -199,8 +201,8 @@ class EpochOrder:
 def shard_size(left: int, n: int, shard_samples: int) -> int:
     """Return the samples of the next shard when ``left`` of the epoch's ``n`` are not cut yet.
 
-    Shards are full ones first, then ever smaller. It is guided self-scheduling (Polychronopoulos and Kuck, 1987): an
-    equal share of the rest for each of twice as many workers as the epoch seems planned for, so that all end together.
+    Shards are full ones first, then ever smaller. It is guided self-scheduling (Polychronopoulos and Kuck, 1987). The
+    rest is divided by twice the number of workers that the epoch seems planned for, so that all workers end together.
     """
     shares = min(MOST_HELPERS, n // (TAPER_SHARDS * shard_samples))
     if shares < 2:  # with so few shards a smaller one would only be one more

@@ -74,11 +74,11 @@ from penstock_producer.write.writer import Writer, WriterHooks
 
 TICK_MS = 200
 CARE_S = 5.0
-"""How often to look for lost jobs."""
+"""The time between two checks for lost jobs."""
 LEAVE_S = 2.0
-"""How long an interrupted production waits for a server that is away, to clean up."""
+"""The longest time that an interrupted production waits, to clean up, for a server that is away."""
 GATE_S = 0.5
-"""How often to ask whether trainers are far enough for the next epoch."""
+"""The time between two questions whether trainers are far enough for the next epoch."""
 
 
 class Production:
@@ -114,13 +114,12 @@ class Production:
         self._seen: dict[int, EpochProgress] = {}
         """The last look at each epoch in work."""
         self._held_back, self._gated = "", float("-inf")
-        """Why the next epoch is not begun yet, while it follows trainers; and when that was asked."""
+        """Why the next epoch is not begun yet, while the production follows trainers, and when that was asked."""
         has_own_workers = workers > 0 or planned_tasks is not None
         key = options.key if has_own_workers else None  # workers elsewhere know no key
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
         # Forked while this process has neither threads nor frameworks, so it takes milliseconds. Replacements come
-        # later,
-        # and start clean, unless only a fork has the objects they need.
+        # later, and start in a new interpreter, unless only a fork has the objects they need.
         self._fleet = Fleet(
             replace(options, owner=os.getpid()),
             workers,
@@ -340,7 +339,7 @@ class Production:
 
     def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
         while self._todo and len(self._live) < ahead and (not is_gated or self._may_open()):
-            epoch = self._todo[0]  # popped once all of it is done, because the server may go away meanwhile
+            epoch = self._todo[0]  # popped once all of it is done, because the server may go away before that
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
@@ -471,7 +470,7 @@ def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) ->
             continue
         try:
             made = load_stream(client, other).info
-        except PenstockError:  # damaged, or deleted meanwhile
+        except PenstockError:  # damaged, or deleted since
             continue
         if made.get("split") == other.removeprefix(base) and made.get("name", name) != name:
             raise SourceError(

@@ -56,7 +56,7 @@ class ProductionProgress:
     samples: int | None
     """The planned samples of all epochs."""
     waits: str = ""
-    """Why nothing moves, if nothing does."""
+    """The reason why nothing moves, if nothing does."""
     pids: tuple[int, ...] = ()
     """The process ids of living local workers."""
     new_bad: tuple[str, ...] = ()
@@ -122,9 +122,9 @@ def bad_reasons(client: Client, stream: Stream, epoch: int, limit: int) -> list[
 
 
 STALL_S = 2.0
-"""Without progress for so long, the reason is looked up and shown."""
+"""The time without progress after which the reason is looked up and shown."""
 COUNT_S = 1.0
-"""How often workers, and writers that wait for quota, are counted."""
+"""The time between two counts of the workers, and of the writers that wait for quota."""
 ASKED = 256
 """The number of jobs that are asked why they wait."""
 SHOWN_BAD = 5

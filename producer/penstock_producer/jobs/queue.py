@@ -46,15 +46,15 @@ ENDLESS = 1 << 30
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
 OTHERS_S = 0.25
-"""How long a worker rests that found only jobs of other productions."""
+"""The pause of a worker that found only jobs of other productions."""
 PASS_ON_S = 3.0
-"""How often a job that waits for quota looks whether an earlier shard has no worker, and then makes way."""
+"""The time between two checks of a job that waits for quota. It makes way if an earlier shard has no worker."""
 
 SET_ASIDE: Final = ":set-aside"
 """The end of the name of a key that had the wrong type."""
 SET_ASIDE_TTL_S: Final = 86_400
 TRIES: Final = 3
-"""How often a command is tried again after a key of another type prevented it."""
+"""The number of further tries of a command after a key of another type prevented it."""
 PAGE: Final = 1000
 """Jobs that are read at once. Any number may be listed, and each request is a round trip."""
 ABANDONED: Final = "its worker was not heard of any more"
@@ -85,8 +85,8 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     """Write what is missing of one shard.
 
     A task is checked before anything is imported or opened. A job of others goes to the back of the queue untouched. A
-    job that waits for quota longer than a lease goes back, too, and the shards before it go to the front: a single
-    worker must not wait in one shard for another that only it can make.
+    job that waits for quota longer than a lease goes back, too, and the shards before it go to the front. Otherwise a
+    single worker would wait in one shard for another shard that only it can make.
     """
     assert _runner is not None, "produce_shard runs in a penstock worker only"
     runner, check, key = _runner
@@ -112,7 +112,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
 def should_rest() -> bool:
     """Return whether this process has met the same foreign job again: then no queued job is its own.
 
-    Its worker rests with no job in hand, so that the producer finds a job that somebody changed in the queue.
+    Its worker rests with no job in hand, so that the producer finds a job that another program changed in the queue.
     """
     if len(_met) == len(set(_met)):
         return False
@@ -507,7 +507,7 @@ def _pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _job_id_of(entry: bytes) -> str | None:
-    """Return the id that an entry of the queue is; None for what rq makes no job's id of."""
+    """Return the id that an entry of the queue holds, or None if rq makes no such id."""
     try:
         text = entry.decode()
     except UnicodeDecodeError:
@@ -528,7 +528,10 @@ def read_notes(connection: Any, job_ids: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _read(connection: Any, keys: Sequence[str], limits: Mapping[str, int] = LIMITS) -> list[dict[str, bytes | None]]:
-    """Read the fields that jobs are made of: None for one that is too long to be read, nothing of what is no hash."""
+    """Read the fields that jobs are made of.
+
+    A field that is too long to be read is None, and a key that is no hash gives {}.
+    """
     with connection.pipeline(transaction=False) as pipe:
         for key in keys:
             for name in limits:

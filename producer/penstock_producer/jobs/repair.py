@@ -1,6 +1,6 @@
 """Repair: make exactly the samples again that an audit found missing, from the source they were made of.
 
-The audit finds what is missing. ``penstock_common.stream.mending.repairs`` has the transaction.
+The audit finds the missing samples. The transaction is in ``penstock_common.stream.mending.repairs``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RepairResult:
     bad: int = 0
     """Samples that could not be made, in ranges whose content was not known."""
     waiting: list[str] = field(default_factory=list)
-    """Why some ranges were left alone, one line each."""
+    """The reasons why some ranges were left alone, one line each."""
 
 
 def repair_epoch(

@@ -39,7 +39,8 @@ def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: N
         args = (theirs, source, items, start, seed, limit_s, watchdog.current)
         process = get_context("fork").Process(target=_make_first, args=args, daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads: none of their locks is used
+            # forks in a process with threads: none of their locks is used
+            warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
         found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)

@@ -1,4 +1,4 @@
-"""The fields of one job: which shard of which epoch of which source it makes, as JSON without address or password.
+"""The fields of one job, as JSON without address or password: the source, the epoch and the shard that it makes.
 
 A program that can write to the queue can write anything there, so every field of a job is checked here before rq sees
 it. This file is pure: `dispatch` queues jobs, `queue` reads them from the server, `task_runner` does them.
@@ -19,8 +19,8 @@ from penstock_common.errors import PenstockError
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 OnError = Literal["quarantine", "skip", "fail"]
-"""What happens to a sample that its source cannot make. `quarantine`: it is counted and named as bad, and too many fail
-the epoch. `skip`: the same, for any number. `fail`: the first one ends the epoch."""
+"""The treatment of a sample that its source cannot make. `quarantine`: it is counted and named as bad, and too many
+fail the epoch. `skip`: the same, for any number. `fail`: the first one ends the epoch."""
 
 
 MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]

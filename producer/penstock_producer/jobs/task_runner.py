@@ -84,7 +84,7 @@ class JobReport:
         """Offset in the shard -> what the sample there did to workers that made it in earlier runs."""
         self.good = self.bad = 0
         self.nbytes = 0
-        """The bytes of the whole shard, whoever made it. It is known at the end."""
+        """The bytes of the whole shard, also those that other runs made. Known at the end."""
 
     def waits(self, text: str) -> None:
         """Report what the run waits for."""
@@ -98,7 +98,7 @@ class JobReport:
         self.good, self.bad = good, bad
 
     def is_committed(self, nbytes: int) -> None:
-        """Note that all samples are committed, of so many bytes. The shard is completed after that."""
+        """Note that all samples are committed, and their bytes. The shard is completed after that."""
         self.nbytes = nbytes
 
     def should_yield(self) -> bool:
@@ -127,7 +127,7 @@ class TaskRunner:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether this process was told to end."""
+        """Return whether this process was asked to end."""
         return self._should_stop()
 
     def produce(self, task: ShardTask, report: JobReport) -> None:
@@ -204,7 +204,7 @@ class TaskRunner:
             self._writer = None
             writer.close()
             raise TaskOutdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
-        writer.stream = found  # its budget may have changed meanwhile
+        writer.stream = found  # its budget may have changed since
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None and is_released(writer.client, writer.stream, task.epoch):
             return writer, None

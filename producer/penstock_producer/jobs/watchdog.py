@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 SAMPLE_LIMIT_S = 300.0
-"""How long one sample may take. A longer one hangs, and its worker is replaced."""
+"""The longest time that one sample may take. A longer one hangs, and its worker is replaced."""
 ENOUGH = 6
 """The weight of evidence that makes a sample a bad one."""
 CRASHED, HUNG, KILLED = 2, 3, 1
 """The weight of one death: three crashes or two hangs are enough. A SIGKILL may come from a kernel short of memory, or
-from an operator who did not mean the sample, so it takes six of them, all during the same sample."""
+from an operator who did not mean the sample. So it takes six SIGKILLs, all during the same sample."""
 MEMORY_SHARE = 0.8
 """The share of the machine's memory that its workers divide. A worker that holds more than its part is replaced."""
 RIPE_S = 10.0
 """A younger worker is not replaced for its memory, so that each one gets some work done."""
 GROWN_S = 2.0
-"""How long a worker that must end for its memory may take for its sample: less than it takes to interrupt that."""
+"""The time that a worker that must end for its memory has for its sample. Interrupting the sample takes longer."""
 LOOK_S = 1.0
-"""How often memory is read."""
+"""The time between two readings of memory."""
 
 
 class CurrentSample:
@@ -102,7 +102,7 @@ class WorkerDeath:
     place: int | None = None
     """The offset in its shard of the sample that it was making."""
     deed: str = ""
-    """What that sample did: ``killed its worker by SIGSEGV``."""
+    """The deed of that sample, such as ``killed its worker by SIGSEGV``."""
     weight: int = 0
     key: bytes = field(default=b"", repr=False)
     """The key of the supervisor that saw it; see `WorkerOptions.key`."""
@@ -164,7 +164,7 @@ class WorkerWatchdog:
         self._memory_bytes, self._clock = memory_bytes, clock
         self._began = self._looked = clock()
         self._verdict = ""
-        """What the sample did for which this supervisor ended the worker."""
+        """The deed of the sample for which this supervisor ended the worker."""
         self._grown: tuple[WorkerSample, float] | None = None
 
     def look_after(self, process: BaseProcess) -> None:
@@ -206,7 +206,7 @@ class WorkerWatchdog:
 
 
 def memory_part(workers: int) -> int | None:
-    """Return the bytes that each of so many workers of this machine may hold, or None if that is not known."""
+    """Return the bytes that each of ``workers`` workers of this machine may hold, or None if that is not known."""
     memory = machine_bytes()
     return None if memory is None else int(memory * MEMORY_SHARE) // max(1, workers)
 

@@ -35,10 +35,10 @@ from penstock_producer.sources.image_files import images_below
 from penstock_producer.write.writer import Writer
 
 WHOLE_AFTER_S = 3.0
-"""A file whose size and time have not changed for so long is complete. A file that is written with longer pauses should
-be written elsewhere, or under a hidden name, and then be renamed."""
+"""A file is complete when its size and time have not changed for this long. A file that is written with longer pauses
+should be written elsewhere, or under a hidden name, and then be renamed."""
 LOOK_S = 1.0
-"""How often the folder is listed. A large one is listed so rarely that it takes a tenth of the time."""
+"""The time between two listings of the folder. A large folder is listed so rarely that it takes a tenth of the time."""
 MOST_FILES = 10_000
 """The most files in one epoch, because each of its jobs names them all."""
 TICK_S = 0.2
@@ -47,7 +47,7 @@ TICK_S = 0.2
 class FileSightings:
     """A pure rule for which files are complete: those that look alike for a while.
 
-    It is told the files and the time.
+    The caller passes the files and the time.
     """
 
     def __init__(self, whole_after_s: float = WHOLE_AFTER_S) -> None:

@@ -62,14 +62,14 @@ HEARTBEATS = 5
 SAID_AGAIN_S = 1.0
 """The shortest time between two reports of the same state. rq reports it at each turn of its loops."""
 MAINTENANCE_S = 5
-"""How often a worker looks for jobs of dead workers. rq's default is ten minutes."""
+"""The time between two checks for jobs of dead workers. rq's default is ten minutes."""
 WORKER_TTL_S = 30
 IDLE_LOOK_S = 0.25
 ORDERS_LOOK_S = 0.02
 EXIT_LOST, EXIT_AWAY = 75, 69
 """Exit codes (of sysexits.h): the server went away in the middle of a job, or did not come back in time."""
 STOP_GRACE_S = 3.0
-"""How long a sample may take after SIGTERM. Then it is interrupted, and another worker makes it again."""
+"""The time that a sample has after SIGTERM. Then it is interrupted, and another worker makes it again."""
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Signals that end a command. They are blocked while it forks, until the child has handlers of its own."""
 
@@ -92,7 +92,7 @@ class WorkerOptions:
     room_wait_s: float = ROOM_WAIT_S
     heartbeat_ttl_s: int = HEARTBEAT_TTL_S
     allowlist: Allowlist = field(default_factory=Allowlist)
-    """What jobs may name, if no production of its own plans this worker's tasks. The default allows nothing."""
+    """The names that jobs may use, if no production of its own plans this worker's tasks. By default none."""
     memory_bytes: int | None = None
     """A worker that holds more is replaced. None: its part of the machine's memory (watchdog.py)."""
     key: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
@@ -187,7 +187,7 @@ class ShardWorker(SimpleWorker):
         self.broke: Exception | None = None
         """The unforeseen error that ended this worker; rq would only log it."""
         self._in_vain = 0
-        """How many commands in a row were refused without a key that was to blame."""
+        """The number of commands in a row that were refused without a key that was to blame."""
         self.is_drained = False
         """Whether a burst ended because no job is left, or because `rq suspend` stopped it."""
         self._refused: set[str] = set()
@@ -199,7 +199,7 @@ class ShardWorker(SimpleWorker):
         """The lock that is held while the heartbeat of the job is sent."""
         self.log = logging.getLogger("penstock.worker")  # rq's own logger reports every job, and errors with tracebacks
         self.log.setLevel(logging.CRITICAL)
-        self._install_signal_handlers()  # before it is registered, so that whoever sees the worker can stop it
+        self._install_signal_handlers()  # before it is registered, so that any process that sees the worker can stop it
 
     # --- waiting for jobs ---
 
@@ -404,7 +404,7 @@ def _teller(options: WorkerOptions) -> Notify:
 
 
 def _watch_owner(owner: int) -> None:
-    """End this process when its owner is gone. An owner that is killed with -9 tells nobody."""
+    """End this process when its owner is gone. A process killed by SIGKILL cannot announce its end."""
     tick = threading.Event()
     while owner and os.getppid() == owner:
         tick.wait(0.5)

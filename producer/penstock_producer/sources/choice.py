@@ -112,7 +112,7 @@ def side_of(key: str, fractions: Sequence[float], seed: int) -> int:
 
     Args:
         key: the sample's name.
-        fractions: of the parts, in order.
+        fractions: the fractions of the parts, in order.
         seed: the seed of the hash.
 
     Returns:

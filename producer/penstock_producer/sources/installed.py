@@ -49,7 +49,7 @@ def open_installed(name: str, options: dict[str, Any]) -> AnySource:
     """Open the source of an entry point.
 
     Args:
-        name: of the entry point.
+        name: the name of the entry point.
         options: the keyword arguments of its class.
 
     Raises:

@@ -64,7 +64,7 @@ def from_folders(paths: Sequence[str], classes: tuple[str, ...] | None, where: s
     A folder without sub-folders has no labels.
 
     Args:
-        paths: of the images, relative to ``where``.
+        paths: the paths of the images, relative to ``where``.
         classes: class names in the order of their ids. None means the names of the folders, sorted.
         where: the folder of all images, for the error.
 
@@ -247,7 +247,7 @@ def column(name: str, rows: Sequence[Any], where: str, classes: tuple[str, ...] 
     Whole numbers become int64, other numbers float32, bools bool, strings int64 class ids, and lists arrays.
 
     Args:
-        name: of the column.
+        name: the name of the column.
         rows: one value for each image.
         where: the origin of the rows, for the error.
         classes: class names in the order of their ids. None means the strings found, sorted.

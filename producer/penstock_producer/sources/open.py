@@ -196,7 +196,9 @@ def _factory_of(found: Any, name: str) -> Factory:
 
 
 def _walked(found: Any, name: str) -> Iterable[Any]:
-    """Refuse what Python would walk by its numbers until one is not there: a torch-like Dataset seldom has an end."""
+    """Refuse an object that Python would iterate by index until an IndexError, because a torch-like Dataset may never
+    raise one.
+    """
     if not hasattr(type(found), "__iter__") and hasattr(type(found), "__len__"):
         raise SourceError(f"{name} has a length and items, but is no iterable: read it with the source kind dataset")
     return found  # type: ignore[no-any-return]

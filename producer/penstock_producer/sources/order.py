@@ -57,7 +57,7 @@ class ChoosingSource(Protocol):
 
         Args:
             seed: the production's seed, or the seed that a source by weight gives this part.
-            epoch: its number.
+            epoch: the number of the epoch.
             shuffle: whether the order is random.
             samples: how many indices every epoch takes where this source is part of another. None means ``chosen``.
         """

@@ -264,10 +264,10 @@ def tensors_of(
     """Return the tensors of one member. A JSON object gives one tensor for each of its values.
 
     Args:
-        field: of the member, which says how to read it.
-        name: of the tensor.
+        field: the member's field, which says how to read it.
+        name: the tensor's name.
         data: the member's bytes.
-        decoder: for images.
+        decoder: the decoder of images.
         key: the sample's name, for the error.
         rng: the sample's generator, for random crops and flips.
 

@@ -1,7 +1,7 @@
 """The index of a tar file: one pass over its headers finds the members of each sample, which are later read in place.
 
-Where a header should be and is none, the index has a bad sample, and the search continues at the next header. With
-``tarfile``, a damaged archive would silently end an epoch early.
+If a header is missing where one should be, the index has a bad sample, and the search continues at the next header.
+With ``tarfile``, a damaged archive would silently end an epoch early.
 
 The user's cache folder keeps the index for the next process. Each tar has one file there, named by a hash of the tar's
 path, size and time. A lost file costs one pass.
@@ -71,7 +71,7 @@ def scan(fd: int, path: str) -> TarContents:
 
     Args:
         fd: the open file.
-        path: of the tar, for errors.
+        path: the path of the tar, for errors.
 
     Raises:
         SourceError: the file is not an uncompressed tar, or two of its members have one name.
@@ -116,7 +116,7 @@ _BEFORE_A_MEMBER = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.
 
 
 def _members(fd: int) -> Iterator[tuple[str, TarMember | None]]:
-    """Yield name and place of each regular file, and (``@offset``, None) where a header should be and is none."""
+    """Yield name and place of each regular file, and (``@offset``, None) where a header is missing."""
     end, at, is_lost = os.fstat(fd).st_size, 0, False
     said: dict[str, str] = {}
     while at < end:
@@ -153,7 +153,7 @@ def _padded(size: int) -> int:
 
 
 def _more(info: tarfile.TarInfo, data: bytes) -> dict[str, str]:
-    """Return the name (and size) that a header of its own gives the member after it."""
+    """Return the name (and size) that a separate header gives the member after it."""
     if info.type == tarfile.GNUTYPE_LONGLINK:
         return {}
     if info.type == tarfile.GNUTYPE_LONGNAME:

@@ -123,7 +123,7 @@ def _passes(found: Iterable[Any]) -> Factory:
 def _let_have_children() -> None:
     """Let this process have child processes, which Python forbids to daemons such as a penstock worker.
 
-    A DataLoader's workers end with their parent by themselves.
+    A DataLoader's workers end with their parent.
     """
     cast("Any", multiprocessing.current_process())._config["daemon"] = False
 

@@ -1,7 +1,7 @@
 """The user's own functions, on every sample or on a block of many samples at once.
 
-A failure becomes an error that names the sample and the user's line. ``jobs.fill`` decides which samples are
-in a block, and what becomes of a block that fails.
+A failure becomes an error that names the sample and the user's line. ``jobs.fill`` decides which samples are in a
+block, and how a failing block is treated.
 """
 
 from __future__ import annotations

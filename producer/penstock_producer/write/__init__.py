@@ -1,1 +1,1 @@
-"""The room that writes: writer, shards, commit, admission, retention, and the import of exported epochs."""
+"""The package that writes: writer, shards, commit, admission, retention, and the import of exported epochs."""

@@ -1,6 +1,6 @@
-"""The timer of retention: a light thread beside whoever writes, so that a stream is tidied while nobody waits for room.
+"""The timer of retention: a thread that cleans up a writer's stream even while no writer waits for quota.
 
-What a pass does is the cleaner's. Nothing here refers to the writer, so that one nobody uses any more can be collected.
+The cleaner knows what a pass does. Nothing here refers to the writer, so an unused writer can be garbage-collected.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ class CleanupTimer:
 
 
 GRACE_S = 60.0
-"""A file that nobody has in use and that was not written to for so long has a dead writer: one that lives may have
-closed it a moment ago, and is about to commit the last of it."""
+"""The writer of an unused file that was not written to for this long is dead. A live writer may have closed it a moment
+before, and is about to commit the last of it."""
 FOLDER_SHARE = 3 / 2
-"""Of the budget: what all files may take; beyond it those that wait to be used again are removed. An epoch that goes as
-a whole leaves as many files as the next one needs."""
+"""The share of the budget that all files may take. Beyond it, files that wait to be used again are removed. An epoch
+that is released as a whole leaves as many files as the next one needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecycleResult:
-    """The result of one look for segments that nothing refers to."""
+    """The result of one search for segments that nothing refers to."""
 
     kept: int = 0
     """Files made ready to be used again."""
@@ -97,14 +97,14 @@ class RecycleResult:
 def recycle(
     client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time
 ) -> RecycleResult:
-    """One pass over a stream's folder; does nothing where there is none, or it is not seen here.
+    """Pass over a stream's folder once. Does nothing if there is no folder, or if it is not visible here.
 
-    Raises SegmentsUnseen where its files cannot be used again.
+    Raises SegmentsUnseen if its files cannot be used again.
     """
     folder = segments_of(stream)
     if folder is None:
         return RecycleResult()
-    files = folder.names()  # before the registry is read: what is registered meanwhile is not among them
+    files = folder.names()  # before the registry is read, so it holds no file that is registered after that
     if not files and not folder.unfinished():
         return RecycleResult()
     quiet: dict[tuple[int, int], set[str]] = {}
@@ -117,7 +117,7 @@ def recycle(
         for epoch in load_roster(client, partition).epochs:
             live.add((epoch, partition.number))
             free |= _freed_of(client, stream, partition, epoch, quiet.get((epoch, partition.number), set()))
-    # of an epoch that was released nothing can be committed any more, however late it comes
+    # nothing of a released epoch can be committed any more, however late it comes
     free |= {name for name in files if _of(name) not in live}
     durability = Durability.parse(stream.durability)
     if free and durability.is_synced and not is_safe(client, stream, durability):
@@ -126,13 +126,15 @@ def recycle(
 
 
 def _of(name: str) -> tuple[int, int]:
-    """(epoch, partition) in a segment's name."""
+    """Return (epoch, partition) from a segment's name."""
     epoch, partition, _ = name.split("-")
     return int(epoch), int(partition)
 
 
 def _freed_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: int, quiet: set[str]) -> set[str]:
-    """Those of one epoch in one partition that nothing refers to, now or later; taken off the registry."""
+    """Return the segments of one epoch in one partition that nothing refers to, now or later, and take them off the
+    registry.
+    """
     known = registered_segments(client, partition, epoch)
     left = {name for name in quiet if name not in known or not known[name].is_sealed}
     manifest = find_manifest(client, stream, epoch) if left else None
@@ -149,7 +151,7 @@ def _give_back(
     spare = sorted(folder.spare().items(), key=lambda item: item[1].st_size)
     total = sum(stat.st_size for stat in (*folder.names().values(), *dict(spare).values()))
     removed = 0
-    for name, stat in spare:  # those that were cut short first, and those that are too small for most
+    for name, stat in spare:  # truncated files first, then files that are too small for most segments
         if (total > most_bytes or not stat.st_size) and folder.give_back(name, keep=False):
             total, removed = total - stat.st_size, removed + 1
     for name, stat in folder.unfinished().items():
@@ -165,7 +167,9 @@ SILENT_MS = 600_000
 LOOK_AGAIN_S = 4.0
 """The pause before a silent member is checked again: four heartbeats of a member with a lease of 30 s."""
 CLEAN_UP_EVERY_S = 10.0
-"""How often a writer looks for epochs that the policy no longer keeps, and for trainers that vanished."""
+"""The time between two checks of a writer for epochs that the policy no longer keeps, and for trainers that
+vanished.
+"""
 RECYCLE_EVERY_S = 0.5
 """The shortest time between two looks of a waiting writer for segments that no reader needs."""
 RECYCLE_SHARE = 1 / 8
@@ -187,12 +191,12 @@ class CleanupResult:
 def clean_up(
     client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: RetentionPolicy | None = None
 ) -> CleanupResult:
-    """Pass over a stream once: expire vanished groups, end begun releases, and release what the policy gives up.
+    """Pass over a stream once: expire vanished groups, end begun releases, and release what the policy no longer keeps.
 
     Args:
         client: Control connection.
         stream: Stream to clean up.
-        notify: Told of groups that data is no longer kept for.
+        notify: Called with the groups that data is no longer kept for.
         silent_ms: Silence after which an undeclared group is expired; None takes `SILENT_MS`.
         policy: Policy for this pass; None reads the stream's, which may change at any time.
 

@@ -1,7 +1,7 @@
 """The committer: appends a shard's blocks exactly once, whatever happens to it or to another run of the same job.
 
-One block is being committed while the next is packed and sent. The server refuses what is not next (decision 21) and
-says what is committed; nothing is ever sent again without having heard, or looked.
+One block is being committed while the next is packed and sent. The server refuses a block that is not next (decision
+21) and says what is committed. Nothing is sent again before the committer knows what is committed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Committer:
             shard: Number of the shard.
             checksum: Whether entries carry a checksum.
             room_wait_s: Longest wait for quota, in seconds; None waits as long as it takes.
-            notify: Told what a long wait is for.
+            notify: Called with the reason for a long wait.
             clock: Monotonic clock.
             should_stop: Asked during a wait for quota; True ends it with BudgetFull.
             resources: Resources that the shards of one writer share; None makes its own.
@@ -107,7 +107,7 @@ class Committer:
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: SentBlock | None = None
         self._wait: Wait | None = None
-        """The wait for quota. It lasts until a block is committed, even if the server refuses blocks meanwhile."""
+        """The wait for quota. It lasts until a block is committed, even if the server refuses blocks in between."""
         self._segment_writer = open_segment_writer(client, stream, manifest, shard)
         self._sealer = SegmentSealer(client, self._partition, manifest, self._segment_writer)
         self._stored_block: tuple[Block, Fields, str] | None = None
@@ -128,7 +128,7 @@ class Committer:
         """Whether a connection broke. What was committed before this writer sent it may then be its own."""
         self._left_out: dict[int, int] = {}
         """First offset of a block -> its samples that another run had committed."""
-        """Whether the epoch went on without this writer's shard."""
+        """Whether the epoch continued without this writer's shard."""
         try:
             self._begin()
         except ServerUnavailable as error:
@@ -137,7 +137,9 @@ class Committer:
 
     @property
     def position(self) -> int:
-        """The offset after the last committed one, as last seen; of another writer's shard, after this one's last."""
+        """The offset after the last one known to be committed. In another writer's shard, the offset after this
+        writer's last sample.
+        """
         return self._confirmed if self._is_anothers else self._progress.end
 
     @property
@@ -179,7 +181,7 @@ class Committer:
         while True:
             # asked once, because only the next answer shows that the folder refused
             if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
-                self.settle()  # a wait looks at the server, which owes no other answers then
+                self.settle()  # a wait asks the server, which must not owe other answers then
                 self._wait_for_admission(sum(sizes))
             if self._segment_writer is None:
                 return memory_for(spec, count)
@@ -198,10 +200,10 @@ class Committer:
             )
 
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
-        """Sends the block once what was sent before is committed; ``bad`` gives a reason for each of its holes.
+        """Send the block once what was sent before is committed. ``bad`` gives a reason for each of its holes.
 
-        Raises EpochAbandoned, ShardMismatch where the shard has lost what was committed, BudgetFull after waiting
-        ``room_wait_s`` for room, ServerUnavailable when the server does not come back.
+        Raises EpochAbandoned, ShardMismatch if the shard has lost committed samples, BudgetFull after waiting
+        ``room_wait_s`` for quota, and ServerUnavailable if the server does not come back.
         """
         before = self._sent
         if before is not None and self._may_follow(before, block) and self._follow(before, block, bad or {}):
@@ -215,30 +217,30 @@ class Committer:
         return is_next and self._admission.admit_next(block.nbytes, self._progress.held_bytes + before.block.nbytes)
 
     def _follow(self, before: SentBlock, block: Block, bad: Mapping[int, str]) -> bool:
-        """Sends the block; where the one before it was refused so is this one, since it does not come next.
+        """Send the block. If the one before it was refused, this one is refused, too, because it does not come next.
 
-        False where the long way has to be taken: the block before is then committed, or sent again.
+        Returns False if the caller must `settle`: the block before is then committed, or sent again.
         """
         fields = self._stored(block)
         if fields is None:
             return False
         try:
             sent = self._execute(block, bad, fields)
-            if self._collect(before) or self._collect(sent):  # another run may have committed just the one before
+            if self._collect(before) or self._collect(sent):  # another run may have committed exactly the block before
                 self._has_committed()
                 self._sent = sent if sent.replies else None
                 return True
         except ServerUnavailable as error:
-            before.replies = 0  # its answers will not come; what is committed is looked at
+            before.replies = 0  # its answers will not come, so the index is read
             self._reconnect(error)
         except BaseException:
-            self._channel.close()  # with answers under way: of no use to anyone
+            self._channel.close()  # with answers under way: no other request can use it
             raise
         self._send(before.block, before.bad)
         return False
 
     def settle(self) -> None:
-        """Wait until everything sent is committed, and send again what has to be."""
+        """Wait until everything sent is committed, and send again what was not."""
         self._drain()
         self._sealer.now(self.run_script)
 
@@ -277,7 +279,7 @@ class Committer:
             except ServerUnavailable:
                 self._channel.close()
                 try:
-                    self._resume()  # a connection that was closed is no outage
+                    self._resume()  # a connection that was closed is not an outage
                 except ServerUnavailable as error:
                     self._come_back(error)
         if self._is_anothers or (records and all(record.writer != self._token for record in records)):
@@ -291,7 +293,7 @@ class Committer:
             forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
             fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
         if fault:
-            require_there(self._client, self._stream)  # a deletion takes the index away, too
+            require_there(self._client, self._stream)  # a deletion removes the index, too
             raise self._not_whole(fault)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
@@ -321,7 +323,7 @@ class Committer:
                     self._sealer.now()
 
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
-        """Sends what of the block is not committed yet, after waiting for room."""
+        """Wait for quota, and send the part of the block that is not committed yet."""
         while True:
             rest = self._missing_part(block)
             if rest is None:
@@ -329,7 +331,7 @@ class Committer:
                 return
             try:
                 self._wait_for_admission(rest.nbytes)
-                rest = self._missing_part(block)  # another run may have gone on while this one waited
+                rest = self._missing_part(block)  # another run may have continued while this one waited
                 fields = [] if rest is None else self._stored(rest)
                 if fields is None:  # the disk is full: one more round of waiting
                     continue
@@ -365,7 +367,7 @@ class Committer:
         )
 
     def _refuse_state(self, state: str) -> NoReturn:
-        """The epoch takes nothing more, or is not the one that it was."""
+        """Raise the error for an epoch that takes no more samples, or is not the planned one."""
         require_there(self._client, self._stream)
         word, _, manifest_id = state.partition(":")
         name = f"epoch {self._manifest.epoch} of {self._stream.name!r}"
@@ -382,7 +384,7 @@ class Committer:
         return not is_there and not is_released(self._client, self._stream, self._manifest.epoch)
 
     def _stored(self, block: Block) -> Fields | None:
-        """The entry's fields; with segments the payload is in one of them then. None where the disk is full."""
+        """Return the entry's fields, or None if the disk is full. With segments, the payload is stored in one first."""
         if self._stored_block is not None and self._stored_block[0] is block:  # it is sent again
             return self._stored_block[1]
         self._stored_block = None
@@ -401,14 +403,14 @@ class Committer:
         return fields
 
     def _note_full_folder(self, segment_writer: SegmentWriter, error: OSError) -> None:
-        """A disk that is full is waited for; anything else it says is raised."""
+        """Note that a disk is full, so that the next try waits. Any other error is raised."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             require_there(self._client, self._stream)  # deleted, it has no folder any more
             raise SegmentsUnseen(f"{segment_writer.folder.path} takes no more segments: {error}") from error
         self._admission.note_full_folder(str(segment_writer.folder.path))
 
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
-        """Sends the block's transaction."""
+        """Send the block's transaction."""
         said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
         segment = self._stored_block[2] if self._stored_block is not None and self._stored_block[0] is block else ""
         sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
@@ -418,9 +420,11 @@ class Committer:
         return SentBlock(block, bad, len(commands), segment, sealed)
 
     def _collect(self, sent: SentBlock) -> bool:
-        """Reads the answers; False where the block has to be sent again (someone else committed, or no memory)."""
+        """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
+        was short.
+        """
         due, sent.replies = sent.replies, 0
-        if not due:  # answered before, in vain, and sending it again was interrupted: no answers will come
+        if not due:  # answered before, refused, and sending it again was interrupted: no answers will come
             return False
         replies = [self._channel.read() for _ in range(due)]
         if sent.sealed:

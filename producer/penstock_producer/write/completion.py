@@ -1,6 +1,6 @@
-"""The last look at a shard before it is declared complete: its index holds what its writers committed, and no more.
+"""The check of a shard before it is declared complete: its index holds what its writers committed, and no more.
 
-A record that somebody forged would make a writer skip samples and end well, since it goes by the newest record.
+A writer trusts the newest record. A forged one would make it skip samples and complete the shard.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch
 
 
 def first_fault(records: Iterable[Record], end: int, token: str) -> str:
-    """Say what is wrong with the records of a shard that its writer committed up to ``end``; empty where nothing is."""
+    """Describe what is wrong with the records of a shard that its writer committed up to ``end``. Returns '' if nothing
+    is.
+    """
     at = 0
     for record in records:
         name = f"the record {record.end}-0"
@@ -62,7 +64,8 @@ def first_fault(records: Iterable[Record], end: int, token: str) -> str:
 def find_forged(
     client: Client, stream: Stream, manifest: Manifest, shard: int, records: Sequence[Record]
 ) -> Record | None:
-    """Return the first record whose entry is not there or is another's; None where all are as a producer writes them.
+    """Return the first record whose entry is missing or is another block's, or None if all are as a producer writes
+    them.
 
     An entry that retention removed is not forged. Its epoch is marked as trimmed, and every group for which data is
     held has acknowledged it.

@@ -45,7 +45,7 @@ class ImportResult:
 
     stream: str
     new: tuple[int, ...]
-    """The epochs of which something was written."""
+    """The epochs that the import added samples to."""
     kept: tuple[int, ...]
     """The epochs that the stream already had, with the same samples."""
     samples: int
@@ -75,7 +75,7 @@ def import_stream(
         url: the server's address. None means the one in the environment.
         epochs: the numbers of the epochs. None means all of them.
         payload: where payloads lie, as for a writer.
-        budget_bytes: of a new stream. None means the default, or more where the epochs need it.
+        budget_bytes: the budget of a new stream. None means the default, or more if the epochs need it.
         retention: the policy of a new stream.
         notify: called with each line for the user.
         progress: called after each block.

@@ -268,7 +268,7 @@ class ServerMemoryQuota:
 
         Args:
             wanted_bytes: Bytes that the writer is about to write.
-            anew: Ask the server, however recent its last answer is.
+            anew: Whether to ask the server even if its last answer is recent.
 
         Returns:
             None if the server has no limit.

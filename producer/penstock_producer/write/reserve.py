@@ -1,6 +1,6 @@
 """Samples made in place: arrays of the block itself, in a segment's memory where the stream has segments.
 
-A decoder that can write into a given array saves a copy of each sample. Committing is ``shard``'s and ``commit``'s.
+A decoder that can write into a given array saves a copy of each sample. ``shard`` and ``commit`` commit them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Reservation(Mapping[str, NDArray[Any]]):
         self._is_over = False
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """``[n, *shape]`` of one tensor."""
+        """Return the array ``[n, *shape]`` of one tensor."""
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -67,13 +67,13 @@ class Reservation(Mapping[str, NDArray[Any]]):
         """
         block = self._over()
         for column in block.columns:
-            if column.spec.dtype == BOOL:  # the wire has 0 and 1 only
+            if column.spec.dtype == BOOL:  # the wire format has 0 and 1 only
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
             column.values.flags.writeable = False
         self._end(block, True)
 
     def drop(self) -> None:
-        """Forget the samples: the shard stands where it stood."""
+        """Forget the samples. The shard's position does not change."""
         self._end(self._over(), False)
 
     def _over(self) -> Block:

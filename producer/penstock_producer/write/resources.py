@@ -1,7 +1,7 @@
 """The resources that a writer keeps from shard to shard, because new ones cost more than a small shard.
 
-They are a spare connection, what the server said of its memory, which shards are complete, how far each is committed,
-what the cleaners know to be gone, and the segments that are mapped.
+They are a spare connection, the mapped segments, and what the server and the cleaners reported: its memory, the
+complete shards, the progress of each, and what is removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SharedResources:
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""
 
     def take_channel(self) -> Channel | None:
-        """Return a connection that an earlier shard gave back, or None. The server may have closed it meanwhile."""
+        """Return a connection that an earlier shard gave back, or None. The server may have closed it since."""
         try:
             pid, channel = self._spare.pop()
         except IndexError:

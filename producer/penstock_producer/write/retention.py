@@ -34,11 +34,11 @@ class RetentionPolicy:
     text: str
     """The text that is stored. `parse_policy` makes this value of it."""
     epochs: int | None = None
-    """How many of the newest acknowledged epochs are kept."""
+    """The number of newest acknowledged epochs that are kept."""
     age_ms: int | None = None
-    """How long an acknowledged epoch is kept after it was produced."""
+    """The time for which an acknowledged epoch is kept after it was produced."""
     nbytes: int | None = None
-    """How many payload bytes of the newest acknowledged epochs are kept."""
+    """The payload bytes of the newest acknowledged epochs that are kept."""
 
 
 def parse_policy(text: str) -> RetentionPolicy:
@@ -68,7 +68,9 @@ def parse_policy(text: str) -> RetentionPolicy:
 
 
 MOST_KEPT = 1000
-"""Settled epochs kept at once, whatever the policy: each has keys of its own, which the byte budget does not count."""
+"""The most acknowledged epochs kept at once, whatever the policy. Each has keys of its own, which the byte budget does
+not count.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class EpochFacts:
     state: str
     nbytes: int
     ended_ms: int = 0
-    """When it was produced, by the server's clock; matters to a policy of ages only."""
+    """The time when it was produced, by the server's clock. Only a policy of ages uses it."""
 
 
 def is_acknowledged(roster: Roster, epoch: int) -> bool:

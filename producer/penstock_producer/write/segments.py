@@ -1,6 +1,6 @@
-"""A shard's segments: how large they are made, and whether they are on the disk before the entry is.
+"""The segments of one shard: how large they are made, and when the server learns that they are full.
 
-Writing them is ``segments.writing``'s; who may use them again is ``recycling``'s.
+``segments.writing`` writes them, and `cleaner` says which may be used again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ SEGMENT_BYTES = 64 << 20
 holds many."""
 LARGE_BYTES = 32 << 20
 """A block of this size has a file of its own. A budget holds only a few such files. If none is free in time, a new one
-is made, and finding its pages takes longer than everything else."""
+is made, and allocating its pages takes longer than everything else."""
 RECORD_BYTES, HEAD_BYTES = 2048, PAGE
-"""Bytes reserved for a record beside its payload, and for the start of a file. Only strange cases need more."""
+"""Bytes reserved in a segment for the start of the file, and for each record without its payload. Only unusual specs
+need more.
+"""
 HOLES_BYTES = 1024
 """Bytes reserved for the holes in the header of a block that is made in place. A block with more is copied."""
 BUDGET_SHARE = 1 / 16
@@ -55,9 +57,10 @@ def prepare_folder(client: Client, stream: Stream) -> None:
 
 
 def require_capacity(client: Client, name: str, payload: str | None, budget_bytes: int | None) -> None:
-    """To be asked before a stream is made or given another budget (None: its own): whether its folder could hold it.
+    """Require that a stream's folder could hold a new budget, before the stream is made or changed. None is its present
+    budget.
 
-    Raises BudgetRefused where the whole file system is smaller, BadOption.
+    Raises BudgetRefused if the whole file system is smaller, and BadOption.
     """
     folder, stream = parse_payload(payload or "inline"), find_stream(client, name)
     if stream is not None:
@@ -99,12 +102,12 @@ def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shar
 
 
 def place_block(segment_writer: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
-    """Return memory of a segment for at most so many samples; None if the block is better made elsewhere."""
+    """Return memory of a segment for at most ``count`` samples, or None if the block is better made elsewhere."""
     try:
         return segment_writer.place(
             meta_bytes(segment_writer.spec, count) + HOLES_BYTES, sizes_of(segment_writer.spec, count)
         )
-    except OSError:  # committing the block comes to the same, and says so
+    except OSError:  # committing the block meets the same error, and reports it
         return None
 
 
@@ -115,9 +118,9 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     """
     known = [tensor.sample_bytes for tensor in stream.spec or () if not tensor.is_ragged]
     record = max(stream.block_bytes, sum(known)) + RECORD_BYTES
-    # whole blocks: the end of a file that no block fits into is room lost
+    # whole blocks: space at the end of a file that no block fits into is lost
     room = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
-    # two blocks at least, unless they are so large that a file for each costs nothing: it is free again sooner
+    # at least two blocks, unless they are so large that a file for each costs nothing: it is free again sooner
     most = max(2 if record < LARGE_BYTES else 1, room // record) * record + HEAD_BYTES
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most

@@ -1,6 +1,6 @@
-"""One shard's writer: numbers samples, packs them into blocks, and says which offsets had to be dropped.
+"""The writer of one shard: it numbers samples, packs them into blocks, and reports which offsets had to be dropped.
 
-Appending is the committer's. A shard that was begun before goes on at `position`.
+The committer appends the blocks. A shard that was begun before continues at `position`.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ShardWriter:
         take_another: Callable[[], ShardSlot] | None = None,
         lost: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``most``: of samples, where no ``size`` is planned.
+        """Make a writer. ``most`` limits the samples of a shard whose ``size`` is not planned.
 
-        ``take_another`` takes a new shard where this one turns out to be another writer's; None: then it is an error.
-        ``lost`` is told how many samples were written and not committed when the program is done with a shard that it
-        neither closed nor gave up.
+        If the shard turns out to be another writer's, ``take_another`` takes a new shard. Without it, that is an error.
+        ``lost`` is called when the program leaves a shard that it neither closed nor aborted. It gets the number of
+        samples that were written and not committed.
         """
         self._is_ended = True  # until it is made
         self._committer = committer
@@ -80,22 +80,24 @@ class ShardWriter:
         self._bad: dict[int, str] = {}
         self._take_another = take_another
         self._uncommitted: deque[tuple[Block, Mapping[int, str]]] = deque()
-        """Ended, and refused by a committer that found no room or no server: kept, or the shard would have a gap."""
+        """Blocks that are complete, and that the committer refused for lack of quota or of a server. They are kept,
+        because the shard would have a gap without them.
+        """
         self._linger_s = FIRST_LINGER_S
         self._due = clock() + self._linger_s
-        """When the block being gathered is sent though it is not full."""
+        """The time when the block being gathered is sent even if it is not full."""
         self._reserved = 0
         """Samples that are being made in place."""
         self._is_busy = False
         """Whether a thread is inside `write` or `write_batch`."""
         self.bytes_written = 0
-        """Payload bytes handed to the committer by this writer."""
+        """Payload bytes that this writer passed to the committer."""
         self._lost, self._owner, self._is_ended = lost, os.getpid(), False
         _OPEN.add(self)
 
     @property
     def position(self) -> int:
-        """Offset of the next sample: after a restart, where to go on."""
+        """Offset of the next sample. After a restart, the offset to continue from."""
         return self._first + len(self._builder) + len(self._bad)
 
     @property
@@ -109,10 +111,10 @@ class ShardWriter:
         return self._committer.left_out
 
     def write(self, sample: Mapping[str, Any]) -> None:
-        """Adds the next sample, name -> array, scalar or bytes; its arrays may be reused at once.
+        """Add the next sample: name -> array, scalar or bytes. Its arrays may be reused at once.
 
-        A dict among the values is written as tensors named ``y/boxes``.
-        Raises SpecMismatch naming tensor, found and expected, ShardMismatch beyond the planned size.
+        A dict among the values is written as tensors named ``y/boxes``. Raises SpecMismatch naming the tensor, what was
+        found and what was expected, and ShardMismatch beyond the planned size.
         """
         if self._is_busy:
             raise two_threads()
@@ -133,7 +135,7 @@ class ShardWriter:
             self._is_busy = False
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
-        """Adds n samples, name -> ``[n, *shape]`` (ragged and bytes: a sequence of n)."""
+        """Add n samples: name -> ``[n, *shape]``. Ragged tensors and bytes are sequences of n values."""
         rows = flattened(rows)
         count = check_rows(self.spec, rows)
         if self._is_busy:
@@ -152,10 +154,11 @@ class ShardWriter:
             self._is_busy = False
 
     def reserve(self, count: int) -> Reservation:
-        """Arrays for the next ``count`` samples, to be filled in place: see `Reservation`. Nothing is copied later.
+        """Return arrays for the next ``count`` samples, to be filled in place: see `Reservation`. They are not copied
+        later.
 
-        Until they are committed or dropped nothing else may be written. Raises PenstockError for ragged tensors,
-        TooLarge, ShardMismatch beyond the planned size.
+        Until they are committed or dropped, nothing else may be written. Raises PenstockError for ragged tensors,
+        TooLarge, and ShardMismatch beyond the planned size.
         """
         require_fixed(self.spec)
         if not 1 <= count <= MAX_BLOCK_SAMPLES:
@@ -184,7 +187,7 @@ class ShardWriter:
             )
 
     def write_block(self, block: Block, bad: Mapping[int, str]) -> None:
-        """Adds a block that was made before, with its offsets; ``bad`` gives a reason for each of its holes.
+        """Add a block that was made before, with its offsets. ``bad`` gives a reason for each of its holes.
 
         Its arrays must not change any more. Raises ShardMismatch unless its offsets are the next ones.
         """
@@ -201,7 +204,7 @@ class ShardWriter:
         self.flush()
 
     def quarantine(self, reason: str) -> None:
-        """Records that the next sample could not be made: its offset becomes a hole, settled for every group."""
+        """Record that the next sample could not be made. Its offset becomes a hole, which no group waits for."""
         self._make_way(1)
         self._bad[self.position] = reason
         self._builder.shorten(self._limit - self.position)
@@ -241,7 +244,7 @@ class ShardWriter:
                 self._move(error)
 
     def _settle_whole(self) -> None:
-        """Settles, and looks once whether the server holds all of the shard."""
+        """Commit everything, and check once whether the server holds all of the shard."""
         while True:
             self.settle()
             try:
@@ -250,10 +253,10 @@ class ShardWriter:
                 self._move(error)
 
     def _move(self, error: ShardTaken) -> None:
-        """Goes on in a new shard with what is not committed, under the identities that come next there.
+        """Continue in a new shard with what is not committed, under the identities that come next there.
 
-        Raises the error where no other shard may be taken, and ShardMismatch where the server lost what it confirmed.
-        What fails on the way may be tried again.
+        Raises the error if no other shard may be taken, and ShardMismatch if the server lost samples that it confirmed.
+        A move that fails halfway may be tried again.
         """
         if self._take_another is None:
             raise error
@@ -270,7 +273,7 @@ class ShardWriter:
         before.close()
 
     def close(self) -> None:
-        """Commits the rest and declares the shard complete; raises ShardMismatch if fewer samples came than planned."""
+        """Commit the rest and declare the shard complete. Raises ShardMismatch if fewer samples came than planned."""
         self._require_free()
         self._settle_whole()
         if self._size is not None and self.position != self._size:
@@ -320,7 +323,7 @@ class ShardWriter:
             self.abort()
 
     def tell_lost(self) -> None:
-        """Report once how many uncommitted samples a shard has that no program will close."""
+        """Report, once, the number of uncommitted samples in a shard that no program will close."""
         if not self._is_ended and self._owner == os.getpid():
             self._is_ended = True
             if (count := self.position - self.committed) > 0:
@@ -342,7 +345,7 @@ def require_own(owner: int) -> None:
 
 
 def two_threads() -> PenstockError:
-    """Return the error for a thread that writes while another one does: their samples would get lost."""
+    """Return the error for a thread that writes while another one does, because their samples would get lost."""
     return PenstockError(
         "two threads write through one writer at once: make a penstock.Writer in each thread, each with shards of its "
         "own, or let one thread write what the others put into a queue.Queue"
@@ -350,7 +353,7 @@ def two_threads() -> PenstockError:
 
 
 class _Copied(ShardWriter):
-    """A forked process has this copy of a shard. Only its whole blocks would meet `require_own` by themselves."""
+    """The copy of a shard that a forked process has. Without it, only complete blocks would reach `require_own`."""
 
     def write(self, sample: Mapping[str, Any]) -> None:
         require_own(self._owner)

@@ -1,6 +1,6 @@
 """Trimmer: removes the entries of a running epoch that every group has acknowledged, from many shards at once.
 
-The plan is ``retention``'s. ``cleaner`` says when bytes are needed, and releases whole epochs.
+``retention`` has the plan. ``cleaner`` says when bytes are needed, and releases whole epochs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEDGERS_AT_ONCE = 16
 """The most shards whose ledgers are read in one round trip. The first request reads one, which is mostly enough where
 shards are large, and each later one reads twice as many. A ledger has up to 2^20 bits."""
 FAR_S = 1.0
-"""How often the shards beyond are read. So a writer that begins at the end of an epoch is found, only later."""
+"""The time between two readings of the shards beyond. A writer that begins at the end of an epoch is found late."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _EpochMemory:
     begun: int = -1
     """The highest shard that is known to have entries."""
     far_s: float = float("-inf")
-    """When the shards far beyond it were last read."""
+    """The time when the shards far beyond it were last read."""
 
     def note(self, shard: int, records: Iterable[Record]) -> None:
         """Raise the shard's floor over the removed ones among these records, which are the next beyond it."""
@@ -61,7 +61,7 @@ class _EpochMemory:
         gone.difference_update([end for end in gone if end <= floor])
 
     def end(self, shard: int) -> None:
-        """Forgets a complete shard of which nothing is left."""
+        """Forget a complete shard whose entries are all removed."""
         manifest, floor = self.manifest, self.floors[shard]
         size = manifest.shard_size(shard) if manifest.sizes is not None else manifest.done.get(shard, floor + 1)
         if floor >= size:
@@ -74,10 +74,10 @@ class _AcknowledgedRanges:
     """The ranges of one shard that the groups have acknowledged."""
 
     bits: list[NDArray[np.bool_]]
-    """Of each group, for the offsets from ``base`` on."""
+    """The bits of each group, for the offsets from ``base`` on."""
     base: int
     upto: int
-    """Offset after the last that all of them have settled."""
+    """The offset after the last one that all of them have acknowledged."""
     read: int
     """Offset after the last record that was read."""
 
@@ -94,7 +94,7 @@ class Trimmer:
         self._client, self._stream, self._partition, self._clock = client, stream, partition, clock
         self._memories: dict[int, _EpochMemory] = {}
         self._lock = Lock()
-        """Shards of one writer may be open at once, in threads."""
+        """A lock, because shards of one writer may be open at once, in threads."""
 
     def keep(self, epochs: Iterable[int]) -> None:
         """Forget all other epochs."""
@@ -186,13 +186,13 @@ class Trimmer:
             bits = [one[shard] for one in told]
             settled = np.flatnonzero(np.logical_and.reduce(bits))
             if len(settled):
-                # an entry that ends later is not settled, or ends in holes and waits for the next look
+                # an entry that ends later is not acknowledged, or ends in holes and waits for the next pass
                 found[shard] = _AcknowledgedRanges(bits, floor, floor + int(settled[-1]) + 1, floor)
         return found
 
 
 def _portions(shards: Sequence[int]) -> Iterator[Sequence[int]]:
-    """One, then more and more."""
+    """Yield one shard, then larger and larger portions."""
     start, size = 0, 1
     while start < len(shards):
         yield shards[start : start + size]
@@ -202,7 +202,9 @@ def _portions(shards: Sequence[int]) -> Iterator[Sequence[int]]:
 def _plan(
     pages: Mapping[int, list[Record]], todo: Mapping[int, _AcknowledgedRanges], gone: Mapping[int, set[int]], need: int
 ) -> list[tuple[int, Record]]:
-    """(shard, record) of what may go of these pages and is not gone, until ``need`` bytes are free: for one script."""
+    """Return (shard, record) of entries that may be removed until ``need_bytes`` are free, as many as fit one
+    script.
+    """
     plan: list[tuple[int, Record]] = []
     for shard, page in pages.items():
         one = todo[shard]

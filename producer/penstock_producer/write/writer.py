@@ -105,14 +105,13 @@ class Writer:
             partitions: the number of partitions of a new stream.
             budget_bytes: the payload bytes that a new stream may hold. None means 1 GiB, or half of what the other
                 streams leave of the server's maxmemory if that is less.
-            retention: what is kept of epochs that every group has acknowledged: ``budget``, ``epochs:3``,
-                ``time:24h`` or ``bytes:500mb``.
+            retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
             durability: what must have happened to a write before it counts as committed: ``memory``, ``fsync``,
                 ``replicas=2`` or ``fsync+replicas=2``.
-            payload: where payloads are, for good: ``inline``, or ``segments:/dev/shm/penstock``, a folder that all
-                readers see.
+            payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
+                folder that all readers see.
             info: facts about the stream that JSON can hold, for its readers.
-            tuning: what most programs leave as it is: block_bytes, checksum, room_wait_s, notify. See `Tuning`.
+            tuning: rarely changed options: block_bytes, checksum, room_wait_s, notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -144,7 +143,8 @@ class Writer:
             info=info,
         )  # fmt: skip
         prepare_folder(self._client, self.stream)
-        self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)  # who writes bears outages
+        # a writer waits for a server that is away
+        self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)
         self._cleanup_timer.start()
         weakref.finalize(self, self._cleanup_timer.stopping.set)
         self._should_stop: Callable[[], bool] = lambda: False
@@ -179,7 +179,7 @@ class Writer:
         raise TypeError("a Writer gives no samples: penstock.Loader or penstock.Replay reads what it wrote")
 
     def make_safe(self) -> None:
-        """Return once everything written so far is as safe as the stream's durability says. Raises DurabilityLost."""
+        """Return once everything written is as safe as the stream's durability promises. Raises DurabilityLost."""
         make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
 
     # --- epochs ---
@@ -381,7 +381,7 @@ class Writer:
         """End the feed's epoch, if one was begun, and close the connection."""
         self._end_feed()
         self._is_closed = True
-        self._client.patience.seconds = 0  # nobody waits for this
+        self._client.patience.seconds = 0  # there is nothing to wait for
         with suppress(ServerUnavailable):
             self._resources.witness.check()
         self._cleanup_timer.stop()
@@ -394,7 +394,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._feed is not None:
             feed, self._feed = self._feed, None
-            try:  # what was written stands, and its epoch must end, because trainers would wait for it
+            try:  # what was written stays, and its epoch must end, because trainers would wait for it
                 _end_somehow(feed)
             except PenstockError:
                 feed.abort()
