@@ -32,7 +32,7 @@ class BadSpec(PenstockError, ValueError):
 
 
 class BadEntry(PenstockError, ValueError):
-    """Bytes read from a stream are not a valid entry; the entry is dead-lettered, never handed out."""
+    """Bytes read from a stream are not a valid entry; the entry is dead-lettered and never yielded."""
 
 
 class UnsupportedVersion(BadEntry):
@@ -44,23 +44,23 @@ class ChecksumMismatch(BadEntry):
 
 
 class UncommittedEntry(BadEntry):
-    """An entry lies in a stream and no index record names it: no commit wrote it, or its record was lost."""
+    """An entry is in a stream, but no index record names it: no commit wrote it, or its record was lost."""
 
 
 class BadSegment(PenstockError, ValueError):
-    """A file is no segment, or a damaged one."""
+    """A file is not a segment, or is a damaged one."""
 
 
 class BadExport(PenstockError, ValueError):
-    """A folder is no export, not a finished one, or a damaged one; or it cannot become one."""
+    """A folder is not a complete, undamaged export, or cannot become one."""
 
 
 class SegmentGone(BadEntry):
-    """An entry's payload lies in a segment file that is not there, is too short, or has been used again since."""
+    """The segment file of an entry's payload is missing, is too short, or has been used again since."""
 
 
 class SegmentsUnseen(PenstockError, RuntimeError):
-    """A stream keeps its payloads in a folder that this process does not see, or may not use."""
+    """A stream keeps its payloads in a folder that this process cannot see, or may not use."""
 
 
 class TooLarge(PenstockError, ValueError):
@@ -91,7 +91,7 @@ class StreamDeleted(StreamNotFound):
 
 
 class DamagedKey(PenstockError, ValueError):
-    """A key of the stream holds what no Penstock wrote there."""
+    """A key of the stream holds a value that Penstock did not write."""
 
 
 class StreamConflict(PenstockError, ValueError):
@@ -120,7 +120,7 @@ class EpochIncomplete(PenstockError, RuntimeError):
 
 
 class EpochsReleased(PenstockError, RuntimeError):
-    """A group that stopped holding data comes back after epochs it had not read were released."""
+    """A group that had stopped holding data returns after epochs that it had not read were released."""
 
 
 class ReplayTruncated(PenstockError, RuntimeError):
@@ -132,11 +132,11 @@ class ShardMismatch(PenstockError, ValueError):
 
 
 class EntryNotFound(PenstockError, LookupError):
-    """An entry that was named is not there, or not what was asked for: no dead letter, not given to the group."""
+    """The named entry does not exist, or is no dead letter, or was not given to the group."""
 
 
 class TooManyDeadLetters(PenstockError, RuntimeError):
-    """The first entries cannot be read, so many that continuing would only make an epoch's entries dead letters."""
+    """The first entries of an epoch cannot be read. Continuing would probably make dead letters of all its entries."""
 
 
 class GroupNotFound(PenstockError, LookupError):
@@ -148,7 +148,7 @@ class GroupFinished(PenstockError, RuntimeError):
 
 
 class GroupBusy(PenstockError, RuntimeError):
-    """The group has living members, so it cannot be reset or dropped now."""
+    """The group has live members, so it cannot be reset or dropped now."""
 
 
 class GroupKindMismatch(PenstockError, ValueError):
@@ -160,11 +160,11 @@ class OrderNeedsSizes(PenstockError, RuntimeError):
 
 
 class CheckpointOverdue(PenstockError, RuntimeError):
-    """A training waits for itself: writers wait for room that its own batches take, handed out and never settled."""
+    """A training waits for itself: writers wait for space that its own unacknowledged batches take."""
 
     def __init__(self, message: str, batches: int, samples: int, nbytes: int, budget_bytes: int) -> None:
         self.batches, self.samples, self.nbytes, self.budget_bytes = batches, samples, nbytes, budget_bytes
-        """Handed out and not settled; bytes are payload."""
+        """The batches that were yielded and are not acknowledged. Bytes are payload bytes."""
         super().__init__(message)
 
 
@@ -191,13 +191,13 @@ class ServerUnavailable(PenstockError, ConnectionError):
     """The server cannot be reached, or the connection broke and did not come back in time."""
 
     is_said: bool = False
-    """Whether the server itself reported it, on a connection that did not break."""
+    """Whether the server itself reported the error, on a connection that did not break."""
     borne_s: float = 0.0
     """The seconds for which the request was repeated without success before this was raised."""
 
 
 class ServerLoading(ServerUnavailable):
-    """The server is reading its data from disk: it is waited for as long as it says so."""
+    """The server is reading its data from disk. Clients wait for as long as it reports that."""
 
 
 class ServerUnsuitable(PenstockError, RuntimeError):
@@ -219,7 +219,7 @@ class BudgetRefused(PenstockError, ValueError):
 
 
 class BudgetFull(PenstockError, TimeoutError):
-    """A writer waited for room longer than it may; what it committed stands."""
+    """A writer waited for quota longer than it may. What it committed stays."""
 
 
 class Unauthorized(PenstockError, PermissionError):

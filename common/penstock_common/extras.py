@@ -1,4 +1,4 @@
-"""The optional packages: which extra installs each, and the one sentence for a package that is missing."""
+"""The optional packages: the extra that installs each, and the sentence for a package that is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKAGES = {
     "prometheus_client": Package("prometheus-client", "metrics"),
     "sklearn": Package("scikit-learn", "demo"),
 }
-"""By the module that is imported."""
+"""Imported module -> package."""
 
 
 @contextmanager
@@ -38,8 +38,7 @@ def needed(module: str, user: str, hint: str = "") -> Iterator[None]:
 
     Args:
         module: A module of PACKAGES. An import of any other module fails as it did.
-        user: What needs it, at the start of the sentence.
-        hint: What else helps, at its end.
+        user: The feature that needs it, at the start of the sentence. hint: Further advice, at its end.
 
     Raises:
         MissingExtra: The module is not installed. A module that is installed and broken raises its own error.

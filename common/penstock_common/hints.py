@@ -132,7 +132,7 @@ HABITS: Sequence[tuple[str, str, str]] = (
     ("end", "write", "write close(), or leave its `with` block"),
     ("commit", "write", "write flush()"),
 )
-"""(Argument or attribute of another library, name by which a call or an object that it is true of is known, advice)."""
+"""(Argument or attribute of another library, the call or object to which the advice applies, advice)."""
 
 NEEDED: Mapping[str, str] = {
     "stream": "the stream's name, 'train' for example",
@@ -151,10 +151,10 @@ NEEDED: Mapping[str, str] = {
 
 
 def near(name: object, names: Iterable[str]) -> str:
-    """Return the name of ``names`` that ``name`` is probably meant to be; '' if none is similar."""
+    """Return the one of ``names`` that ``name`` is probably a misspelling of, or '' if none is similar."""
     if not isinstance(name, str):
         return ""
-    import difflib  # only where something is wrong
+    import difflib  # imported only after a mistake
 
     known = {one.casefold(): one for one in names}
     found = difflib.get_close_matches(name.casefold(), known, 1)
@@ -167,9 +167,9 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
 
 
 def no_such_name(module: str, name: str, known: Sequence[str], caller: FrameType) -> AttributeError | ImportError:
-    """Return the error for a public name that a module does not have; ``caller`` is the frame that asks for it.
+    """Return the error for a public name that a module does not have. ``caller`` is the frame that asked for the name.
 
-    An import asks, too, and replaces an AttributeError by a text that names neither the public names nor the one meant.
+    An import asks, too. It would replace an AttributeError by a text without the public names and the suggestion.
     """
     hint = did_you_mean(name, known)
     if not name.startswith("_") and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
@@ -178,7 +178,7 @@ def no_such_name(module: str, name: str, known: Sequence[str], caller: FrameType
 
 
 def unknown_tensor(name: object, names: Iterable[str]) -> str:
-    """Return what to say of a tensor that a batch or a spec does not have."""
+    """Return the message for a tensor that a batch or a spec does not have."""
     known = list(names)
     hint = did_you_mean(name, known)
     if name == "y":
@@ -189,27 +189,30 @@ def unknown_tensor(name: object, names: Iterable[str]) -> str:
 
 
 def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
-    """Return what to say of a sample, or rows, that are no dict."""
+    """Return the message for a sample, or rows, that are not a dict."""
     example = ", ".join(f"{name!r}: ..." for name in names)
     return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
 
 
 NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
-"""The default of a verb that takes one sample, so that `not_one_sample` is reached."""
+"""The default of a method that takes one sample, so that `not_one_sample` is reached."""
 
 
 def not_one_sample(call: str, names: Iterable[str]) -> TypeError:
-    """Return the error for a call that got its tensors one by one, some of them by ``names``.
+    """Return the error for a call that got its tensors as separate arguments, some of them by ``names``.
 
-    The verbs that are called for each sample take any arguments and raise this, because `explained` would add a tenth
-    of a microsecond to each call.
+    Methods that are called for each sample take any arguments and raise this error, because `explained` would add a
+    tenth of a microsecond to each call.
     """
     pairs = ", ".join(f"{name!r}: ..." for name in list(names) or ("x", "y"))
     return TypeError(f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})")
 
 
 def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:
-    """Return what to say to a loop that unpacks a batch; the names of the tensors belong into ``verb``."""
+    """Return the message for a loop that unpacks a batch.
+
+    ``verb`` is a call in which the tensors' names are filled in.
+    """
     known = list(names)
     verb = verb.format(", ".join(map(repr, known)))
     items = ", ".join(f"batch[{name!r}]" for name in known)
@@ -217,7 +220,7 @@ def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> 
 
 
 def batch_attribute(name: str, names: Iterable[str], scope: str) -> str:
-    """Return what to say of an attribute that a batch does not have."""
+    """Return the message for an attribute that a batch does not have."""
     known = list(names)
     if name in known:
         return f"a batch has no attribute {name!r}: its tensors are items, batch[{name!r}]"
@@ -234,20 +237,20 @@ _PRECALL = opmap.get("PRECALL", -1)
 
 
 def is_unpacking(frame: FrameType) -> bool:
-    """Return whether the line that runs takes its value apart: nothing else tells ``x, y = batch`` from a loop."""
+    """Return whether the running line unpacks its value. Only the bytecode tells ``x, y = batch`` from a loop."""
     return frame.f_code.co_code[frame.f_lasti] in _UNPACKING
 
 
 def refuse_unpacking(frame: FrameType, names: Iterable[str], verb: str) -> None:
-    """Raise TypeError where the loop that begins in ``frame`` takes each of its dicts apart, as ``for x, y in ds``.
+    """Raise TypeError if the loop that begins in ``frame`` unpacks each of its dicts, as in ``for x, y in ds``.
 
-    For what must give plain dicts, which cannot say so themselves. Code that it does not understand passes.
+    Some iterables must yield plain dicts, which cannot raise this error themselves. Unrecognised bytecode passes.
     """
     code, at = frame.f_code.co_code, frame.f_lasti
-    steps = [code[i] for i in range(at, min(at + 80, len(code)), 2) if code[i]]  # 0: a cache's room
+    steps = [code[i] for i in range(at, min(at + 80, len(code)), 2) if code[i]]  # 0: an inline cache entry
     ops = [op for op in steps if op != _PRECALL]
     is_next = ops[:2] == [_CALL, _CALL] and ops[2] in _UNPACKING and _calls_next(frame)
-    if steps[0] == _CALL and code[at + 1] == 1:  # enumerate, from whose pairs the second is taken apart
+    if steps[0] == _CALL and code[at + 1] == 1:  # enumerate: the second value of each pair is unpacked
         steps, places = steps[1:], [2, 4]
     else:
         places = [2]
@@ -257,8 +260,8 @@ def refuse_unpacking(frame: FrameType, names: Iterable[str], verb: str) -> None:
 
 
 def _calls_next(frame: FrameType) -> bool:
-    """Return whether what is called last before a value is taken apart is next(iter(...))."""
-    import dis  # only where it looks like that
+    """Return whether the last call before a value is unpacked is next(iter(...))."""
+    import dis  # imported only if the bytecode looks like that
 
     before = [step for step in dis.get_instructions(frame.f_code) if step.offset < frame.f_lasti]
     names = [step.argval for step in before if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")][-8:]
@@ -266,10 +269,10 @@ def _calls_next(frame: FrameType) -> bool:
 
 
 def whole(name: str, value: Any, least: int | None = 1) -> int:
-    """Return ``value`` as an int; with ``least`` None the caller knows the bounds.
+    """Return ``value`` as an int. With ``least`` None, the caller checks the bounds.
 
     Raises:
-        TypeError: It is no whole number: a text, a float, a bool.
+        TypeError: It is not a whole number: a text, a float, a bool.
         ValueError: It is below ``least``.
     """
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
@@ -284,7 +287,7 @@ def whole(name: str, value: Any, least: int | None = 1) -> int:
 
 
 def seconds(name: str, value: Any) -> None:
-    """Raise TypeError unless ``value`` is a number, ValueError unless it is 0 or more."""
+    """Raise TypeError unless ``value`` is a number, and ValueError if it is negative."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected seconds as a number")
     if not float(value) >= 0:
@@ -307,7 +310,7 @@ def require_json(name: str, value: object) -> None:
 
 
 def callable_of(name: str, value: object, like: str) -> None:
-    """Raise TypeError, with an example of what it is ``like``, unless ``value`` can be called."""
+    """Raise TypeError, with an example ``like``, unless ``value`` can be called."""
     if not callable(value):
         raise TypeError(f"{name} is {value!r:.40}, {an(value)}; expected a function such as {name}={like}")
 
@@ -322,7 +325,7 @@ def one_argument(verb: str, function: Callable[..., Any], what: str, instead: st
             for one in inspect.signature(function).parameters.values()
             if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         ]
-    except (TypeError, ValueError):  # some builtins tell nothing of themselves
+    except (TypeError, ValueError):  # some builtins have no signature
         return
     if len(needed) > 1:
         raise TypeError(
@@ -332,13 +335,13 @@ def one_argument(verb: str, function: Callable[..., Any], what: str, instead: st
 
 
 def an(value: object) -> str:
-    """Return ``a list``, ``an int``: what kind of thing it is."""
+    """Return the kind of a value with an article: ``a list``, ``an int``."""
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 class Answering:
-    """Base of what a program has in hand: an attribute that is not there ends in a line that says what to write."""
+    """Base of public objects: a missing attribute raises an error that says what to write."""
 
     def __getattr__(self, name: str) -> NoReturn:
         kind = type(self).__name__
@@ -349,7 +352,8 @@ class Answering:
 
 
 class Mistaken:
-    """An attribute that other libraries have and this class has not: asked for, it says what to write.
+    """An attribute of other libraries that this class does not have. Reading it raises an error that says what to
+    write.
 
     For classes whose methods run once a sample. A ``__getattr__`` as in `Answering` would slow down every access to an
     attribute of theirs.
@@ -363,7 +367,7 @@ class Mistaken:
 
 
 def answering(kind: type[R]) -> type[R]:
-    """Decorate a class so that the attributes of `HABITS` that it lacks are `Mistaken` ones."""
+    """Decorate a class so that the attributes of `HABITS` that it lacks become `Mistaken` ones."""
     for name, scope, advice in HABITS:
         if scope in vars(kind) and not hasattr(kind, name):
             setattr(kind, name, Mistaken(name, f": {advice}"))
@@ -371,11 +375,11 @@ def answering(kind: type[R]) -> type[R]:
 
 
 class NoLength(AttributeError, TypeError):
-    """A length that does not exist: not for ``hasattr``, and as len() and list() expect it."""
+    """The error for a missing length: an AttributeError for ``hasattr``, and a TypeError for len() and list()."""
 
 
 class Lengthless:
-    """The ``__len__`` of what frameworks must see without one: only len() itself is answered."""
+    """A ``__len__`` that frameworks see as missing: only len() itself raises the explanation."""
 
     def __get__(self, owner: object, kind: type) -> NoReturn:
         raise NoLength(
@@ -386,7 +390,7 @@ class Lengthless:
 
 
 class Passing(Answering):
-    """Base of what gives batches to a loop, and is neither a sequence nor an iterator."""
+    """Base of objects that give batches to a loop, and are neither sequences nor iterators."""
 
     def __aiter__(self) -> NoReturn:
         raise TypeError(
@@ -395,7 +399,7 @@ class Passing(Answering):
         )
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Asked for by numpy, and by ``fit`` of Keras."""
+        """Refuse a conversion to an array, which numpy and the ``fit`` of Keras try."""
         raise TypeError(f"{an(self)} is no array, it gives batches: `for batch in loader`; {FIT}")
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -409,7 +413,7 @@ class Passing(Answering):
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public call so that arguments it does not take end in a TypeError that says what to write.
+    """Decorate a public call: arguments that it does not take raise a TypeError that says what to write.
 
     Example:
         >>> @explained
@@ -425,15 +429,15 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # from inside: the arguments were taken
+                raise  # raised inside the function: the arguments fit
             raise TypeError(_mistake(function, args, kwargs) or str(error)) from None
 
     return call
 
 
 def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments of a call; '' if they look right."""
-    import inspect  # only where something is wrong
+    """Return what is wrong with the arguments of a call, or '' if they look right."""
+    import inspect  # imported only after a mistake
 
     parameters = dict(inspect.signature(function).parameters)
     is_method = next(iter(parameters), "") == "self"

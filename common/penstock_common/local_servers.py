@@ -24,7 +24,7 @@ _LONGEST = 4096
 
 @dataclass(frozen=True)
 class Announced:
-    """A server that runs: its URL, with the password, and the file that says so."""
+    """A running server: its URL, with the password, and the file that announces it."""
 
     url: str = field(repr=False)
     port: int
@@ -33,14 +33,14 @@ class Announced:
 
 @dataclass(frozen=True)
 class LocalServers:
-    """The servers of this user that run, the last started first, and the files that dead ones left."""
+    """The running servers of this user, the last started first, and the files that dead ones left."""
 
     running: Sequence[Announced]
     left: Sequence[Path]
 
 
 def private_folder(session: Path | None) -> Path:
-    """Return the folder where this user's servers announce themselves; it need not exist.
+    """Return the folder where this user's servers announce themselves. It need not exist.
 
     Args:
         session: XDG_RUNTIME_DIR, which counts if it belongs to this user alone.
@@ -77,14 +77,17 @@ def announced(url: str, port: int, folder: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), file.stat()):
-                file.unlink()  # not the one of a server that took the port since
+                file.unlink()  # not the file of a server that took the port since
         os.close(descriptor)
 
 
 def find_servers_of_user(folder: Path) -> LocalServers:
-    """Return the servers that announced themselves in a folder; what others could have put there does not count."""
+    """Return the servers that announced themselves in a folder.
+
+    Files that other users could have put there do not count.
+    """
     try:
-        require_private_folder(folder)  # else its owner may have moved this user's files there from elsewhere
+        require_private_folder(folder)  # otherwise its owner may have moved this user's files there from elsewhere
     except OSError:
         return LocalServers((), ())
     running: list[tuple[int, Announced]] = []
@@ -105,7 +108,7 @@ def find_servers_of_user(folder: Path) -> LocalServers:
 
 
 def _placed(file: Path, url: str) -> int:
-    """Put a locked file in its place at once; nobody sees it without its lock or its text."""
+    """Put a locked file in its place atomically: no process sees it without its lock or its text."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")  # 0600
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
 """The rate of a process at work: samples for each second of recent work, without the seconds of waiting.
 
-Pure but for the clock it is given. Producers measure their workers with it, consumers their training loops.
+Pure except for the clock that it is given. Producers measure their workers with it, consumers their training loops.
 ``stream.reported_rates`` reports it.
 """
 
@@ -39,7 +39,7 @@ class Pace:
         self._work, self._clock, self._half_life_s = work, clock, half_life_s
         self._lock = threading.Lock()
         self.kind: str | None = None
-        """What the process does now."""
+        """The current kind of work or waiting."""
         self._since = 0.0
         self._uncounted_s = 0.0
         """Work since the last count. Many samples are counted at once, and their seconds with them."""

@@ -1,4 +1,4 @@
-"""Texts for terminals: what others wrote into names and reasons must not move the cursor or change a title."""
+"""Texts for terminals: a name or reason that another program wrote must not move the cursor or change a title."""
 
 from __future__ import annotations
 

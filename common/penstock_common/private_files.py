@@ -1,4 +1,4 @@
-"""Files and folders of one user alone: what holds a password, or a URL with one."""
+"""Files and folders that only one user can read, for passwords and URLs with passwords."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _LONGEST = 1 << 16
 
 
 class NotPrivate(OSError):
-    """A file or folder that another user made or may use; ``strerror`` says what was found and what to do."""
+    """A file or folder that another user made or may use. ``strerror`` says what was found and what to do."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(0, why, str(path))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file at once by one that this user alone can read; a reader sees the old text or the new one.
+    """Replace a file atomically by one that only this user can read: a reader sees the old text or the new one.
 
     Raises:
         OSError: The folder cannot be written.
@@ -38,7 +38,7 @@ def read_private(path: Path) -> str:
     """Return the text of a file that this user alone can use, without the spaces around it.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
         NotPrivate: It is a link or no regular file, or another user made it or may use it.
         OSError: It cannot be read.
     """
@@ -61,7 +61,7 @@ def require_private_folder(path: Path) -> None:
     """Check that this user alone can use a folder.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The folder does not exist.
         NotPrivate: It is a link or no folder, or another user made it or may use it.
     """
     if why := _not_private(path.lstat(), stat.S_IFDIR):
@@ -69,7 +69,7 @@ def require_private_folder(path: Path) -> None:
 
 
 def _not_private(found: os.stat_result, kind: int) -> str:
-    """Return why a file or folder is not this user's alone; empty if it is."""
+    """Return why a file or folder is not this user's alone, or '' if it is."""
     if stat.S_IFMT(found.st_mode) != kind:
         return f"it is no {'folder' if kind == stat.S_IFDIR else 'regular file'}: remove it"
     if found.st_uid != os.geteuid():

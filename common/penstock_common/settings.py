@@ -36,7 +36,7 @@ _OF_DEVELOPERS = ("BENCH_", "CHAOS", "PLAIN_REDIS", "SOAK_", "TEST_")
 
 
 class BadSettings(PenstockError, ValueError):
-    """An environment variable has a value that means nothing here; ``variable`` names it."""
+    """An environment variable has an invalid value; ``variable`` names the variable."""
 
     def __init__(self, variable: str, found: str, expected: str) -> None:
         self.variable, self.found, self.expected = variable, found, expected
@@ -51,7 +51,7 @@ def _check_url(url: str) -> str:
     parts = urlsplit(url)  # raises ValueError itself for a bad host
     if parts.scheme not in _SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError
-    _ = parts.port  # raises ValueError when it is no number
+    _ = parts.port  # raises ValueError when it is not a number
     return url
 
 
@@ -69,9 +69,9 @@ def _set_by(variable: str, read: Callable[[str], Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that Penstock reads from its environment. A variable that is empty counts as unset.
+    """All settings that Penstock reads from its environment. A variable that is empty counts as unset.
 
-    A plain dataclass, because every trainer imports it on its way to the first batch.
+    It is a plain dataclass, because every trainer imports it before the first batch.
     """
 
     named_url: str | None = field(default=None, metadata=_set_by("PENSTOCK_URL", _check_url), repr=False)
@@ -81,32 +81,32 @@ class Settings:
     url_file: Path | None = field(default=None, metadata=_set_by("PENSTOCK_URL_FILE", Path))
     """The file that ``named_url`` was read from, if it was."""
     session: Path | None = field(default=None, metadata=_set_by("XDG_RUNTIME_DIR", Path))
-    """Folder of this user alone, of which each login has one on most Linux systems."""
+    """The private folder of this user, which each login has on most Linux systems."""
     no_color: bool = field(default=False, metadata=_set_by("NO_COLOR", bool))
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
     colorterm: str = field(default="", metadata=_set_by("COLORTERM", str))
     """``truecolor`` or ``24bit`` where the terminal has more than 256 colours; set by the terminal."""
 
     segments: Path | None = field(default=None, metadata=_set_by("PENSTOCK_SEGMENTS", Path))
-    """Where this process sees the folder of segments, if it is mounted elsewhere than the stream says."""
+    """The folder of segments on this host, if it is mounted elsewhere than the stream says."""
     cache: Path = field(default=_CACHE, metadata=_set_by("PENSTOCK_CACHE", Path))
-    """Folder of what can be found out again at any time, like the indexes of tars."""
+    """The folder of data that can be computed again at any time, such as the indexes of tars."""
     awaited: frozenset[str] = field(default=frozenset(), metadata=_set_by("PENSTOCK_AWAITED", _names))
-    """Streams that the `penstock run` above this process prepares: it ends this process if one will not come."""
+    """The streams that the parent `penstock run` prepares. It ends this process if one of them will not come."""
 
     @functools.cached_property
     def url(self) -> str:
-        """The server that holds the streams: the one named, else this user's own one here, else Redis' own port."""
+        """The server that holds the streams: the named one, else this user's own one here, else Redis' own port."""
         return self.named_url or self._own_server() or DEFAULT_URL
 
     @property
     def queue_url(self) -> str:
-        """The server that holds the jobs; the same one unless said otherwise."""
+        """The server that holds the jobs, by default the one that holds the streams."""
         return self.named_queue_url or self.url
 
     @property
     def own_servers(self) -> Path:
-        """Folder where each ``penstock server`` of this user says that it runs."""
+        """The folder where each ``penstock server`` of this user announces itself."""
         return private_folder(self.session)
 
     def _own_server(self) -> str | None:
@@ -144,7 +144,7 @@ class Settings:
                 if given.get(variable + FILE):
                     wanted = f"a file that holds one URL like {DEFAULT_URL}"
                     raise BadSettings(variable + FILE, given[variable + FILE], wanted) from None
-                found = text.rpartition("@")[2]  # a password is nobody's business
+                found = text.rpartition("@")[2]  # a password must not appear in a message
                 raise BadSettings(variable, found, f"a URL like {DEFAULT_URL}") from None
         for text in cls._unread(given):
             _tell_once(text)
@@ -152,14 +152,14 @@ class Settings:
 
     @classmethod
     def _unread(cls, given: Mapping[str, str]) -> Iterator[str]:
-        """Yield a notice for each variable that is named as ours are, and that nothing reads."""
+        """Yield a notice for each variable that has our prefix and that no program reads."""
         known = [each.metadata["variable"] for each in cls.__dataclass_fields__.values()]
         known = sorted({name for name in (*known, *(name + FILE for name in _BY_FILE)) if name.startswith(_PREFIX)})
         for name in sorted(given):
             end = name.removeprefix(_PREFIX)
             if end == name or name in known or end in _OF_COMPOSE or end.startswith(_OF_DEVELOPERS):
                 continue
-            from penstock_common.hints import near  # only where something is wrong
+            from penstock_common.hints import near  # imported only after a mistake
 
             meant = (
                 "URL"
@@ -171,12 +171,15 @@ class Settings:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process we start: ours, with ``extra`` on top; a file no longer names what it names."""
+    """Return the environment for a child process: ours, with ``extra`` added.
+
+    A variable in ``extra`` replaces the variable that names a file with the same value.
+    """
     return {key: value for key, value in os.environ.items() if key.removesuffix(FILE) not in extra} | dict(extra)
 
 
 def _urls_by_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """Read the URLs that are secrets in files, as containers have them."""
+    """Read the URLs that are kept in secret files, as in containers."""
     urls = {}
     for variable in _BY_FILE:
         if not (file := environ.get(variable + FILE)):

@@ -6,6 +6,9 @@ import threading
 
 
 def join(thread: threading.Thread, timeout_s: float | None = None) -> None:
-    """Wait until a thread has ended; return at once in that thread itself, and for one that was never started."""
+    """Wait until a thread has ended.
+
+    Returns at once in that thread itself, and for a thread that was never started.
+    """
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(timeout_s)

@@ -18,7 +18,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Canonical order: a position of the epoch belongs to one rank, whoever made the samples and however fast.
+    """Canonical order: a position of the epoch belongs to one rank, whichever workers made the samples, and however
+    fast.
 
     Args:
         rank: the number of this rank, from 0.
@@ -37,7 +38,7 @@ class Canonical:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Options that most programs leave as they are, for ``tuning=`` of Loader, Replay, Writer and produce.
+    """Options that most programs do not change, for ``tuning=`` of Loader, Replay, Writer and produce.
 
     Each call takes the fields that belong to it, and refuses the others. None is the default of every field.
 
@@ -52,13 +53,13 @@ class Tuning:
         prefetch_bytes: Loader, Replay, Files: the payload bytes that are read ahead, 64 MiB by default.
         lease_s: Loader: the seconds after which others may take what this process holds, if it is silent; 30 by
             default. Replay: the seconds after which a silent replay keeps its epoch no longer.
-        views: Loader, Replay, Files: whether a batch that is one block of a segment is handed out without a copy,
+        views: Loader, Replay, Files: whether a batch that is one block of a segment is yielded without a copy,
             read-only. See docs/segments.md.
         block_bytes: Writer: the payload bytes of one entry.
         checksum: Writer: whether entries carry checksums, which they do by default.
         room_wait_s: Writer: the longest wait in seconds for space in a full budget. The default waits without limit
             and says why.
-        seed: produce: of the order and of the samples' random numbers.
+        seed: produce: the seed of the order and of the samples' random numbers.
         block_transform: produce: a function of ``block_samples`` samples at once, or its import name.
         block_samples: produce: the samples of one block.
         shard_samples: produce: the samples of one job. The default follows from the number of workers.
@@ -118,10 +119,10 @@ def tuning_of(call: str, tuning: Tuning | None) -> Tuning:
 
     Args:
         call: a key of `FIELDS`.
-        tuning: what the caller gave.
+        tuning: the caller's argument.
 
     Raises:
-        TypeError: it is no Tuning, or has fields that this call does not take.
+        TypeError: it is not a Tuning, or has fields that this call does not take.
     """
     if tuning is None:
         return Tuning()

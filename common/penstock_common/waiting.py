@@ -1,6 +1,7 @@
-"""Waits that explain themselves: within 5 s a line says for what, again when the reason changes; a timeout ends them.
+"""Waits that explain themselves. Within 5 s a line gives the reason, a new line follows when the reason changes, and a
+timeout ends the wait.
 
-What is waited for is known to the caller; where lines go is the caller's to choose.
+The caller knows the reason, and chooses where lines go.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", 
 
 BETWEEN_TRIES_S = 0.5
 OUTAGE_S = 60.0
-"""How long a request to an unavailable server is repeated. It outlasts a restart, a failover or a minute of silence."""
+"""The time for which a request to a lost server is repeated. It outlasts a restart, a failover or a minute of
+silence.
+"""
 
 
 def to_stderr(text: str) -> None:
@@ -63,10 +66,10 @@ class Wait:
         *,
         first_word_s: float = FIRST_WORD_S,
     ) -> None:
-        """Says why, if it is time to; raises WaitTimeout with the same reason.
+        """Report the reason, if a line is due. Raises WaitTimeout with the same reason.
 
-        ``kind`` identifies the reason, ``reason`` spells it and is only called when it is needed. ``timeout_s``
-        replaces the wait's own. ``first_word_s`` is when the first word is due: 0 where the wait is probably a mistake.
+        ``kind`` identifies the reason. ``reason`` describes it, and is called only when it is needed. ``timeout_s``
+        replaces the wait's own. ``first_word_s`` is the time of the first line: 0 if the wait is probably a mistake.
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
         if limit is not None and self.seconds >= limit:
@@ -78,38 +81,41 @@ class Wait:
         since = self._began if self._told_at is None else self._told_at
         changed = self._told_at is not None and kind != self._told and now - self._told_at >= FIRST_WORD_S
         if (now - since >= due or changed) and not self._is_server_late():
-            why = reason()  # which may ask the server, and meet its silence
+            why = reason()  # it may ask the server, and meet its silence
             if not self._is_server_late():
                 self._told_at, self._told = now, kind
                 self._notify(f"waiting: {why}")
 
     def _is_server_late(self) -> bool:
-        """Return whether the server owes an answer, or has owed one a moment ago: its facts then explain nothing."""
+        """Return whether the server owes an answer, or owed one a moment ago. Its facts then explain nothing."""
         return self._watchdog.clock() - self._watchdog.late_at(self._server) < FIRST_WORD_S
 
     def over(self) -> None:
-        """Starts afresh: the next wait is another one."""
+        """Start again: the next wait is another one."""
         self._began, self._told_at, self._told = self._clock(), None, ""
 
 
 class Outage:
-    """A server that is away, or takes no writes, while somebody works: told, borne for a while, then raised."""
+    """A server that is away, or takes no writes.
+
+    It is reported, waited for until a limit, and then raised as an error.
+    """
 
     def __init__(
         self, notify: Notify, patience_s: float | None = None, doing: str = "waiting", clock: Clock = time.monotonic
     ) -> None:
         self._notify, self._doing, self._clock = notify, doing, clock
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
-        """May be shortened while it is borne: whoever leaves does not wait."""
+        """The limit. It may be shortened during an outage, because a process that ends does not wait."""
         self._began: float | None = None
         self._told_at, self._told = 0.0, ""
         self._pause_s = 0.0
 
     def bear(self, error: ServerUnavailable) -> None:
-        """After a failure: returns when it is time to try again, or raises it once the outage lasts too long.
+        """Wait after a failure until it is time to try again. Raises the error once the outage lasts too long.
 
-        A server that says it is loading its data lives: that time does not count. What was borne below is not borne
-        once more.
+        A server that reports that it loads its data is alive, so that time does not count. A failure that a lower layer
+        has already waited for is raised at once.
         """
         now = self._clock()
         if self._began is None or isinstance(error, ServerLoading):
@@ -135,5 +141,5 @@ class Outage:
         self._notify(f"{what} while {self._doing} ({error}); trying again for {self.patience_s:.0f} s")
 
     def over(self) -> None:
-        """The server answered."""
+        """Note that the server answered."""
         self._began, self._told, self._pause_s = None, "", 0.0

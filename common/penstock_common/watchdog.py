@@ -1,8 +1,8 @@
-"""The watchdog: a thread that asks no server, and says within 5 s that one does not answer.
+"""The stall detector: a thread that asks no server, and reports within 5 s that a server does not answer.
 
-Whoever waits for a server sits in a socket and cannot speak. So each request is marked while its answer is awaited, and
-one daemon thread of the process looks at the marks. It starts with a request and ends when none is left. A forked
-process begins without it. A mark costs under a microsecond: no lock, no system call.
+A thread that waits for a server blocks in a socket and cannot report anything. So each request is marked while its
+answer is awaited, and one daemon thread of the process checks the marks. It starts with a request and ends when none is
+left. A forked process begins without it. A mark costs under a microsecond: no lock, no system call.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Clock = Callable[[], float]
 Answer = TypeVar("Answer")
 
 FIRST_WORD_S = 3.0
-"""The silence after which it is reported. So no wait is silent for more than 5 s; see docs/internals/trouble.md."""
+"""The time after which a silence is reported. So no wait is silent for more than 5 s; see docs/internals/trouble.md."""
 SILENCE_S = 2.5
 """A server that owes an answer for this long is silent. A client that asks every 2 s reports it within 5 s."""
 REPEAT_S = 30.0
 SUSPECT_S = 1.5
 """An answer that takes longer is late, because no request waits at the server for more than 1 s."""
 TICK_S = 0.25
-"""The time between two looks at the open requests."""
+"""The time between two checks of the open requests."""
 FORGET_S = 5.0
 """A silence is over when no request was sent for this long."""
 SHORTEST_S = 0.02
@@ -48,7 +48,10 @@ class Request:
         heard: Callable[[], float] = lambda: 0.0,
         dog: Watchdog | None = None,
     ) -> None:
-        """``where`` is the server's address without its password. ``heard`` tells when bytes of an answer came last."""
+        """Make a request to the server at ``where``, an address without a password.
+
+        ``heard`` returns the time at which bytes of an answer came last.
+        """
         self.where, self.notify = where, notify
         self._heard, self._dog = heard, dog or WATCHDOG
         self.began_s, self._is_answered = 0.0, False
@@ -78,44 +81,44 @@ class Request:
             self.end()
 
     def silent_s(self, now: float) -> float:
-        """Returns for how many seconds nothing has been heard."""
+        """Return for how many seconds no byte has come."""
         return now - max(self.began_s, self._heard())
 
 
 @dataclass(slots=True)
 class _Silence:
-    """A server that somebody was told does not answer."""
+    """A server that was reported not to answer."""
 
     where: str
     notify: Notify
     began_s: float
     told_at_s: float
     seen_s: float
-    """When a late request was seen last."""
+    """The time when a late request was last seen."""
     asked_s: float
-    """When any request was seen last."""
+    """The time when any request was last seen."""
 
 
 class Watchdog:
-    """Knows the requests that a process has under way, and speaks of those that get no answer."""
+    """The requests that a process has under way. It reports those that get no answer."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
         self.speaker: Notify | None = None
-        """Hears of every silence, where it is given, in the stead of who asked."""
+        """Called for every silence, if it is set, instead of the function of the request."""
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew, as a forked process must: the threads that asked are not in it."""
+        """Start again, as a forked process must, because the threads that asked do not exist in it."""
         self._asked: set[Request] = set()
         self._silences: list[_Silence] = []
         self._heard: dict[str, float] = {}
         self._late: dict[str, float] = {}
-        """Server -> when its last silence that was told of ended for who asked, by an answer or without one."""
+        """Server -> the time when its last reported silence ended for a request, with or without an answer."""
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
-    # --- called by who asks ---
+    # --- called by requests ---
 
     def begin(self, request: Request) -> None:
         """See `Request.begin`."""
@@ -132,16 +135,16 @@ class Watchdog:
         if is_answered and self._silences:
             self._heard[request.where] = now
 
-    # --- called by who explains a wait ---
+    # --- called by waits ---
 
     def silent_s(self, where: str) -> float:
-        """Returns for how long the server has owed an answer by now; 0 where it owes none, or not for long."""
+        """Return for how long the server has owed an answer by now, or 0 if it owes none, or not for long."""
         now = self.clock()
         longest = max((one.silent_s(now) for one in self._asked.copy() if one.where == where), default=0.0)
         return longest if longest > SUSPECT_S else 0.0
 
     def late_at(self, where: str) -> float:
-        """Returns when the server was last known not to answer: now, or earlier; -inf for never."""
+        """Return when the server was last known not to answer: now, or an earlier time, or -inf for never."""
         return self.clock() if self.silent_s(where) else self._late.get(where, float("-inf"))
 
     # --- the thread ---
@@ -153,17 +156,17 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError:  # the interpreter ends, or there may be no more threads: nobody speaks then
+            except RuntimeError:  # the interpreter ends, or no more threads may start: no silence is reported then
                 self._thread = None
 
     def _run(self) -> None:
         me = threading.current_thread()
-        time.sleep(SILENCE_S)  # nothing can be late before; and most that began by now has ended
+        time.sleep(SILENCE_S)  # nothing can be late before, and most requests that began by now have ended
         while True:
             while (pause_s := self.look()) is not None:
                 time.sleep(pause_s)
             self._thread = None
-            if not self._asked:  # whoever begins from here on starts another thread
+            if not self._asked:  # a request that begins from here on starts another thread
                 return
             with self._lock:
                 if self._thread is not None:
@@ -171,7 +174,7 @@ class Watchdog:
                 self._thread = me
 
     def look(self) -> float | None:
-        """Says what is to be said now. Returns the seconds until the next look, None where nothing is under way."""
+        """Report what is due. Returns the seconds until the next check, or None if no request is under way."""
         now = self.clock()
         asked = list(self._asked.copy())
         for request in asked:
@@ -185,7 +188,7 @@ class Watchdog:
         return max(SHORTEST_S, SILENCE_S - max(request.silent_s(now) for request in asked))
 
     def _note(self, request: Request, now: float) -> None:
-        """Adds a request to the silence that it belongs to; begins one where the request is late enough."""
+        """Add a request to the silence that it belongs to. If it is late enough and there is none, begin one."""
         silent_s, notify = request.silent_s(now), self.speaker or request.notify
         found = [one for one in self._silences if one.where == request.where and one.notify == notify]
         for silence in found:
@@ -209,16 +212,16 @@ class Watchdog:
 
 
 def no_answer(where: str, silent_s: float) -> str:
-    """Return the words for a silent server."""
+    """Return the sentence for a silent server."""
     seconds = f"{silent_s:.0f}" if silent_s >= 10 else f"{silent_s:.1f}"
     return f"no answer from {where} for {seconds} s: is it stopped, overloaded or cut off?"
 
 
 def _say(notify: Notify, text: str) -> None:
-    with suppress(Exception):  # a broken listener must not cost the others their word
+    with suppress(Exception):  # a failing listener must not prevent the other reports
         notify(text)
 
 
 WATCHDOG = Watchdog()
-"""The one of this process."""
+"""The stall detector of this process."""
 os.register_at_fork(after_in_child=WATCHDOG.forget)

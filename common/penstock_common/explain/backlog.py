@@ -33,7 +33,7 @@ class ShardBacklog:
 
 @dataclass(slots=True)
 class ShardLog:
-    """The records of one shard, rising. Those that all groups have read are forgotten."""
+    """The records of one shard, in order of offset. Records that all groups have read are forgotten."""
 
     end: int = 0
     """The offset below which everything is committed."""
@@ -58,11 +58,14 @@ class ShardLog:
         return self._from(start)
 
     def after_entry(self, given: EntryId) -> int:
-        """Return where the records begin that a shared group was not given: ids of a shard rise with its offsets."""
+        """Return the index of the first record that a shared group was not given.
+
+        Ids of a shard rise with its offsets.
+        """
         return bisect_right(self.ids, given)
 
     def after_offset(self, offset: int) -> int:
-        """Return where the records begin that an ordered group is not done with."""
+        """Return the index of the first record that an ordered group is not done with."""
         return bisect_right(self.ends, offset)
 
     def behind(self, start: int) -> ShardBacklog:
@@ -113,17 +116,17 @@ class GroupBacklog:
     """The bytes that the members of one shared group hold together in a partition."""
 
     nbytes: int = 0
-    """Payload bytes of entries given out and not acknowledged; an entry counts whole."""
+    """Payload bytes of entries given out and not acknowledged. A partly acknowledged entry counts whole."""
     freed_bytes: int = 0
-    """Of them, what would go if this group alone settled it: no other group, pin or replay needs it."""
+    """The part of these bytes that this group alone keeps: no other group, pin or replay needs it."""
     members: int = 0
-    """How many members have something."""
+    """The number of members that have such entries."""
 
 
 def hold_of(
     client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, group: str, *, with_freed: bool
 ) -> GroupBacklog:
-    """Counts it; ``freed_bytes`` only where asked for."""
+    """Count what a group holds. ``freed_bytes`` is counted only ``with_freed``."""
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
     total, freed, holders = 0, 0, set[str]()
     for epoch in roster.epochs:

@@ -31,7 +31,7 @@ from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
 
 IDLE_MS = 5_000
-"""A loop that waited so long for a batch has nothing else to do."""
+"""A loop that has waited this long for a batch has no other work."""
 
 Who = tuple[str, str]
 """(group, member)."""
@@ -39,24 +39,27 @@ Who = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Deadlock:
-    """All readers of one partition, where every one of them waits."""
+    """The holdings of all readers of a partition, while every one of them waits."""
 
     freed_bytes: int
-    """Payload bytes that would go if each settled all it was given."""
+    """The payload bytes that would be freed if each reader acknowledged everything that it was given."""
     handed: Mapping[Who, int]
-    """What the loops were given and have not settled, bytes: of those who have anything."""
+    """The bytes that each loop was given and has not acknowledged, for the loops that have any."""
     held: Mapping[Who, int]
-    """What else their readers hold, bytes: parts of batches that are not full, and what was read ahead."""
+    """The other bytes that each reader holds: parts of batches that are not full, and what was read ahead."""
 
     @property
     def told(self) -> Who | None:
-        """Return who is told: whose loop has most in hand or, where no loop has anything, whose reader has most."""
+        """Return the member that raises the error: the one whose loop holds most.
+
+        If no loop holds anything, it is the one whose reader holds most.
+        """
         most = self.handed or self.held
         return max(most, key=lambda who: (most[who], who), default=None)
 
 
 def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
-    """None where somebody is at work, or something is about to change hands."""
+    """Return the deadlock of a partition, or None if a reader is at work, or an entry is about to change its owner."""
     now = server_ms(client)
     living = {who for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in living):
@@ -78,10 +81,10 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
 
 
 def is_stuck(client: Client, stream: Stream, rosters: Mapping[PartitionKeys, Roster]) -> bool:
-    """Return whether no samples can come: in each partition that lacks some, the writer of the lowest shard waits.
+    """Return whether no samples can come: in each unfinished partition, the writer of the lowest shard waits.
 
-    Where one does not wait it is at work, or its shard lies in a queue, or with a worker that died: that will be made,
-    and until then nobody knows whether there is room.
+    A lowest shard whose writer does not wait is being made, or is in a queue, or lost its worker and will be made
+    again. Whether there is space for it is not known before that.
     """
     lacking: set[PartitionKeys] = set()
     for epoch, state in retained_epochs(client, stream).items():
@@ -102,8 +105,8 @@ def find_blocked(
         client: client of the stream's server.
         stream: the stream.
         me: group and name of the member.
-        held_bytes: returns the payload bytes that the member holds in a partition. It is called where writers wait.
-        together: whether the holdings of all other readers are looked at, too.
+        held_bytes: returns the payload bytes that the member holds in a partition. It is called only if writers wait.
+        together: whether to read the holdings of all other readers, too.
     """
     rosters = {partition: load_roster(client, partition) for partition in stream.partitions}
     if not any(roster.waiting for roster in rosters.values()) or not is_stuck(client, stream, rosters):
@@ -154,7 +157,9 @@ class _MemberHoldings:
             if record.kind != ORDERED
         }
         self.are_sure = all((name, member) in living for name, ids in pending.items() for member in ids.values())
-        """Whether nothing lies with the dead, or was handed back: somebody is about to take that."""
+        """Whether a live member holds each entry. Another member will soon take an entry of a dead one, or a returned
+        one.
+        """
         self._pending = pending
         self._reached = {
             name: self._end_of_steps(record) if any(group == name for group, _ in living) else 0
@@ -164,7 +169,9 @@ class _MemberHoldings:
         self.held = Counter[Who]()
 
     def freed(self) -> int:
-        """Payload bytes of the entries that every group would have settled then, and has not now."""
+        """Return the bytes of the entries that every group would then have acknowledged, and has not acknowledged
+        now.
+        """
         shards = begun_shards(self._client, self._stream, self._manifest)
         starts = starts_of(self._manifest, shards)
         mine = (shard for shard in shards if self._stream.partition_of(shard) == self._partition)
@@ -198,7 +205,7 @@ class _MemberHoldings:
         return bits
 
     def _end_of_steps(self, group: GroupRecord) -> int:
-        """The end of the last whole step of an ordered group that is committed: its ranks wait for the next one."""
+        """Return the end of the last whole committed step of an ordered group, whose ranks wait for the next step."""
         at = 0
         shards = begun_shards(self._client, self._stream, self._manifest)
         ends = {
@@ -218,17 +225,17 @@ class _MemberHoldings:
 
 
 WARN_SHARE = 0.5
-"""Of the stream's budget, handed out and not settled: time to say so, while there is still room."""
+"""The share of the budget above which unacknowledged batches cause a warning, while there is still space."""
 PATIENCE_S = 3.0
-"""A loop that waits so long for a batch, with nobody but itself to settle anything, will wait for ever."""
+"""A loop that has waited this long for a batch will wait for ever, if only the loop itself can acknowledge anything."""
 ELSEWHERE_S = 30.0
-"""The same where another thread may be about to settle (a framework's step, a checkpoint being saved, 'manual')."""
+"""The same limit if another thread may be about to acknowledge (a framework's step, a saved checkpoint, 'manual')."""
 SETTLED_MS = 1500
-"""A writer that waited so long has seen what the janitor can free."""
+"""A writer that has waited this long has seen what the cleaner can free."""
 
 
 class OutstandingAmount(NamedTuple):
-    """The amount that was handed out and is not acknowledged."""
+    """The amount that was yielded and is not acknowledged."""
 
     batches: int = 0
     samples: int = 0
@@ -237,44 +244,44 @@ class OutstandingAmount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockedPartition:
-    """A partition with writers that wait for room, as one member of one group finds it."""
+    """A partition with writers that wait for quota, as one member of one group sees it."""
 
     waiters: Sequence[WaitingWriter]
     mine_bytes: int
-    """Payload bytes of the entries this member holds; an entry goes only as a whole."""
+    """Payload bytes of the entries that this member holds. An entry is freed only as a whole."""
     budget_bytes: int
-    """The partition's."""
+    """The budget of the partition."""
     has_others: bool
-    """Whether another member, group or replay holds something too."""
+    """Whether another member, group or replay holds something, too."""
     group: GroupBacklog | None = None
-    """What all members of this group hold; only asked for after a long wait."""
+    """The holdings of all members of this group. They are read only after a long wait."""
     deadlock: Deadlock | None = None
-    """Everyone who reads the partition, where all of them wait; only asked for after a long wait."""
+    """The holdings of all readers of the partition, if all of them wait. They are read only after a long wait."""
     me: Who = ("", "")
 
 
 def is_overdue(blocked: BlockedPartition) -> bool:
     """Return whether only this member's acknowledgement can let the awaited writer continue.
 
-    Only the lowest unfinished shard's writer counts: the others wait for it, not for us.
+    Only the writer of the lowest unfinished shard counts, because the other writers wait for it.
     """
     for waiter in blocked.waiters:
         if not waiter.is_next or waiter.why == "folder" or waiter.seen_ms - waiter.since_ms < SETTLED_MS:
-            continue  # a folder is filled by others too: it waits for a disk, and no larger budget helps
-        # 1. what is held here would block it even if everybody else let go
+            continue  # other programs fill the folder's disk, too, and a larger budget does not help
+        # 1. what this member holds would block the writer even if all others freed what they hold
         if blocked.mine_bytes + waiter.need_bytes > blocked.budget_bytes:
             return True
-        # 2. nobody else holds anything, and settling makes room enough
+        # 2. no other reader holds anything, and acknowledging frees enough
         if not blocked.has_others and blocked.mine_bytes >= waiter.need_bytes:
             return True
     return False
 
 
 def is_group_overdue(blocked: BlockedPartition) -> bool:
-    """Return whether this group's members together keep the awaited writer out, and this one no less than most.
+    """Return whether this group's members together block the awaited writer, and this one holds at least the mean.
 
-    Another member may just be slow, so this is for long waits; and it is for those who hold much, not for one with
-    little in hand: where all of them wait for each other, whoever holds most is told.
+    Another member may only be slow, so this is for long waits. Where all members wait for each other, those that hold
+    most raise the error.
     """
     group = blocked.group
     if group is None or not blocked.mine_bytes or blocked.mine_bytes * group.members < group.nbytes:
@@ -288,9 +295,9 @@ def is_group_overdue(blocked: BlockedPartition) -> bool:
 
 
 def is_deadlock(blocked: BlockedPartition) -> bool:
-    """Return whether all readers of the partition wait for the space that they hold, and this one is to be told.
+    """Return whether all readers of the partition wait for space that they hold, and this one must raise the error.
 
-    Nobody else can do anything then, so no wait is too short to be sure; the one told is the same for all who ask.
+    No other process can end such a wait, so even a short wait is certain. All callers find the same member.
     """
     deadlock = blocked.deadlock
     if deadlock is None or deadlock.told != blocked.me:
@@ -304,7 +311,7 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
 
 
 def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str) -> str | None:
-    """Return the notice on so much handed out and not acknowledged, or None while it is little."""
+    """Return a warning about batches that are not acknowledged, or None while they are few."""
     if held.nbytes <= WARN_SHARE * budget_bytes:
         return None
     return f"{_numbers(held, budget_bytes, stream)}: writers will soon have to wait for it; {remedy}"
@@ -313,7 +320,10 @@ def warning(held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 def overdue(
     blocked_partitions: Iterable[BlockedPartition], held: OutstandingAmount, budget_bytes: int, stream: str, remedy: str
 ) -> CheckpointOverdue | TooLarge | None:
-    """The error to raise in a loop that waits for a batch; None where others hold the room, or nobody waits for it."""
+    """Return the error to raise in a loop that waits for a batch.
+
+    Returns None if other readers hold the space, or if no writer waits for it.
+    """
     found = list(blocked_partitions)
     deadlocks = [blocked.deadlock for blocked in found if blocked.deadlock is not None and is_deadlock(blocked)]
     if not held.batches:

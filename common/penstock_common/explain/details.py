@@ -1,4 +1,4 @@
-"""Details of a stream beside its snapshot, which only people ask for: shards, entries and reasons of bad samples."""
+"""Details of a stream that its snapshot does not have, for people: shards, entries and reasons of bad samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Repeated looks at a stream at low cost: they read rosters and what is new in indexes, and no payload.
+"""A monitor: repeated snapshots of a stream at low cost. They read rosters and new index records, and no payload.
 
-The first look reads as much of the indexes as a group is behind. The monitor remembers what it has read.
+The first snapshot reads as much of the indexes as a group is behind. The monitor remembers what it has read.
 """
 
 from __future__ import annotations
@@ -41,29 +41,32 @@ class _Epoch:
 
     manifest: Manifest
     is_new: bool
-    """Whether it was opened after the first look: then everything in it was made since."""
+    """Whether it was opened after the first snapshot, so that everything in it was made since."""
     logs: dict[int, ShardLog] = field(default_factory=dict)
     unread: dict[tuple[str, int], ShardBacklog] = field(default_factory=dict)
-    """(group, shard) -> what the group had not read at the last look."""
+    """(group, shard) -> what the group had not read at the last snapshot."""
     bad: int = 0
     dead: dict[str, int] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     is_looked_at: bool = False
-    """Whether its shards were read before: then new records were made since."""
+    """Whether its shards were read before, so that new records were made since."""
     is_finished: bool = False
-    """Whether it has ended and all its groups are done with it: only its bytes change then."""
+    """Whether it has ended and all its groups are done with it, so that only its bytes change."""
 
 
 class _New(NamedTuple):
-    """The samples that were made in a shard since the last look."""
+    """The samples that were made in a shard since the last snapshot."""
 
     made: ShardBacklog
     is_begun: bool
-    """Whether nothing of the shard existed then."""
+    """Whether the shard was empty then."""
 
 
 class StreamMonitor:
-    """The repeated looks at one stream. One that is deleted and made again is another one: all counts begin anew."""
+    """The repeated snapshots of one stream.
+
+    A stream that is deleted and made again is another one: all counts restart.
+    """
 
     def __init__(self, client: Client, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._name, self._clock = client, name, clock
@@ -111,7 +114,7 @@ class StreamMonitor:
         )  # fmt: skip
 
     def _remember(self, stream: Stream, rosters: list[Roster]) -> None:
-        """Take up epochs that came and went, and manifests that changed."""
+        """Note epochs that were opened or released, and manifests that changed."""
         going = {epoch for roster in rosters for epoch in roster.retiring}
         there = {e: state for e, state in retained_epochs(self._client, stream).items() if e not in going}
         for number in [number for number in self._epochs if number not in there]:
@@ -140,7 +143,7 @@ class StreamMonitor:
         given = self._look_at_counts(stream, number, epoch, list(readers))
         epoch.is_finished = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
         if epoch.is_finished:
-            return  # all that there was to see had ended before the first look
+            return  # everything had ended before the first snapshot
         lasts = dict(zip(stream.partitions, given, strict=True))
         lows = {name: self._lows(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
         begun = self._read(
@@ -181,12 +184,12 @@ class StreamMonitor:
         epoch.dead = {name: sum(_number(part[2 + at]) for part in parts) for at, name in enumerate(readers)}
         found: list[dict[str, EntryId]] = []
         for part in parts:
-            groups = [] if isinstance(part[0], Refused) else part[0]  # released meanwhile
+            groups = [] if isinstance(part[0], Refused) else part[0]  # released since
             found.append({one["name"].decode(): _id(one["last-delivered-id"]) for one in groups})
         return found
 
     def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
-        """Return the shards that may have more than was seen."""
+        """Return the shards that may have new records."""
         ends = {shard: log.end for shard, log in epoch.logs.items()}
         begun = begun_shards(self._client, stream, epoch.manifest)
         return due_shards(epoch.manifest, begun, ends, self._looks)
@@ -194,7 +197,7 @@ class StreamMonitor:
     def _read(
         self, stream: Stream, number: int, epoch: _Epoch, floors: Mapping[int, EntryId | None], is_whole: bool
     ) -> dict[int, _New]:
-        """Read what is new. Returns shard -> what was made since the last look."""
+        """Read new records. Returns shard -> what was made since the last snapshot."""
         due = self._due(stream, epoch)
         where = {shard: stream.partition_of(shard) for shard in due}
         if not epoch.is_new and not epoch.is_looked_at and not is_whole:
@@ -221,7 +224,7 @@ class StreamMonitor:
         self._made[2] += found.nbytes
 
     def _reread(self, stream: Stream, number: int, shard: int, log: ShardLog) -> None:
-        """Read what was forgotten again: a group that came late has it before it."""
+        """Read forgotten records again, because a group that joined late has not read them."""
         records = read_forward(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
         log.forget(len(log.ids))
         log.add(records)
@@ -238,7 +241,10 @@ class StreamMonitor:
         return {shard: max(minimum - at, 0) for shard, at in starts.items()}
 
     def _count_given(self, epoch: _Epoch, name: str, shard: int, now: ShardBacklog, new: _New | None) -> None:
-        """Count what the group was given since the last look: its unread samples then, and new ones, less those now."""
+        """Count what the group was given since the last snapshot.
+
+        That is what was unread then, plus new samples, less what is unread now.
+        """
         is_begun = new is not None and new.is_begun
         before = epoch.unread.get((name, shard), ShardBacklog() if is_begun else None)
         epoch.unread[name, shard] = now
@@ -315,7 +321,7 @@ def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:
 def _place(
     log: ShardLog, given: Mapping[str, EntryId], lows: Mapping[str, Mapping[int, int]], shard: int, name: str
 ) -> int | None:
-    """Return where the records begin that the group has before it, or None if some of them were forgotten."""
+    """Return the index of the first record that the group has not read, or None if some of them were forgotten."""
     if name in lows:
         low = lows[name].get(shard, 0)
         return None if low < log.floor_end else log.after_offset(low)

@@ -1,7 +1,7 @@
 """The queue's server for people and tools: its jobs, and workers of other programs.
 
-It is read by RQ's keys, without RQ. Nothing that another program wrote there is parsed: the server counts, and names
-are texts.
+RQ's keys are read without RQ. Nothing that another program wrote there is parsed: the server counts, and names are
+texts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ForeignWorker:
     host: str
     pid: str
     failed: str
-    """The jobs that it took and could not do, by its own count."""
+    """The number of jobs that it took and failed, by its own count."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """A queue's server at one moment."""
+    """The jobs of a queue's server at one moment."""
 
     memory: ServerMemory
     queues: dict[str, dict[str, int]]
@@ -70,7 +70,7 @@ def snapshot_queues(client: Client, names: Iterable[str]) -> QueueSnapshot:
 
 
 def find_foreign_workers(client: Client, names: Iterable[str]) -> list[ForeignWorker]:
-    """Return the workers of these queues that are none of Penstock's.
+    """Return the workers of these queues that are not Penstock's.
 
     Raises:
         ServerUnavailable: The queue's server does not answer.

@@ -1,4 +1,4 @@
-"""Sentences that explain a wait for quota: what is held, by whom, and what an operator can do."""
+"""Sentences that explain a wait for quota: what is held, which groups hold it, and what an operator can do."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SHOWN = 4
 
 
 def why_no_room(client: Client, stream: Stream) -> str:
-    """Return why the awaited shard's writer waits for space: what is held, and by whom.
+    """Return why the awaited shard's writer waits for space: what is held, and which groups hold it.
 
     Return '' if it does not wait.
     """
-    with suppress(PenstockError):  # a sentence is no place to fail
+    with suppress(PenstockError):  # an explanation must not fail
         for partition in stream.partitions:
             roster = load_roster(client, partition)
             # a full folder holds up every writer
@@ -62,7 +62,7 @@ def why_no_epoch(
         group: Name of the group.
         roster: Roster of the first partition.
         first: The first epoch that the group reads.
-        begun: How many epochs of the stream were begun.
+        begun: The number of epochs of the stream that were begun.
         given: Epochs that a member was given to their end. The group may have samples of them to acknowledge.
         half_open: An epoch that a producer is opening, if there is one.
     """
@@ -133,7 +133,7 @@ def _span(span_ms: int) -> str:
 
 
 def told_missing(missing: Missing) -> str:
-    """Return the missing members for people; the first few by name."""
+    """Return the missing members for people, the first few by name."""
     each = [f"{member} of group {group} ({_told(one)})" for (group, member), one in missing.items()]
     return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
 

@@ -31,11 +31,11 @@ class MemberSnapshot:
     liveness: Liveness
     pending_entries: int
     waits_s: float | None
-    """How long its loop has waited for a batch, or None while it does not wait."""
+    """The time that its loop has waited for a batch, or None while it does not wait."""
 
     @property
     def is_silent(self) -> bool:
-        """Return True if the member is dead as far as is known."""
+        """Return True if the member is dead, as far as its heartbeats show."""
         return self.liveness.is_silent and not is_returned(self.name)
 
     @property
@@ -131,11 +131,11 @@ class StreamSnapshot:
     waiting: Mapping[tuple[int, int], WaitingWriter]
     """(epoch, shard) -> its writer, of those that wait for quota."""
     waited_s: float
-    """How long the longest of them has waited."""
+    """The wait of the writer that has waited longest."""
     rates: ReportedRates
     memory: ServerMemory
     payload: str = "inline"
-    """Where payloads lie: ``inline``, or ``segments:`` and a folder."""
+    """The place of payloads: ``inline``, or ``segments:`` and a folder."""
     replays: tuple[tuple[int, float], ...] = ()
     """(epoch, seconds until its lease ends) of each replay that holds an epoch."""
     now_ms: int = 0

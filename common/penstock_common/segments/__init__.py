@@ -1,1 +1,1 @@
-"""Segment files on a disk: a stream's folder, writing, reading, using again. The layout is ``format.segment``'s."""
+"""Segment files on a disk: a stream's folder, writing, reading, using again. ``wire.segment`` has the layout."""

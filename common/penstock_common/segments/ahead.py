@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock_common.wire.header import PAGE
 
 ASK_BYTES = 1 << 20
-"""Bytes asked for in one call. Of a larger request the kernel takes what the disk reads at once and drops the rest."""
+"""The bytes of one request. Of a larger request, the kernel fetches what the disk reads at once and drops the rest."""
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -25,7 +25,10 @@ class Ahead:
         self._thread: ThreadPoolExecutor | None = None
 
     def fetch(self, path: Path, start: int, end: int) -> None:
-        """Ask for bytes ``[start, end)`` of a file and for its head. A failure shows when they are read."""
+        """Ask for bytes ``[start, end)`` of a file and for its head.
+
+        A failure shows when the bytes are read.
+        """
         if start >= end:
             return
         if self._thread is None:

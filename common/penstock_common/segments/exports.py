@@ -1,7 +1,7 @@
 """Export folders: ``export.json`` and segments. They are opened, checked for completeness, and written here.
 
-An unfinished file is named ``.part``. A file that ``export.json`` does not name is a rest of an interrupted run, and
-the next run removes it.
+An unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an interrupted run, and the
+next run removes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExportFolder:
     """An existing export."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open it. Raises BadExport if there is none, or if it has no finished epoch."""
+        """Open an export. Raises BadExport if there is none, or if it has no finished epoch."""
         self.path = Path(path).expanduser().absolute()
         found = load_contents(self.path)
         if not self.path.exists():
@@ -175,7 +175,7 @@ class _NextBlock:
 
 
 class ExportWriter:
-    """Adds epochs to an export, one after the other. `exporting` makes it."""
+    """Adds epochs to an export, one after another. `exporting` makes it."""
 
     def __init__(self, path: Path, contents: ExportContents, file_bytes: int) -> None:
         self.path, self.contents, self._file_bytes = path, contents, file_bytes
@@ -246,7 +246,7 @@ class ExportWriter:
 def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
     """Open a folder for writing epochs of ``contents``: a new one, or one with an earlier export of this stream.
 
-    The rest of an interrupted run is removed.
+    The files that an interrupted run left are removed.
 
     Raises:
         BadExport: The folder holds something else, another export is being written there, or the disk is full.

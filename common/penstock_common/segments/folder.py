@@ -31,8 +31,8 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 MODE = 0o640
 """The mode of a file, whatever the umask. The folder's mode decides whether a group reaches it."""
 FOLDER_MODE, SHARED_MODE, ABOVE_MODE = 0o700, 0o2750, 0o755
-"""The modes of a stream's folder and of a root made for it, of a stream's folder in a setgid root, and of the folders
-above a root that are made with it."""
+"""The modes of a stream's folder and of a root made for it, of a stream's folder in a setgid root, and of new folders
+above a root."""
 MARK_BYTES = 64
 """Bytes that are read of a mark. No id is as long."""
 REMOVALS = 5
@@ -106,7 +106,7 @@ def unreadable(name: str, error: OSError) -> PenstockError:
 
 
 def read_mark(folder: Path) -> str:
-    """Return the id of the stream whose folder this is; raises OSError where that cannot be read."""
+    """Return the id of the stream whose folder this is. Raises OSError if that cannot be read."""
     fd = os.open(folder / MARK, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # a pipe under that name would block
     try:
         if not S_ISREG(os.fstat(fd).st_mode):
@@ -135,10 +135,10 @@ class SegmentFolder:
     """The folder ``root/<stream>.<id>``, which holds all segments of one life of a stream.
 
     Args:
-        root: The folder in which streams have theirs.
+        root: The folder that contains the folders of streams.
         stream: The stream's name.
-        stream_id: The id of this life of it.
-        user: The user who reads or writes; that of the process by default.
+        stream_id: The stream's id, which differs when a stream is made again.
+        user: The user who reads or writes, by default the process's user.
     """
 
     def __init__(self, root: str | Path, stream: str, stream_id: str, user: User | None = None) -> None:
@@ -147,7 +147,7 @@ class SegmentFolder:
         self.stream, self.stream_id, self._user = stream, stream_id, user
 
     def make(self) -> None:
-        """Make the folder, for those who write.
+        """Make the folder, for a writer.
 
         Raises:
             SegmentsUnseen: It cannot be made, or another user could replace it.
@@ -164,12 +164,12 @@ class SegmentFolder:
             mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
             if not mark.exists():
                 _write_mark(own, self.stream_id)
-                own.rename(mark)  # renamed, so that nobody reads half of it
+                own.rename(mark)  # renamed, so that no process reads half of it
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
 
     def require(self) -> None:
-        """Return if this process sees the folder of this very stream, and may read from it.
+        """Require that this process sees the folder of this very stream, and may read from it.
 
         Raises:
             SegmentsUnseen: It does not see it, or another user could replace it.
@@ -177,7 +177,7 @@ class SegmentFolder:
         self._require(f"segments of {self.stream!r} cannot be read from {self.path}", why_not_read)
 
     def require_own(self) -> None:
-        """Return if this process sees the folder of this very stream, and may write to it.
+        """Require that this process sees the folder of this very stream, and may write to it.
 
         Raises:
             SegmentsUnseen: It does not see it, or another user could replace it.
@@ -213,11 +213,11 @@ class SegmentFolder:
         )
 
     def _check(self, what: str, why_not: WhyNot) -> None:
-        """Raise SegmentsUnseen where another user could replace the folder, or a component of its path."""
+        """Raise SegmentsUnseen if another user could replace the folder, or a component of its path."""
         try:
             root = walk(self.root)
             folder: list[Step] = []
-            with suppress(PermissionError):  # the root says who may pass
+            with suppress(PermissionError):  # the root decides who may enter
                 folder = walk(self.path)[len(root) :]
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None

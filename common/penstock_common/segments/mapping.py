@@ -1,7 +1,7 @@
 """Segments mapped into memory: arrays to fill, bytes to copy from, and views that are never overwritten.
 
 Page faults of a file cost twice what copying its bytes costs. Files of a memory file system are used again and again,
-and therefore stay mapped. A file on a disk is read once: ``pread`` is as fast and needs no map.
+and therefore stay mapped. A file on a disk is read once, where ``pread`` is as fast as a map.
 
 A kept map holds no lock, so it may be read only while something else holds one. An array from `held` keeps its file
 locked as long as the array or a part of it lives, and a locked file is neither used again nor truncated. Lengths are
@@ -128,11 +128,11 @@ def _map(fd: int, nbytes: int, to_write: bool) -> mmap.mmap:
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if to_write else 0)
     try:
         return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | at_once, prot=protection)
-    except ValueError as error:  # it was truncated in this moment
+    except ValueError as error:  # it was truncated between the two checks
         raise OSError(errno.ESTALE, str(error)) from None
 
 
 def _give_back(fd: int, owner: int) -> None:
-    if os.getpid() == owner:  # a process that was forked meanwhile shares the lock and must not end it
+    if os.getpid() == owner:  # a process that was forked since shares the lock and must not end it
         fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)

@@ -25,6 +25,9 @@ def parse_payload(text: str) -> Path | None:
 
 
 def folder_of(payload: str, stream: str, stream_id: str, seen_at: Path | None = None) -> SegmentFolder | None:
-    """Return a stream's folder of segments, under ``seen_at`` where it is mounted elsewhere, or None for inline."""
+    """Return a stream's folder of segments, or None for inline payloads.
+
+    ``seen_at`` is its mount point on this host.
+    """
     root = parse_payload(payload)
     return None if root is None else SegmentFolder(seen_at or root, stream, stream_id)

@@ -1,7 +1,7 @@
 """The reader of segments, which copies payloads straight into the arrays of batches.
 
-It copies out of a kept map where files lie in memory, else by ``preadv``: one copy either way. A file is locked while
-it is read. Under the lock the reader checks that it is still the same file, and long enough.
+It copies from a kept map if files are in memory, else by ``preadv``: one copy in both cases. A file is locked while it
+is read. Under the lock the reader checks that it is still the same file, and long enough.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from penstock_common.wire.limits import MAX_HEADER_BYTES
 OPEN_FILES = 32
 """Files kept open. An open file without a lock may be used again by writers."""
 HELD_FILES = 2
-"""Files kept locked for views, also where no view is alive."""
+"""Files kept locked for views, even if no view is alive."""
 VIEWS_A_CALL = 1000
-"""IOV_MAX is 1024."""
+"""The views of one call, below IOV_MAX, which is 1024."""
 AHEAD_BYTES = 32 << 20
 """Bytes of a file that are asked for in advance: a disk is slow with small requests."""
 STEP_BYTES = 8 << 20
-"""The smallest such request, except at the end of a file: each one takes a turn of the thread."""
+"""The smallest such request, except at the end of a file, because each request wakes the thread."""
 
 
 class Folder(Protocol):
@@ -60,7 +60,7 @@ class SegmentReader:
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
         self._ahead, self._is_told = Ahead(), False
-        """``_is_told``: whether a caller says what is read next, so that the reader does not guess."""
+        """``_is_told``: whether callers announce what they read next, so that the reader does not guess."""
 
     def require(self) -> None:
         """Raise SegmentsUnseen unless this process sees the folder."""
@@ -103,7 +103,7 @@ class SegmentReader:
             self._ahead.fetch(self._folder.path / ref.file, ref.at, ref.end)
 
     def _ask(self, source: _Source, ref: SegmentRef) -> None:
-        """Ask the kernel for what follows, where a file is read from start to end."""
+        """Ask the kernel for the bytes after this payload, if a file is read from start to end."""
         is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
         source.read = ref.end
         if not is_next or self._is_told:
@@ -175,7 +175,7 @@ class _Source:
 
     segment: OpenSegment
     mapped: NDArray[np.uint8] | None
-    """The mapped file to copy from; None where the file is read with ``preadv``."""
+    """The mapped file to copy from, or None if the file is read with ``preadv``."""
     read: int = 0
     """The offset at which the last read ended."""
     asked: int = 0

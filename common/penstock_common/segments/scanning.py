@@ -24,8 +24,8 @@ class ScannedRecord:
 def scan(opened: OpenSegment) -> Iterator[ScannedRecord]:
     """Yield the records of a file in the order written.
 
-    They end where no record of the file's token begins. A file that was truncated between two records therefore looks
-    like one with fewer records: compare with the number it should have.
+    They end at the first place where no record of the file's token begins. A file that was truncated between two
+    records therefore looks like one with fewer records. Compare the number with the expected one.
 
     Raises:
         BadSegment: A record is damaged.

@@ -1,7 +1,7 @@
 """The check whether another user of the host could replace a folder of segments or a component of its path.
 
 `walk` collects the facts. `why_not_write` and `why_not_read` judge them. A folder that passes stays safe: only its
-owner, the user who asks, and root can replace it.
+owner, the asking user, and root can replace it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Step:
 def walk(path: Path) -> list[Step]:
     """Return the components of an absolute path, those of symlinks' targets included, as far as they exist.
 
-    Raises OSError where a component cannot be looked at, or symlinks lead in a circle.
+    Raises OSError if a component cannot be examined, or if symlinks form a cycle.
     """
     here, links = Path("/"), 0
     steps = [_step(here)]
@@ -96,9 +96,9 @@ def _step(path: Path) -> Step:
 
 @lru_cache(maxsize=64)
 def private_group(uid: int) -> int | None:
-    """Return the group that has a user's own name and no other member, None where there is no such group.
+    """Return the group that has a user's own name and no other member, or None if there is no such group.
 
-    Many distributions give each user one, and a umask that lets it write: that lets nobody else write.
+    Many distributions give each user such a group, and a umask that lets it write. No other user may write then.
     """
     try:
         user = pwd.getpwuid(uid)
@@ -110,7 +110,7 @@ def private_group(uid: int) -> int | None:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the number where it has none."""
+    """Return a user's name, or the number of a user without a name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -118,7 +118,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """Return a group's name, or the number where it has none."""
+    """Return a group's name, or the number of a group without a name."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -126,12 +126,12 @@ def group_name(gid: int) -> str:
 
 
 PrivateGroup = Callable[[int], int | None]
-"""Returns the group that a user shares with nobody."""
+"""A function that returns the group whose only member is a user."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Trust:
-    """The users who may own components, and the groups that let nobody else in."""
+    """The users who may own components, and the groups that admit no other user."""
 
     owners: frozenset[int]
     """Users who may own the components of the path to the stream's folder."""
@@ -145,9 +145,9 @@ class _Trust:
         return cls(frozenset(owners), frozenset(writers), frozenset(private(uid) for uid in owners | writers))
 
     def weak_step(self, way: Sequence[Step], end: Step | None) -> Step | None:
-        """Return the first component that another user owns, or in which he can replace the next one.
+        """Return the first component that another user owns, or in which another user can replace the next one.
 
-        A sticky bit guards what is in the folders on the way, not new files in the folder at the end.
+        A sticky bit protects the entries of the folders on the way, but does not forbid new files in the last folder.
         """
         for step in way:
             if step.uid not in self.owners or (not step.has(S_ISVTX) and self.is_open(step)):
@@ -155,7 +155,7 @@ class _Trust:
         return end if end is not None and (end.uid not in self.writers or self.is_open(end)) else None
 
     def is_open(self, step: Step) -> bool:
-        """Return whether users may write to a folder who may not own it."""
+        """Return whether users who may not own a folder may write to it."""
         is_shared = step.has(S_IWGRP) and step.gid not in self.closed
         return S_ISDIR(step.mode) and (is_shared or step.has(S_IWOTH))
 
@@ -163,11 +163,11 @@ class _Trust:
 def why_not_write(
     root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
 ) -> str | None:
-    """Return why a writer may not keep a stream in a folder, and what helps; None where it may.
+    """Return why a writer may not keep a stream in a folder, and what helps, or None if it may.
 
     Args:
         root: The components of the path to the root, from `walk`.
-        folder: Those from the root to the stream's folder, empty before that is made.
+        folder: The components from the root to the stream's folder, empty before that is made.
         user: The user of the writer.
         private: Tells groups of one member.
     """
@@ -186,10 +186,10 @@ def why_not_write(
 def why_not_read(
     root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
 ) -> str | None:
-    """Return why a reader may not trust a stream's folder, and what helps; None where it may.
+    """Return why a reader may not trust a stream's folder, and what helps, or None if it may.
 
-    The folder of another user is trusted where a setgid root gives it to a group of the reader, and nobody outside
-    that group can write to the root. The arguments are those of `why_not_write`.
+    The folder of another user is trusted if a setgid root gives it to a group of the reader, and only that group can
+    write to the root. The arguments are those of `why_not_write`.
     """
     last, owners, writers = root[-1], _owners(root, user), _owners(root, user)
     if last.has(S_ISGID) and not last.has(S_IWOTH) and user.is_in(last.gid):
@@ -210,7 +210,7 @@ def why_not_read(
 
 
 def _owners(steps: Sequence[Step], user: User) -> set[int]:
-    """Return the users who may own a component, whoever asks.
+    """Return the users who may own a component, for any caller.
 
     Inside a user namespace root may have another number. It still owns ``/``, and can replace everything below.
     """

@@ -36,7 +36,7 @@ class _Reserved:
     def meta_of(
         self, name: str, meta: bytes | memoryview, payload: Sequence[bytes | memoryview]
     ) -> tuple[bytes, SegmentRef] | None:
-        """Return the header with its ref, and the ref, or None unless the payload lies here as an entry's must."""
+        """Return the header with its ref, and the ref, or None unless the payload is here in an entry's layout."""
         arrays = [np.frombuffer(value, dtype=np.uint8) for value in payload]
         ref = SegmentRef(name, self.at, tuple([array.nbytes for array in arrays]))
         shift, whole = self.address - self.at, with_ref(bytes(meta), ref)
@@ -63,21 +63,20 @@ class SegmentWriter:
         self._address = 0
         """The memory address of the segment's first byte."""
         self._is_placed: bool | None = None
-        """Whether blocks are made in the open segment itself; None before that is decided."""
+        """Whether blocks are made in the open segment itself, or None before that is decided."""
         self._reserved: _Reserved | None = None
         self.full: list[str] = []
         """Segments that are full. Their owner tells the server once everything in them is committed."""
 
     @property
     def name(self) -> str:
-        """The name of the open segment; '' before the first block."""
+        """Return the name of the open segment, or '' before the first block."""
         return self._open.name if self._open is not None else ""
 
     def append(self, fields: Fields) -> tuple[Fields, str]:
         """Write an entry's payload, and return the fields of the entry that refers to it and the segment's name.
 
-        A payload that lies in the reserved arrays is not copied. With ``is_synced`` the payload is on the disk when
-        this returns.
+        A payload in the reserved arrays is not copied. With ``is_synced`` the payload is on the disk when this returns.
 
         Raises:
             OSError: Nothing was written; ENOSPC on a full disk.
@@ -90,7 +89,7 @@ class SegmentWriter:
                 self._complete(self._open, *here)
                 return [(meta_name, here[0])], self._open.name
         if reserved is not None:
-            self.close()  # the arrays' owner may still write to them, so nothing else may lie there
+            self.close()  # the arrays' owner may still write to them, so the file takes no other block
         sizes = [memoryview(value).nbytes for value in payload]
         room = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
@@ -127,7 +126,7 @@ class SegmentWriter:
         """Return memory as `reserve` does, for a block that could also be copied here when it is finished.
 
         Returns:
-            None where copying is cheaper than page faults, and while something else is reserved.
+            None if copying is cheaper than page faults, and while something else is reserved.
         """
         if self._reserved is not None:
             return None
@@ -149,7 +148,7 @@ class SegmentWriter:
         return self._mapped[at:end]
 
     def drop_reserved(self) -> None:
-        """Drop what was reserved: it will not be given to `append`."""
+        """Drop the reserved memory, which will not be given to `append`."""
         if self._reserved is not None:
             self._reserved = None
             self.close()  # the arrays' owner may still write to them
@@ -187,13 +186,16 @@ class SegmentWriter:
 
 
 def _is_whole(segment: OpenSegment) -> bool:
-    """Return whether the file was neither removed nor truncated: nobody could read it, and a map would be a SIGBUS."""
+    """Return whether the file was neither removed nor truncated.
+
+    No reader could find a removed file, and reading a map of a truncated one is a SIGBUS.
+    """
     stat = os.fstat(segment.fd)
     return stat.st_nlink > 0 and stat.st_size >= segment.nbytes
 
 
 def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
-    """Write the parts one after the other, from an offset on. Raises OSError."""
+    """Write the parts one after another, from an offset on. Raises OSError."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
         done = os.pwritev(fd, left[:1000], at)

@@ -25,7 +25,7 @@ from penstock_common.watchdog import Request
 __all__ = ["REPLY_TIMEOUT_S", "SKIP", "Channel", "Command", "EntrySink", "Reply", "ReplyError", "Skip"]
 
 KNOWN_REDIS_PY = "redis>=5.3,<9"
-"""The versions of redis-py whose connections a channel can drive, as pyproject.toml has them."""
+"""The versions of redis-py whose connections a channel can drive, the same as in pyproject.toml."""
 
 
 class Channel:
@@ -42,7 +42,7 @@ class Channel:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent so far in waiting for bytes of the server."""
+        """Return the total seconds spent in waiting for bytes of the server."""
         return self._socket.waited_s
 
     def send(self, commands: Sequence[Command]) -> None:
@@ -118,8 +118,11 @@ class Channel:
         return ServerUnavailable(f"this connection to Redis at {self._where} is closed: open another")
 
     def _fail(self, error: BaseException) -> None:
-        """Close the connection, and raise what a user can act on; return where `error` itself says it best."""
-        closed_meanwhile = self.broken  # by another thread, which is how a wait is ended; errors then vary
+        """Close the connection, and raise an error that a user can act on.
+
+        Returns if `error` itself describes the failure best.
+        """
+        closed_meanwhile = self.broken  # by another thread, which ends a wait in this way; errors then vary
         self.close()
         if closed_meanwhile and isinstance(error, Exception):
             raise self._closed() from error
@@ -129,10 +132,10 @@ class Channel:
 
 
 def _socket_of(connection: Any) -> socket.socket:
-    """Return the socket of a connection that redis-py has made; raises ServerUnsuitable for a redis-py of other habits.
+    """Return the socket of a connection that redis-py has made. Raises ServerUnsuitable for an unknown redis-py.
 
-    What a channel relies on: ``_sock`` is the socket itself, ``_parser.parse_error`` makes exceptions, and no reply is
-    half read.
+    A channel relies on three facts: ``_sock`` is the socket itself, ``_parser.parse_error`` makes exceptions, and no
+    reply is half read.
     """
     try:
         sock = connection._sock

@@ -1,11 +1,11 @@
-"""The control client: redis-py's client, which raises Penstock's errors and may bear an outage.
+"""The control client: redis-py's client, which raises Penstock's errors and may wait for a lost server.
 
-Plain refusals of one command (a script's own error, NOSCRIPT, WATCH) pass untouched: the caller handles them.
+Plain refusals of one command (a script's own error, NOSCRIPT, WATCH) are raised as they are, for the caller.
 
 **What may be repeated.** A patient client sends a command again if no answer came, though the server may have executed
-it. So every command of a control connection must be safe to repeat. It is a question, a script or HSET that sets what
-it is given (opening, sizing, completing, joining, renewing, leaving, abandoning), an UNLINK, or a removal that frees
-nothing the second time. Taking a number is repeatable through the caller's token. An event may come twice. Entries are
+it. So every command of a control connection must be safe to repeat. It is a query, an UNLINK, a removal that frees
+nothing the second time, or a script or HSET that sets given values: opening, sizing, completing, joining, renewing,
+leaving, abandoning. Taking a number is repeatable through the caller's token. An event may come twice. Entries are
 appended on channels, which never repeat a command.
 """
 
@@ -32,13 +32,15 @@ class RetryPolicy:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """How long a command is repeated; 0 is not at all. Any thread may change it, and a wait in progress obeys."""
+        """The seconds for which a command is repeated; 0 is not at all. Any thread may change it, also during a
+        wait.
+        """
         self.notify: Notify = to_stderr
-        """Called with a line for each outage that is borne, and for a server that does not answer."""
+        """Called with a line for each outage that a client waits for, and for a server that does not answer."""
 
 
 class _OwnedOutage(Outage):
-    """An outage that lasts as long as its owner's retry policy allows, which may change meanwhile."""
+    """An outage that lasts as long as its owner's retry policy allows, which may change during the outage."""
 
     def __init__(self, patience: RetryPolicy) -> None:
         super().__init__(patience.notify, patience.seconds, "asking the server")
@@ -53,7 +55,7 @@ class _OwnedOutage(Outage):
 
 
 def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
-    """Return what a user can act on, or None for a plain refusal, which the caller understands better."""
+    """Return an error that a user can act on, or None for a plain refusal, which the caller understands better."""
     plain = type(error) in (ResponseError, foreign.NoScriptError, foreign.WatchError)
     return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
 
@@ -61,7 +63,7 @@ def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
 def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
     """Return what ``ask`` returns, repeated while the server is away and the client's retry policy lasts.
 
-    ``parts`` gives all arguments of what is asked.
+    ``parts`` gives all arguments of the commands.
     """
     outage = _OwnedOutage(client.patience)
     while True:
@@ -78,7 +80,7 @@ def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[
 
 
 class ControlClient(redis.Redis):
-    """A redis.Redis that raises translated errors, and repeats what was not answered while ``patience`` lasts."""
+    """A redis.Redis that raises translated errors, and repeats unanswered commands while ``patience`` lasts."""
 
     patience: RetryPolicy
 
@@ -95,13 +97,13 @@ class ControlClient(redis.Redis):
         return self._where
 
     def request(self) -> Request:
-        """Return a mark for the watchdog that an answer of the server is awaited."""
+        """Return a mark for the stall detector that an answer of the server is awaited."""
         return Request(self.where, self.patience.notify)
 
     def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
-        """Return what a user can act on where the server refused a command with these arguments, or None.
+        """Return an error that a user can act on if the server refused a command with these arguments, or None.
 
-        Whoever knows what the keys hold overrides it.
+        A subclass that knows what the keys hold overrides it.
         """
         return None
 
@@ -112,7 +114,8 @@ class ControlClient(redis.Redis):
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
-        """Bear outages for at most ``patience_s`` from now on, and take a silence of ``reply_s`` for an outage.
+        """Wait for a lost server for at most ``patience_s`` from now on, and take a silence of ``reply_s`` for an
+        outage.
 
         Channels that are opened from now on do the same. A request in progress keeps the time that it had.
         """
@@ -121,7 +124,7 @@ class ControlClient(redis.Redis):
         pool.disconnect(inuse_connections=False)
         for name in ("socket_timeout", "socket_connect_timeout"):
             pool.connection_kwargs[name] = min(pool.connection_kwargs.get(name) or reply_s, reply_s)
-        pool.reset()  # it would hand out its old connections, with their old times, again
+        pool.reset()  # otherwise it would hand out its old connections, with their old times, again
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.Redis."""
@@ -153,7 +156,7 @@ class ControlPipeline(Pipeline):
         def ask() -> list[Any]:
             self.command_stack = list(commands)  # an execute that failed has emptied it
             replies = list(Pipeline.execute(self, raise_on_error))
-            for reply in replies:  # whatever else a caller looks over, no key of a stream may be of a wrong type
+            for reply in replies:  # even if a caller ignores other errors, no key of a stream may be of a wrong type
                 if is_wrong_type(reply) and (damage := self._client.explain_refusal(reply, parts())) is not None:
                     raise damage
             return replies
@@ -182,7 +185,7 @@ class ConnectionCounter:
         self.made = 0
 
     def __call__(self, connection: Any) -> None:
-        """Log in as redis-py would. redis-py calls this for each new connection."""
+        """Log in as redis-py does. redis-py calls this for each new connection."""
         connection.on_connect()
         self.made += 1
 
@@ -214,9 +217,9 @@ class RestartDetector:
         self._run_id: str | None = None
 
     def check(self, compare: Callable[[], None]) -> None:
-        """Call ``compare`` once for each run but the first; where the id is hidden, once for each reconnection.
+        """Call ``compare`` once for each run but the first. If the id is hidden, call it once for each reconnection.
 
-        Costs nothing while no connection was made. What ``compare`` raises is passed on, and the next check calls it
+        It costs nothing while no connection was made. An error of ``compare`` is raised, and the next check calls it
         again.
         """
         made = self._connections.made

@@ -26,9 +26,9 @@ from penstock_common.watchdog import Request
 __all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""A host that drops packets is named within 5 s, in which every wait explains itself."""
+"""A host that drops packets is reported within 5 s, the time in which every wait explains itself."""
 GREETING_S: Final = 5.0
-"""How long to retry a server that accepts connections and closes them, and that never answered before.
+"""The time for which a server is retried that accepts connections and closes them, and that never answered before.
 
 A proxy in between may be starting. But the URL may also be wrong (a port that wants TLS), and then a user waits.
 """
@@ -62,16 +62,17 @@ def connect(
         client_class: ControlClient, or one that explains refusals.
         timeout_s: The longest silence after a command.
         client_name: The name that the server's CLIENT LIST shows.
-        bears_outages: Hears of outages. With it, what a lost server did not answer is asked again (see ``client``).
-            Without it, every failure is raised.
-        patience_s: How long an outage is borne; None is `OUTAGE_S`.
-        notify: Hears of a server that does not answer, where ``bears_outages`` is not given.
+        bears_outages: Called with a line for each outage. With it, commands that a lost server did not answer are
+            repeated (see ``client``). Without it, every failure is raised.
+        patience_s: The longest outage that is waited for; None is `OUTAGE_S`.
+        notify: Called for a server that does not answer, if ``bears_outages`` is not given.
 
     Raises:
         ServerUnsuitable: The server is a Sentinel or a node of a cluster. Nothing is written to it.
-        PenstockError: The server is not there, silent or refuses the login. With ``bears_outages`` a server that says
-            why it cannot serve now (a script keeps it busy, it has too many clients) is asked again for ``patience_s``,
-            one that loads its data for as long as it does, and one that closes the connection for `GREETING_S`.
+        PenstockError: The server is away or silent, or refuses the login. With ``bears_outages``, some servers are
+            asked again. A server that is busy with a script, or has too many clients, is asked for ``patience_s``. A
+            server that loads its data is asked until it has loaded. A server that closes the connection is asked for
+            `GREETING_S`.
     """
     client = _client(url, client_class, timeout_s, client_name)
     _require_files(client)
@@ -85,7 +86,8 @@ def connect(
             break
         except PenstockError as failure:
             speaks, is_cut = may_pass(failure.__cause__), broke_off(failure.__cause__)
-            failure.with_traceback(None).__cause__ = None  # it says all; redis-py's three tracebacks would bury it
+            # the message is complete; redis-py's three tracebacks would bury it
+            failure.with_traceback(None).__cause__ = None
             if bears_outages is None or not isinstance(failure, ServerUnavailable) or not (speaks or is_cut):
                 raise failure from None
             outage.patience_s = patience_s if speaks else min(GREETING_S, patience_s)
@@ -96,7 +98,7 @@ def connect(
 
 
 def open_channel(client: redis.Redis) -> Channel:
-    """Return a connection of its own for data, made as the client's are: address, TLS and login."""
+    """Return a separate connection for data, made with the client's address, TLS and login."""
     where = address(client)
     notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
     with translated(where):
@@ -110,7 +112,10 @@ def open_channel(client: redis.Redis) -> Channel:
 
 
 def _greet(client: ControlClient) -> None:
-    """Connect, log in and ask what answers; raises ServerUnsuitable for a Sentinel and for a node of a cluster."""
+    """Connect, log in and ask what kind of server answers.
+
+    Raises ServerUnsuitable for a Sentinel and for a node of a cluster.
+    """
     probe = _dedicated(client)
 
     def greet() -> str:
@@ -131,7 +136,7 @@ def _greet(client: ControlClient) -> None:
 
 
 def _mode(connection: Any) -> str:
-    """Return the mode that an answer to HELLO names, or an empty text where the server does not answer HELLO."""
+    """Return the mode that an answer to HELLO names, or '' if the server does not answer HELLO."""
     try:
         answer = connection.read_response()
     except (foreign.ResponseError, foreign.AuthenticationError):
@@ -141,7 +146,7 @@ def _mode(connection: Any) -> str:
 
 
 def _mode_behind_refusal(client: ControlClient) -> str:
-    """Return the mode of a server that refused the login or the database, or an empty text.
+    """Return the mode of a server that refused the login or the database, or ''.
 
     A Sentinel has no databases and often no password. A cluster often has database 0 only.
     """
@@ -172,7 +177,7 @@ def _require_suitable(client: ControlClient, mode: str) -> None:
 
 
 def _require_files(client: ControlClient) -> None:
-    """Raise ServerUnavailable where a file that the URL names for TLS cannot be read."""
+    """Raise ServerUnavailable if a file that the URL names for TLS cannot be read."""
     settings = client.connection_pool.connection_kwargs
     for option, what in _FILES_OF_TLS.items():
         if (file := settings.get(option)) and not os.access(file, os.R_OK):
@@ -183,7 +188,7 @@ def _require_files(client: ControlClient) -> None:
 
 
 def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
-    """Return a client that is not connected. What is wrong with the URL shows here, not at the first command."""
+    """Return a client that is not connected. A wrong URL shows here, not at the first command."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
     scheme, mark, rest = url.partition("://")
@@ -215,7 +220,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
         if "://" not in url:
             text = "it does not begin with redis://"
         secret = url.partition("://")[2].rpartition("@")[0]
-        if any(letter in secret for letter in "/?#@"):  # what Python says of it would quote a part of the password
+        if any(letter in secret for letter in "/?#@"):  # Python's message would quote a part of the password
             scheme, host = url.partition("://")[0], url.rpartition("@")[2]
             raise ServerUnavailable(
                 f"{scheme}://...@{host} is no Redis URL: in a user or password write "
@@ -226,12 +231,12 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
 
 
 def check_url(url: str) -> None:
-    """Raise ServerUnavailable for a text that is no Redis URL; nothing is connected to."""
+    """Raise ServerUnavailable for a text that is not a Redis URL. It makes no connection."""
     _client(url, ControlClient, CONNECT_TIMEOUT_S, None).close()
 
 
 def _check_path(url: str) -> None:
-    """Refuse a path that is no number: redis-py takes it for database 0, and would write there."""
+    """Refuse a path that is not a number, which redis-py takes for database 0 and would write there."""
     parts = urlsplit(url)
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
@@ -239,14 +244,17 @@ def _check_path(url: str) -> None:
 
 
 def _dedicated(client: redis.Redis, **others: object) -> Any:
-    """Return a connection with the client's address, TLS and login, not connected yet; ``others`` replace settings."""
+    """Return a connection with the client's address, TLS and login, not connected yet.
+
+    ``others`` replace its settings.
+    """
     kwargs: dict[str, Any] = {
         name: value
         for name, value in client.connection_pool.connection_kwargs.items()
         if not name.startswith(("maint_", "orig_", "oss_cluster_"))  # redis-py's maintenance moves connections
     }
     kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
-    # a TLS handshake knows no other bound; channels set their own
+    # a TLS handshake has no other bound; channels set their own
     kwargs |= {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
     return client.connection_pool.connection_class(**kwargs | others)
 
@@ -262,7 +270,10 @@ def _without_maintenance() -> dict[str, Any]:
 
 @cache
 def _driver() -> dict[str, Any]:
-    """Return what connections say of themselves, found out once: else each reads it from disk (2 ms)."""
+    """Return the options by which connections identify themselves.
+
+    They are found once, because that reads the disk (2 ms).
+    """
     try:
         from redis.driver_info import DriverInfo
     except ImportError:

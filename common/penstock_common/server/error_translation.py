@@ -1,6 +1,7 @@
 """Translates exceptions of redis-py and of sockets into Penstock's errors: one line with what was found and what to do.
 
-This module makes no connections. Flow control (WatchError, an EXEC that answers nil) is no failure and passes.
+This module makes no connections. Flow control (WatchError, an EXEC that answers nil) is not a failure and is raised as
+it is.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from penstock_common.errors import (
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
 _OF_PIPELINE = re.compile(r"\ACommand # \d+ \(.*?\) of pipeline caused error: ")
-"""What redis-py puts before an error of a pipeline."""
+"""The prefix that redis-py puts before an error of a pipeline."""
 _DEFAULT_USER = "default"
 """The user whose name messages leave out."""
 _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
-"""The words of Redis and of Valkey 9.1 for NOPERM inside a script; the script's digest stands around them."""
+"""The words of Redis and of Valkey 9.1 for NOPERM inside a script. The script's digest surrounds them."""
 _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
 _WITH_TLS = ("rediss:", "rediss+sentinel:", "valkeys:")
@@ -54,7 +55,7 @@ def redacted(url: str) -> str:
     shown = url if not head else f"{scheme}://{tail}" if name == _DEFAULT_USER else f"{scheme}://{name}@{tail}"
     try:
         parts = urlsplit(shown)
-    except ValueError:  # brackets without an end, for one: show no options, they may hold a password
+    except ValueError:  # brackets without an end, for example: show no options, because they may hold a password
         return shown.partition("?")[0]
     kept = [
         option
@@ -94,10 +95,10 @@ def translated(where: str | redis.Redis) -> Iterator[None]:
 def translate(error: BaseException, where: str | redis.Redis) -> PenstockError | None:
     """Return the Penstock error for `error`, or None if it is one already or does not come from the server."""
     place = where if isinstance(where, str) else address(where)
-    # 1. ours, or no failure at all
+    # 1. Penstock's own, or not a failure
     if isinstance(error, PenstockError):
         return None
-    # 2. the server said no to us; redis-py makes these ConnectionErrors, so they come first
+    # 2. the server refused this client; redis-py makes these ConnectionErrors, so they come first
     if isinstance(error, foreign.BusyLoadingError):
         return ServerLoading(f"Redis at {place} is still loading its data: wait until it has, then try again")
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
@@ -118,7 +119,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
         return ServerUnavailable(
             f"what answers at {place} does not speak the Redis protocol ({_text(error)}): check host and port"
         )
-    # 4. the server said no to one command
+    # 4. the server refused one command
     if isinstance(error, foreign.ResponseError):
         return _refused(error, place)
     return None
@@ -169,7 +170,7 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
 
 
 def cluster_refusal(place: str) -> str:
-    """Return what to write instead of the address of a cluster's node."""
+    """Return the sentence that says what to write instead of the address of a cluster's node."""
     return (
         f"Redis at {place} is a node of a cluster, on which Penstock does not run yet: write the URL of a server "
         "without `cluster-enabled yes`, as in redis://host:6379/0"
@@ -177,7 +178,7 @@ def cluster_refusal(place: str) -> str:
 
 
 def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
-    """Return an error for what may pass: a failover, a long script, full memory or a full disk; else None.
+    """Return an error for a state that may pass, else None: a failover, a long script, full memory or a full disk.
 
     Redis 6.2 wraps these up in a script's error.
     """
@@ -225,24 +226,27 @@ def is_denied(error: BaseException) -> bool:
 
 
 def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:
-    """Return the error for an error reply that a channel read: ServerUnavailable for what may pass, else ReplyError."""
+    """Return the error for an error reply that a channel read.
+
+    It is ServerUnavailable for a state that may pass, else ReplyError.
+    """
     return translate(error, where) or ReplyError(error, where if isinstance(where, str) else address(where))
 
 
 def may_pass(error: BaseException | None) -> bool:
     """Return True if the server refused because of its own state, not because of the command."""
-    if isinstance(error, foreign.ConnectionError):  # as which redis-py takes some of what a server says
+    if isinstance(error, foreign.ConnectionError):  # redis-py takes some replies of a server for it
         return isinstance(error, foreign.BusyLoadingError) or FULL in _text(error)
     return isinstance(error, foreign.ResponseError) and _hindered(error, _text(error), "") is not None
 
 
 def broke_off(error: BaseException | None) -> bool:
-    """Return True if a connection was made and then closed without a word."""
+    """Return True if a connection was made and then closed without a reply."""
     return isinstance(error, foreign.ConnectionError | OSError) and bool(
         _CLOSED.search(text := _text(error)) or "UNEXPECTED_EOF" in text
     )
 
 
 def _text(error: BaseException) -> str:
-    """Return an exception's text as one line; of a pipeline's error only what the server said."""
+    """Return an exception's text as one line. Of a pipeline's error, return only the server's words."""
     return _OF_PIPELINE.sub("", " ".join(str(error).split()), count=1).rstrip(".") or type(error).__name__

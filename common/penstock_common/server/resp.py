@@ -1,7 +1,7 @@
 """RESP2, both ways: commands are packed without a copy of large arguments, replies are received in place.
 
-Small replies go through one reused buffer, payloads straight into the memory that they are for. RespReader knows the
-protocol and its limits, a ReceivingSocket knows a socket. Neither opens connections or names commands.
+Small replies go through one reused buffer, and payloads straight into their final memory. RespReader knows the protocol
+and its limits, and a ReceivingSocket knows a socket. Neither opens connections or names commands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUFFER_BYTES: Final = 65536
 """The most bytes of small replies that one receive may bring."""
 
 BEHIND_LARGE_BYTES: Final = 4096
-"""The most that the first receive after a large payload may bring: the next header, little of its payload."""
+"""The most that the first receive after a large payload may bring: the next header, and little of its payload."""
 
 THROUGH_BUFFER_BYTES: Final = 16384
 """Payloads up to this size pass through the buffer, so that one system call brings several entries."""
@@ -63,13 +63,19 @@ SKIP: Final = Skip.SKIP
 
 
 class EntrySink(Protocol):
-    """Decides where each field of a received entry goes. It never raises: it records its failure and returns SKIP."""
+    """An object that decides where each field of a received entry goes.
+
+    It never raises: it records its failure and returns SKIP.
+    """
 
     def begin(self, entry_id: bytes) -> None:
         """Note that an entry starts."""
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Return writable 'B' views of `nbytes` in all, filled in order, or SKIP. None gives the field to `value`."""
+        """Return writable 'B' views of `nbytes` in all, filled in order, or SKIP.
+
+        None means that the field goes to `value`.
+        """
 
     def value(self, name: bytes, data: bytes) -> None:
         """Take a field for which `target` returned None."""
@@ -127,10 +133,10 @@ class RespReader:
         self._view = memoryview(self._buf)
         self._pos = self._end = 0
         self._window = BUFFER_BYTES
-        self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each place of an entry
+        self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each position of an entry
 
     def reply(self, depth: int = 0) -> Reply:
-        """Return the next reply, whatever it is, as values."""
+        """Return the next reply, of any type, as values."""
         line = self._line()
         kind, rest = line[0], line[1:]
         if kind == 0x24:  # $
@@ -183,7 +189,7 @@ class RespReader:
         return count
 
     def _entry(self, sink: EntrySink) -> None:
-        """Read one entry token by token: the buffer's end cuts its header, or its shape is unusual."""
+        """Read one entry token by token, because the buffer's end cuts its header, or its shape is unusual."""
         line = self._line()
         if line in _NIL:
             sink.missing(b"")
@@ -227,7 +233,7 @@ class RespReader:
                 return
             self._need(nbytes + 2)
             stop = self._pos + nbytes
-        # all of it is in the buffer, its CRLF too
+        # the buffer has all of it, with its CRLF
         held = self._view[self._pos : stop]
         self._pos = stop
         self._crlf()
@@ -268,7 +274,10 @@ class RespReader:
         return data
 
     def _grown(self, nbytes: int) -> bytearray:
-        """Return a large value that has no target. Its memory grows with what has come, not with what is announced."""
+        """Return a large value that has no target.
+
+        Its memory grows with the bytes that have come, not with the announced size.
+        """
         data = bytearray()
         while len(data) < nbytes:
             room = bytearray(min(nbytes - len(data), max(len(data), FIRST_ROOM_BYTES)))
@@ -312,7 +321,7 @@ class RespReader:
 
     def _error(self, text: bytearray) -> ResponseError:
         error = self._parse_error(text.decode("utf-8", "replace"))
-        if not isinstance(error, ResponseError):  # LOADING, NOAUTH: the connection is of no use
+        if not isinstance(error, ResponseError):  # LOADING, NOAUTH: the connection is unusable
             raise error
         return error
 
@@ -359,7 +368,7 @@ class RespReader:
 
 
 def _number(text: bytearray, most: int | None = None) -> int:
-    # int() would also take spaces, underscores, signs and zeros: a length that nobody announced
+    # int() would also accept spaces, underscores, signs and leading zeros, which a length cannot have
     is_plain = text.isdigit() and text[0] != 0x30 and len(text) < 19  # nearly every one
     if not is_plain and not _NUMBER.fullmatch(text):
         raise InvalidResponse(f"expected a number, found {bytes(text[:80])!r}")

@@ -12,7 +12,7 @@ from redis import exceptions as foreign
 
 DEFAULT_PORT: Final = 26379
 ASK_S: Final = 1.0
-"""How long one Sentinel may stay silent before the next one is asked."""
+"""The silence of one Sentinel after which the next one is asked."""
 _URL: Final = re.compile(
     r"(?P<scheme>rediss?)\+sentinel://(?:(?P<login>.*)@)?(?P<hosts>[^/?#@]+)/(?P<service>[^/?#]+)"
     r"(?:/(?P<database>[0-9]+))?/?(?:\?(?P<options>[^#]*))?"
@@ -21,7 +21,7 @@ _OWN_LOGIN: Final = {"sentinel_username": "username", "sentinel_password": "pass
 
 
 def is_sentinel_url(url: str) -> bool:
-    """Return whether a URL names Sentinels; nothing else of it is checked."""
+    """Return whether a URL names Sentinels. Nothing else of it is checked."""
     return url.partition("://")[0] in ("redis+sentinel", "rediss+sentinel")
 
 
@@ -44,7 +44,7 @@ class SentinelService:
 
     @property
     def where(self) -> str:
-        """The address without logins, for messages."""
+        """Return the address without logins, for messages."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{self.scheme}+sentinel://{hosts}/{self.name}"
 
@@ -52,7 +52,7 @@ class SentinelService:
         """Return host and port of the primary, from the first Sentinel that knows them.
 
         Raises:
-            redis.ConnectionError: No Sentinel answers, or none knows the service.
+            redis.ConnectionError: No Sentinel answers, or no Sentinel knows the service.
         """
         kind: Any = redis.SSLConnection if self.scheme == "rediss" else redis.Connection
         found = []
@@ -75,7 +75,7 @@ class SentinelService:
 
 
 def parse_sentinel_url(url: str) -> SentinelService:
-    """Return the service of a URL that `is_sentinel_url` accepts; raises ValueError without the URL in its text."""
+    """Return the service of a URL that `is_sentinel_url` accepts. Raises ValueError with a text that omits the URL."""
     parts = _URL.fullmatch(url)
     if parts is None:
         raise ValueError("expected redis+sentinel://host:26379,host:26379/service/0")
@@ -94,7 +94,7 @@ def parse_sentinel_url(url: str) -> SentinelService:
 
 
 class _AsksForPrimary:
-    """A connection of redis-py that goes to the primary that the Sentinels name when it is opened."""
+    """A connection of redis-py to the primary that the Sentinels name at the time of opening."""
 
     host: str
     port: int
@@ -109,7 +109,7 @@ class _AsksForPrimary:
         return super()._connect()  # type: ignore[misc]
 
     def on_connect(self) -> None:
-        """Log in, and make sure that the server is the primary: a Sentinel may not know yet that it is not."""
+        """Log in, and check that the server is the primary, because the Sentinels may report a failover late."""
         super().on_connect()  # type: ignore[misc]
         connection: Any = self
         connection.send_command("ROLE")

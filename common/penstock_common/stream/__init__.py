@@ -1,5 +1,5 @@
-"""The only room that imports redis: keys, connections, commands, scripts and the embedded server.
+"""The only package that imports redis: keys, connections, commands, scripts and the embedded server.
 
-Replies and redis-py exceptions are translated here. Deciding what to send (plans, policies, waiting) lives with the
-producer and the consumer; the bytes of an entry live in ``penstock_common.wire``.
+Replies and redis-py exceptions are translated here. The producer and the consumer decide what to send (plans, policies,
+waiting). The bytes of an entry are in ``penstock_common.wire``.
 """

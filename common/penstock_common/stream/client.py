@@ -16,7 +16,7 @@ class StreamClient(ControlClient):
     """A control client that knows what the keys of a stream hold."""
 
     def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
-        """See ControlClient; raises nothing but what asking for the keys' types raises."""
+        """See ControlClient. It raises only the errors of asking for the keys' types."""
         return damage_of(self, error, parts)
 
 

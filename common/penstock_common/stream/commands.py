@@ -1,6 +1,6 @@
 """Runs scripts and reads raw replies, for every module in ``stream/``.
 
-What a command means is said beside its subject (streams, manifest, roster, entries, ledger).
+The module of a subject explains its commands: streams, manifest, roster, entries, ledger.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ redis-py declares every reply as `bytes | str`, though here it is bytes. So each
 """
 
 Refused = ResponseError
-"""What redis-py raises if the server answers one command with an error, for callers that can handle the cause."""
+"""The error of redis-py for a command that the server refused, for callers that can handle the cause."""
 
 _CANNOT_READ = re.compile(r"user_script:\s*\d+: (Expected |Found too many nested |attempt to |bad argument )")
 """The words of Lua and its cjson for a value that they cannot use; a command inside a script says other words."""
 _UNREADABLE = (
     BadSpec, KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError, OverflowError,
 )  # fmt: skip
-"""What parsing raises for text that no producer wrote."""
+"""The errors of parsing a text that no producer wrote."""
 _NUMBER = re.compile(r"Command # (\d+) ")
 
 

@@ -1,4 +1,4 @@
-"""Control keys that hold what Penstock did not write: which key it is, what belongs there, and how to repair it.
+"""Control keys with values that Penstock did not write: which key it is, what it should hold, and how to repair it.
 
 ``stream.client`` asks here when the server answers WRONGTYPE, ``commands.readable`` when a value cannot be parsed.
 """
@@ -71,13 +71,13 @@ KINDS = {
 
 
 def kind_of(key: str) -> KeyKind | None:
-    """Return what belongs in a key, or None where Penstock makes no key of that name."""
+    """Return the kind of a key, or None if Penstock makes no key of that name."""
     found = parts_of(key)
     return KINDS.get(found["kind"] or "") if found else None
 
 
 def repair_of(key: str) -> str:
-    """Return how to repair a key, as a clause that follows a semicolon; empty for a key that Penstock does not know."""
+    """Return how to repair a key, as a clause that follows a semicolon, or '' for a key that Penstock does not know."""
     found, kind = parts_of(key), kind_of(key)
     if not found or kind is None:
         return ""
@@ -86,7 +86,7 @@ def repair_of(key: str) -> str:
 
 
 def _named_last(where: str) -> str:
-    """The key that a place ends with, as in ``record 5-0 of KEY``."""
+    """Return the key that a place ends with, as in ``record 5-0 of KEY``."""
     return where.rpartition(" ")[2]
 
 
@@ -95,8 +95,7 @@ def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
 
     Args:
         where: The key, or a part of it, in words.
-        error: What the parser said.
-        key: The key whose repair is told, where ``where`` does not end with it.
+        error: The parser's error. key: The key to repair, if ``where`` does not end with it.
     """
     repair = repair_of(key or _named_last(where))
     # the representation of a redis error is its class alone
@@ -108,7 +107,7 @@ def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
 
 
 def wrong_type(types: Mapping[str, str]) -> DamagedKey | None:
-    """Return the error for the first key of a type that does not belong there, or None where all are right.
+    """Return the error for the first key of a wrong type, or None if all are right.
 
     Args:
         types: Key -> its type as the server's TYPE says it, ``none`` where there is no key.
@@ -124,7 +123,7 @@ def wrong_type(types: Mapping[str, str]) -> DamagedKey | None:
 
 
 def gone(types: Mapping[str, str]) -> DamagedKey | None:
-    """Return the error for the first key of entries that is not there, though an epoch is open; None where all are."""
+    """Return the error for the first missing key of entries of an open epoch, or None if none is missing."""
     for key, found in types.items():
         if found == "none" and kind_of(key) is KINDS["entries"]:
             return DamagedKey(f"{key} is gone, expected a stream: another program removed it; {repair_of(key)}")
@@ -135,8 +134,8 @@ def damage_of(client: Any, error: object, parts: Iterable[Any]) -> DamagedKey | 
     """Return the error that names the damaged key behind the server's refusal of a command, or None.
 
     Args:
-        client: A control connection. It is asked for types, in one round trip, only where the refusal speaks of one.
-        error: What the server answered.
+        client: A control connection. It is asked for types, in one round trip, only if the refusal is about a type.
+        error: The server's answer.
         parts: The arguments of the command; keys are found among them.
     """
     keys = [key for key in _keys_among(parts) if kind_of(key) is not None]
@@ -157,6 +156,6 @@ def damage_of(client: Any, error: object, parts: Iterable[Any]) -> DamagedKey | 
 
 
 def _keys_among(parts: Iterable[Any]) -> list[str]:
-    """A command's keys, each once; a pipeline may name thousands of other arguments."""
+    """Return a command's keys, each once. A pipeline may name thousands of other arguments."""
     texts = (part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts)
     return list(dict.fromkeys(text for text in texts if isinstance(text, str) and parts_of(text)))

@@ -202,7 +202,7 @@ def index_records(
     A repair's record replaces those that it overrides.
     """
     key, last = partition.index(epoch, shard), "+" if upto is None else f"{upto}-0"
-    with client.pipeline(transaction=False) as pipe:  # whoever follows a shard asks often, and mostly for a few
+    with client.pipeline(transaction=False) as pipe:  # a caller that follows a shard asks often, and mostly for a few
         pipe.xrange(partition.repairs(epoch, shard))
         pipe.xrange(key, min=f"({after}-0" if after else "-", max=last, count=FIRST_PAGE)
         found, page = pipe.execute()
@@ -248,7 +248,7 @@ def repair_record(fields: dict[bytes, bytes], key: str) -> Record:
 def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a shard's index") -> Record:
     """Return a record of a shard's index. Raises DamagedKey, which names ``key``, if no producer wrote it."""
     if entry_id := fields[b"e"]:
-        parse_id(entry_id)  # raises ValueError where it is none
+        parse_id(entry_id)  # raises ValueError if it is not an id
     holes = () if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"]))
     numbers = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
     if not all(type(hole) is int for hole in holes) or max(map(abs, (*numbers, *holes))) > MAX_NUMBER:

@@ -76,11 +76,11 @@ def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard
 def retake_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, token: str) -> bool:
     """Register a writer's shard again at a server that may have come back with an older state.
 
-    Without this the epoch would be completed without the shard. If another writer has the number meanwhile, the first
+    Without this the epoch would be completed without the shard. If another writer has taken the number since, the first
     to commit keeps it.
 
     Returns:
-        False if the epoch takes the shard no more.
+        False if the epoch no longer takes the shard.
     """
     keys = [stream.keys.manifest(manifest.epoch)]
     return bool(run_script(client, _RETAKE_SHARD, keys, [manifest.id, token, shard]))

@@ -18,7 +18,10 @@ HintId = tuple[int, int]
 
 
 def hint_command(keys: StreamKeys, after: HintId, block_ms: int) -> Command:
-    """Return a command that waits so long (> 0) for a hint later than ``after``. Commands behind it run after that."""
+    """Return a command that waits up to ``block_ms`` (> 0) for a hint later than ``after``.
+
+    Commands behind it run after that.
+    """
     return (b"XREAD", b"BLOCK", b"%d" % block_ms, b"STREAMS", keys.events.encode(), b"%d-%d" % after)
 
 

@@ -30,7 +30,7 @@ class IndexRange(NamedTuple):
     after: int
     """The first of them covers this offset, or is the next one."""
     most: int
-    """The number of records. All that follow, if something was repaired in the shard."""
+    """The number of records. If the shard was repaired, all later ones are read."""
 
 
 class IndexPages(NamedTuple):
@@ -39,7 +39,7 @@ class IndexPages(NamedTuple):
     records: list[list[Record]]
     """The records of each want, in order of offset."""
     ends: list[int]
-    """The committed offsets of the awaited shard, then of each followed one. 0: nothing new."""
+    """The committed offsets of the awaited shard, then of each followed one. 0 means no change."""
 
 
 class EpochIndexes:
@@ -65,12 +65,14 @@ class EpochIndexes:
         wants: Sequence[IndexRange],
         follows: Sequence[int],
     ) -> IndexPages:
-        """Return the same once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0), on a quiet
-        channel.
+        """Return the same once a record of a shard ends beyond ``after``, or after ``block_ms`` (> 0).
+
+        ``channel`` must be quiet.
         """
         key = self._stream.partition_of(shard).index(self._epoch, shard).encode()
         awaited = (b"XREAD", b"COUNT", b"1", b"BLOCK", b"%d" % block_ms, b"STREAMS", key, b"%d-0" % after)
-        commands = [awaited, *self._commands(wants, follows)]  # answered together: a client that waits waits with all
+        # answered together, because a waiting client holds up all its commands
+        commands = [awaited, *self._commands(wants, follows)]
         channel.send(commands)
         replies: list[Any] = [channel.read() for _ in commands]
         raise_errors(replies, self._client, [part for command in commands for part in command if type(part) is bytes])
@@ -110,7 +112,7 @@ class EpochIndexes:
         return self._stream.partition_of(shard).index(self._epoch, shard)
 
     def _together(self, wants: Sequence[IndexRange]) -> list[list[int]]:
-        """Return the shards by partition: one request asks for all of them whether something was repaired."""
+        """Return the shards by partition. One request asks for all of them whether they were repaired."""
         found: dict[int, list[int]] = {}
         for shard in sorted({want.shard for want in wants}):
             found.setdefault(self._stream.partition_of(shard).number, []).append(shard)
@@ -132,17 +134,17 @@ FIRST_PAGE = 8
 """The records that are read first, because most groups are hardly behind."""
 
 LOOK_BACK: Final = 4
-"""The records of each shard that tell when it was written last. The newest may hold bad samples alone."""
+"""The records of each shard that show when it was written last. The newest may hold bad samples alone."""
 AHEAD: Final = 32
 """The shards after the last begun one that are read each time. Jobs begin them about in order."""
 ALL_EACH: Final = 15
-"""Each so many looks read all shards that are not complete, in whatever order they were begun."""
+"""Every 15th look reads all shards that are not complete, in whatever order they were begun."""
 
 Page = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 def due_shards(manifest: Manifest, begun: Iterable[int], ends: Mapping[int, int], looks: int) -> list[int]:
-    """Return the shards that may have more than was seen up to ``ends``, at this look. Pure."""
+    """Return the shards that may have records beyond ``ends``, at this look. Pure."""
     due = [shard for shard in begun if shard not in ends or ends[shard] < manifest.shard_size(shard)]
     if not ends or looks % ALL_EACH == 0 or manifest.sizes is None:
         return due
@@ -165,7 +167,7 @@ def newest_records(
 def _blocks_at_end(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, shards: list[int], each: int
 ) -> list[tuple[int, Record]]:
-    """Return of each shard so many records from its end, those that have an entry."""
+    """Return the last ``each`` records of each shard, without those that have no entry."""
     if not shards:
         return []
     with client.pipeline(transaction=False) as pipe:
@@ -231,7 +233,7 @@ def _reaches(records: list[Record], floor: EntryId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlock:
-    """One block: an entry, or with ``entry`` empty a range of which no sample could be made."""
+    """One block: an entry or, with an empty ``entry``, a range of bad samples."""
 
     epoch: int
     shard: int

@@ -176,7 +176,7 @@ def is_of_stream(key: str, name: str) -> bool:
 def search_tags(name: str, stream_id: str, count: int) -> list[str]:
     """Return one tag a partition, such that partition p hashes into the p-th of ``count`` equal slot ranges.
 
-    Consecutive numbers as tags would lie on few nodes of a cluster, so numbers are tried until one fits.
+    Consecutive numbers as tags would put all keys on few nodes of a cluster, so numbers are tried until one fits.
     """
     tags: list[str] = []
     number = 0

@@ -135,7 +135,7 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
 
 def _parse_sizes(text: str) -> tuple[int, ...]:
     """Return the planned sizes of a manifest, bounded, because readers take memory by them. Raises ValueError."""
-    if len(text) > MAX_SHARDS * 9:  # longer than as many sizes ever are; parsing it would cost what it bounds
+    if len(text) > MAX_SHARDS * 9:  # longer than the text of any allowed sizes, so it is not parsed
         raise ValueError(f"sizes has {len(text)} bytes")
     sizes = json.loads(text)
     if type(sizes) is not list or not all(type(size) is int for size in sizes):
@@ -322,7 +322,7 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     except ResponseError as error:
         if not is_script_error(error, "epoch has another manifest"):
             raise
-        if is_begun_here:  # else others use it
+        if is_begun_here:  # else other producers use it
             run_scripts(client, _UNDO_OPEN_EPOCH, calls)
             run_script(
                 client, _FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch]
@@ -407,7 +407,7 @@ def _scripted(
 
 @readable(lambda client, stream, manifest: stream.keys.manifest(manifest.epoch))
 def begun_shards(client: Client, stream: Stream, manifest: Manifest) -> range:
-    """Return the shards that may have samples: the planned ones, or those taken so far of an open epoch."""
+    """Return the shards that may have samples: the planned ones or, in an open epoch, those that were taken."""
     if manifest.sizes is not None:
         return range(len(manifest.sizes))
     taken = int(client.hget(stream.keys.manifest(manifest.epoch), "next_shard") or 0)
@@ -433,7 +433,7 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str |
         require_there(client, stream)
         return
     for partition in stream.partitions:
-        client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # not of one that is gone meanwhile
+        client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # only if it still exists
     with client.pipeline(transaction=True) as pipe:
         pipe.hset(stream.keys.manifest(epoch), "state", ABANDONED)
         pipe.hset(stream.keys.epochs, str(epoch), ABANDONED)

@@ -1,4 +1,4 @@
-"""A stream's segments, for those who read or write its payloads: none where payloads travel in the entries."""
+"""A stream's segments, for readers and writers of its payloads. There are none if payloads are in the entries."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _DESCRIBE_ENTRY = load_script("describe_entry")
 
 
 def segments_of(stream: Stream) -> SegmentFolder | None:
-    """Return the folder of the stream's segments as this process sees it, or None if payloads lie in the entries."""
+    """Return the folder of the stream's segments on this host, or None if payloads are in the entries."""
     if stream.payload == INLINE:  # first, because a writer of many shards asks for each of them
         return None
     return folder_of(stream.payload, stream.name, stream.id, Settings.from_environment().segments)
 
 
 def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = False) -> SegmentReader | None:
-    """Return the reader of the payloads beside the entries. Raises SegmentsUnseen if this process cannot see them.
+    """Return the reader of payloads in segments. Raises SegmentsUnseen if this process cannot see them.
 
-    Without ``must_see`` it returns None instead, as for payloads that lie in the entries.
+    Without ``must_see`` it returns None instead, as for payloads in the entries.
     """
     folder = segments_of(stream)
     if folder is None:

@@ -25,14 +25,14 @@ class Registered:
     """One segment as the server knows it."""
 
     entries: int
-    """The number of existing entries whose payload lies in it."""
+    """The number of existing entries with a payload in it."""
     is_sealed: bool
     """Whether its writer declared that it gets no more entries."""
 
 
 @readable(lambda client, partition, epoch: partition.segments(epoch))
 def registered_segments(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, Registered]:
-    """The segments of one epoch in one partition, by name."""
+    """Return the segments of one epoch in one partition, by name."""
     fields = {name.decode(): int(value) for name, value in client.hgetall(partition.segments(epoch)).items()}
     return {
         name: Registered(count, SEALED + name in fields)
@@ -70,9 +70,9 @@ def _keys_of(partition: PartitionKeys, manifest: Manifest) -> list[str]:
 
 
 def free_segments(client: Client, partition: PartitionKeys, epoch: int, names: Iterable[str]) -> list[str]:
-    """Takes those off the registry that are sealed and empty; returns them: their files may be used again.
+    """Remove sealed and empty segments from the registry, and return them: their files may be used again.
 
-    Also what was sealed for the dead and never registered.
+    Segments that were sealed for a dead writer and never registered are returned, too.
     """
     wanted = list(names)
     if not wanted:

@@ -1,6 +1,6 @@
 """The rates of a stream's workers and trainers, which they report every few seconds in one small field each.
 
-`pace` measures them. The producer's autoscaler plans how many workers they ask for.
+`pace` measures them. The producer's autoscaler plans the number of workers from them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock_common.stream.streams import Stream
 _REPORT_RATE = load_script("report_rate")
 
 REPORT_EVERY_S = 2.0
-"""How often each process reports its rate."""
+"""The time between two reports of each process."""
 RECENT_S = 10.0
-"""What limits a stream is judged by the shares of this time, because two seconds of a full budget may be quiet."""
+"""The time whose shares decide what limits a stream. Two seconds of a full budget may be quiet, so it is longer."""
 SILENT_MS = 10_000
 """The time after which a process without a report no longer counts."""
 SWEEP_S = 60.0
-"""How often each process removes reports of those that are gone. The next fleet removes what a killed one left."""
+"""The time between two removals of old reports by each process. The next fleet removes the reports of a killed one."""
 GONE_MS = 600_000
-"""The time after which a report is removed. Until then the worker is shown as silent, so that somebody may look."""
+"""The time after which a report is removed. Until then the worker is shown as silent, for an operator to notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ class ReportedRates:
     fleets: dict[str, FleetReport]
     """Name of the fleet -> its report."""
     silent: dict[str, float] = field(default_factory=dict)
-    """Workers without a report for ten seconds that did not sign off -> seconds since the last one, for ten minutes."""
+    """Workers that did not sign off and have not reported for ten seconds -> seconds since the last report, for ten
+    minutes.
+    """
 
 
 def worker_field(name: str) -> str:
@@ -133,7 +135,7 @@ class RateReporter:
         sweep = now - self._swept_s >= SWEEP_S
         keys = [self.stream.keys.paces, self.stream.keys.meta]
         args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
-        with suppress(PenstockError, ResponseError):  # nothing depends on it, and it is reported again
+        with suppress(PenstockError, ResponseError):  # nothing depends on it, and the next report comes soon
             run_script(self._client, _REPORT_RATE, keys, args)
             self._swept_s = now if sweep else self._swept_s
 

@@ -76,7 +76,7 @@ class Stream:
     keys: StreamKeys
 
     def partition_of(self, shard: int) -> PartitionKeys:
-        """Return the partition of a shard: shard s lies in partition s mod P."""
+        """Return the partition of a shard: shard s belongs to partition s mod P."""
         return self.partitions[shard % len(self.partitions)]
 
     def require_spec(self) -> Spec:
@@ -142,7 +142,7 @@ def absence(client: Client, name: str) -> str:
 def list_streams(client: Client) -> list[str]:
     """Return the names of all streams of the server, sorted."""
     names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
-    return sorted(name for name in names if is_name(name))  # what is called otherwise is no stream of ours
+    return sorted(name for name in names if is_name(name))  # another program's key with a similar name
 
 
 def look_at_each(
@@ -170,7 +170,7 @@ def look_at_each(
 
 
 def deleted(client: Client, stream: Stream) -> StreamDeleted:
-    """Return the error for a stream that was deleted, also if it was made again."""
+    """Return the error for a stream that was deleted, even if it was made again."""
     again = find_stream(client, stream.name)
     if again is not None and again.id == stream.id:
         return StreamDeleted(
@@ -188,7 +188,7 @@ def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> N
     found, deleting = client.hmget(stream.keys.meta, "id", "deleting")
     if found == stream.id.encode() and deleting is None:
         return
-    if made and found != stream.id.encode():  # a deletion that is not through sweeps them up itself
+    if made and found != stream.id.encode():  # an unfinished deletion removes them itself
         client.unlink(*[key for key in made if stream.id in key])
         if found is None:
             client.unlink(*made)
@@ -240,11 +240,13 @@ def create_stream(
             "created_ms": time.time_ns() // 1_000_000,
             "id": stream_id,
         }
-        with client.pipeline(transaction=True) as pipe:  # the first one's fields, whole: nobody sees half a stream
+        # all fields of the first creator at once: no process sees half a stream
+        with client.pipeline(transaction=True) as pipe:
             for field, value in fields.items():
                 pipe.hsetnx(keys.meta, field, value)
             is_ours = all(pipe.execute())
-        if is_ours or not client.exists(keys.events):  # the one whose it is may have died before it said so
+        # the stream's creator may have died before it announced the stream
+        if is_ours or not client.exists(keys.events):
             announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions, payload)
@@ -301,8 +303,8 @@ def set_field(client: Client, stream: Stream, field: str, value: str | int) -> N
 
 def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
     """Wake all that wait for a change of this stream. An event is a hint only, so old ones may be trimmed."""
-    # nothing is announced of a stream that was deleted: its events must not come back
-    with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits look without hints
+    # a deleted stream announces nothing, because its events key must not come back
+    with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits check without hints
         client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
 
 
@@ -340,7 +342,7 @@ def read_counters(client: Client, stream: Stream) -> tuple[int, int | None, str]
     """Return (number of the next epoch, planned number of epochs or None, released epochs such as ``0-4,6``)."""
     following, final, released = client.hmget(stream.keys.meta, "next_epoch", "final", "released")
     ranges = (released or b"").decode()
-    parse_ranges(ranges)  # raises ValueError where they are none
+    parse_ranges(ranges)  # raises ValueError if the text has no ranges
     return int(following or 0), int(final) if final is not None else None, ranges
 
 

@@ -88,7 +88,7 @@ def _tail_of(column: Column, skip: int) -> Column:
 
 
 Place = Callable[[int], "NDArray[np.uint8] | None"]
-"""Returns memory for the columns of at most the given number of samples, or None where there is none.
+"""A function that returns memory for the columns of at most the given number of samples, or None.
 
 Each column begins at the next multiple of 64 bytes after the one before. The block keeps the memory.
 """
@@ -100,7 +100,7 @@ def sizes_of(spec: Iterable[TensorSpec], count: int) -> tuple[int, ...]:
 
 
 def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
-    """Return where each column of ``count`` samples begins in aligned memory, and where the next column would."""
+    """Return the start of each column of ``count`` samples in aligned memory, and the start of a next column."""
     starts = [0]
     for size in sizes_of(spec, count):
         starts.append(aligned(starts[-1] + size))
@@ -120,7 +120,7 @@ def moved_together(spec: list[TensorSpec], planned: int, count: int, memory: NDA
     columns = columns_in(spec, count, memory)
     for column, before in zip(columns, columns_in(spec, planned, memory), strict=True):
         if column.ctypes.data != before.ctypes.data:
-            column[...] = before[:count]  # numpy minds that they may overlap
+            column[...] = before[:count]  # numpy handles overlapping memory correctly
     return columns
 
 
@@ -167,7 +167,7 @@ class BlockBuilder:
             spec: The tensors of each sample.
             target_bytes: Payload bytes at which a block is full. A block holds at least one sample.
             max_samples: Samples at which a block is full, whatever their size.
-            place: Gives memory for the fixed-size tensors of a block, such as a segment's. Without it, or where it
+            place: Returns memory for the fixed-size tensors of a block, such as a segment's. Without it, or if it
                 returns None, the builder uses memory of its own.
         """
         self._spec, self._width = spec, len(spec.tensors)
@@ -177,11 +177,11 @@ class BlockBuilder:
         # at least one sample, and no more than bring the block to its target
         self.capacity = max(1, min(max_samples, target_bytes // max(self._fixed_bytes, 1)))
         self._count = 0
-        # ragged samples are kept one by one and joined at the end: only then are their sizes known
+        # ragged samples are kept separately and joined at the end, when their sizes are known
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
         self._own: list[NDArray[np.uint8]] = []
-        """Memory of the last two blocks that ``place`` gave none for."""
+        """The memory of the last two blocks for which ``place`` returned None."""
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None
         """The memory of the current block; None before its first sample."""
@@ -223,8 +223,8 @@ class BlockBuilder:
 
     def _gather_in(self, memory: NDArray[np.uint8]) -> None:
         """Plan how each tensor of a sample is copied into this memory."""
-        # numpy would broadcast, convert and wrap around on assignment, so add() lets only these straight in:
-        # arrays of the exact dtype and shape, and of a 0-d tensor Python numbers within its bounds
+        # on assignment, numpy would broadcast, convert and wrap around. So add() copies directly only arrays of the
+        # exact dtype and shape and, for a 0-d tensor, Python numbers within its bounds
         self._let_go()
         self._memory = memory
         columns = columns_in(self._fixed_spec, self._planned, memory)
@@ -300,12 +300,12 @@ class BlockBuilder:
         return row >= self._stop
 
     def _flat(self, sample: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a sample with nested dicts as the spec names its tensors. Raises SpecMismatch where it does not."""
+        """Return a sample with nested dicts under the spec's tensor names. Raises SpecMismatch if the names differ."""
         flat = flattened(sample)
         try:
             self._spec.check_names(flat)
         except SpecMismatch as error:
-            raise error from None  # that a name was looked for in vain says nothing more
+            raise error from None  # the failed lookup of a name adds nothing to this error
         return flat
 
     def _assign(self, name: str, row: int, value: Any) -> None:
@@ -322,7 +322,7 @@ class BlockBuilder:
 
     def _keep(self, row: int, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
         for (tensor, parts), value in zip(self._ragged, values, strict=True):
-            own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change under us
+            own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change later
             parts.append(own)
             self._ragged_bytes += own.nbytes + 8 * tensor.wire_ndim
         if self._ragged_bytes + (row + 1) * self._fixed_bytes >= self._target_bytes:
@@ -362,7 +362,7 @@ class BlockBuilder:
         ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
         columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
         for column in columns:
-            if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire has 0 and 1
+            if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire format has 0 and 1
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
         block = Block(first, count, columns, list(holes))
         if count:
@@ -426,7 +426,7 @@ def _count_of(tensor: TensorSpec, value: Any) -> int:
         if not (value.ndim if is_array else isinstance(value, Sequence) and not isinstance(value, (bytes, str))):
             raise SpecMismatch(tensor.name, f"a {type(value).__name__}", "a list of one value per sample")
         if tensor.dtype == BYTES and is_array and value.dtype.kind == "S":
-            # each element read back from such an array has lost its trailing zero bytes
+            # an element that is read back from such an array has lost its trailing zero bytes
             raise SpecMismatch(tensor.name, f"a numpy array of {value.dtype}", "a list of bytes")
         return len(value)
     if not is_array or value.ndim == 0 or is_masked(value):
@@ -440,8 +440,8 @@ def _count_of(tensor: TensorSpec, value: Any) -> int:
 class RowBuilder(BlockBuilder):
     """Fast path of BlockBuilder for a spec of one small array of a fixed size.
 
-    It counts rows as an offset in the block's map, which takes one addition a row. A row of another kind, and the
-    first row of a block, take the way of BlockBuilder.
+    It counts rows as an offset in the block's map, which takes one addition a row. The first row of a block, and a row
+    of another kind, are added by BlockBuilder.
     """
 
     _at, _size = 0, 1
@@ -467,7 +467,9 @@ class RowBuilder(BlockBuilder):
         super()._let_go()
         self._name = self._spec.names[0]
         self._dtype: np.dtype[Any] | None = None
-        """None, which no array has, before a block's first row, and where rows are not copied byte by byte."""
+        """The dtype of rows that are copied byte by byte. None, which no array has, before a block's first row and if
+        rows are not copied in this way.
+        """
         self._map: Any = None
 
     def _gather_in(self, memory: NDArray[np.uint8]) -> None:

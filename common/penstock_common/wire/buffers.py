@@ -19,7 +19,7 @@ def _references(maps: list[mmap]) -> int:
 
 
 _UNUSED = _references([mmap(-1, 1)])
-"""The reference count of a map that only the list and the loop over it hold, as this interpreter counts."""
+"""The reference count, in this interpreter, of a map that only the list and the loop over it hold."""
 
 
 class MapPool:

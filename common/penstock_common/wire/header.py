@@ -110,7 +110,7 @@ class FixedLayout:
     json: str
     """The header's ``tensors``, as `codec.encode` writes them."""
     text: bytes
-    """The same as UTF-8 bytes."""
+    """The same ``tensors`` as UTF-8 bytes."""
     fields: tuple[tuple[bytes, int], ...]
     """(name, bytes) of each payload field, in order."""
     is_allowed: bool
@@ -164,7 +164,7 @@ class Header:
     ref: SegmentRef | None = None
     """The payload's place in a segment file; None where the entry holds it."""
     is_repair: bool = False
-    """Whether a repair wrote it for lost samples, some of which a group may have acknowledged already."""
+    """Whether a repair wrote it for lost samples. A group may have acknowledged some of them already."""
     layout: FixedLayout | None = field(default=None, compare=False)
     """The layout of a block of fixed-size tensors; None where a tensor is ragged or the header is unusual."""
 

@@ -1,4 +1,4 @@
-"""The layout of segment files: blocks of one epoch and partition in a file that can be read by itself.
+"""The layout of segment files: blocks of one epoch and partition in a file that can be read alone.
 
 Only bytes to values and back: ``segments`` has files, locks and folders. docs/segments.md defines the layout.
 """

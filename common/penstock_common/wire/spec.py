@@ -36,7 +36,7 @@ def is_masked(array: NDArray[Any]) -> bool:
 def as_array(value: Any) -> NDArray[Any]:
     """Return a value as a numpy array; torch's bfloat16, which torch does not convert, by its bits.
 
-    Raises ValueError, TypeError or RuntimeError for a value that is no array.
+    Raises ValueError, TypeError or RuntimeError for a value that is not an array.
     """
     try:
         return np.asarray(value)
@@ -70,7 +70,7 @@ def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, 
         raise SpecMismatch(tensor, text, f"{dtype_name} of shape {shape}") from None
     if isinstance(value, np.generic) or not isinstance(value, _PYTHON):
         return found
-    if found.size == 0:  # an empty list has no dtype, and [] means no boxes whatever a box's shape is
+    if found.size == 0:  # an empty list has no dtype, and [] means no boxes, whatever the shape of a box
         empty = tuple(dim or 0 for dim in shape) if found.shape == (0,) and shape[:1] == (None,) else found.shape
         return np.empty(empty, numpy_dtype(dtype_name))
     return _converted(tensor, value, found, dtype_name)
@@ -122,8 +122,8 @@ SpecLike = Mapping[str, tuple[str, tuple[int | None, ...]]]
 def flattened(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample whose nested dicts are tensors named ``a/b``: the same object where it has none.
 
-    An empty dict stays, so that it is refused as a value. Raises SpecMismatch where two tensors get one name, TypeError
-    for what is no dict.
+    An empty dict stays, so that it is refused as a value. Raises SpecMismatch if two tensors get one name, and
+    TypeError for a value that is not a dict.
     """
     if not isinstance(sample, Mapping):
         raise TypeError(not_a_sample(sample))

@@ -1,7 +1,7 @@
 """The Lua scripts, one in each ``.lua`` file of this folder. Every language of Penstock ships the same files.
 
 The comments on top of a file name its keys, arguments, answer and callers. The scripts move ids and counters, never a
-payload, and use only keys that they are given. What several scripts need is written out in each of them.
+payload, and use only keys that they are given. Lines that several scripts need are repeated in each of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The audit: it compares manifest, shard indexes, entries and ledgers, and names what is lost, twice or unexplained.
+"""The audit: it compares manifest, shard indexes, entries and ledgers, and names what is lost, duplicated or
+unexplained.
 
 `survey` reads the facts, `judgement` compares them, `accounts` has the answer.
 """
@@ -60,7 +61,7 @@ def _existing(client: Client, stream: Stream, epoch: int) -> int:
 
 
 def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> EpochAudit | None:
-    """Audit one epoch. None if it was released meanwhile."""
+    """Audit one epoch. Returns None if it was released since."""
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         listed = epoch in retained_epochs(client, stream)
@@ -84,8 +85,8 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
 def is_made_again(manifest: Manifest, loss: Loss, surveys: list[Survey]) -> bool:
     """Return whether the samples of a loss are in the stream again.
 
-    Only a source with a fingerprint is known to give the same samples for the same offsets. What a feed or a manual
-    writer wrote there since are other samples.
+    Only a source with a fingerprint is known to give the same samples for the same offsets. The samples that a feed or
+    a manual writer wrote there since are others.
     """
     if not manifest.fingerprint:
         return False

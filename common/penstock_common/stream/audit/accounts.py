@@ -44,7 +44,7 @@ class GroupAudit:
     released: int = 0
     """Removed before this group read them, while it held no data because it had left."""
     lost: int = 0
-    """None of these: they will never be delivered."""
+    """In none of these states: they will never be delivered."""
     lost_ranges: list[tuple[int, int, int]] = field(default_factory=list)
     """The triples (shard, first, end) of lost samples."""
 
@@ -107,7 +107,7 @@ class AuditReport:
 
     @property
     def duplicate(self) -> int:
-        """The samples that are in the stream twice."""
+        """The samples that are in the stream more than once."""
         return sum(epoch.duplicate for epoch in self.epochs)
 
     @property
@@ -137,7 +137,7 @@ class AuditReport:
 
     @property
     def is_clean(self) -> bool:
-        """True if nothing is lost, twice or unexplained. Pending and unread samples are still to come."""
+        """True if nothing is lost, duplicated or unexplained. Pending and unread samples are still to come."""
         return not self.lost and not self.duplicate and not self.findings
 
     @property

@@ -49,7 +49,7 @@ class _Judge:
         self._index = {shard: self._believable(shard, records) for shard, records in survey.index.items()}
         self._indexed = {r.entry_id: (s, r) for s, records in self._index.items() for r in records if r.entry_id}
         seen = max((parse_id(entry_id) for entry_id in survey.held), default=(0, 0))
-        # nothing is on its way if another program made the key of a complete epoch's entries anew, and empty
+        # if another program made the key of a complete epoch's entries again, and empty, no newer entry can come
         is_emptied = manifest.is_ended and survey.newest == (0, 0)
         self._newest = LATEST if is_emptied else max(seen, survey.newest)
         self._strays: dict[int, list[_Span]] = {}
@@ -57,7 +57,7 @@ class _Judge:
         self._missing: list[tuple[int, Record]] = []
 
     def judge(self) -> None:
-        """Make all comparisons, in the order in which they are best read."""
+        """Make all comparisons, in the best order for reading the findings."""
         self._check_registration()
         for entry_id, held in self._survey.held.items():
             if entry_id in self._indexed:
@@ -95,7 +95,10 @@ class _Judge:
             self._find(f"partition {survey.number} does not have the epoch on its roster")
 
     def _check_bytes(self) -> None:
-        """Compare bytes: those that retention counted show whether somebody else removed entries of a trimmed epoch."""
+        """Compare bytes.
+
+        The bytes that retention counted show whether another program removed entries of a trimmed epoch.
+        """
         before, after = (
             roster.epoch_bytes.get(self._epoch, 0) for roster in (self._survey.before, self._survey.roster)
         )
@@ -200,8 +203,9 @@ class _Judge:
         self._judge_groups(shard, records, spans, holes, covered, length)
 
     def _given_up(self, shard: int, length: int) -> Mask:
-        """Return what an operator gave up for at least one group and every group is done with: it needs no other
-        finding.
+        """Return the samples that an operator gave up for at least one group and that every group is done with.
+
+        They need no other finding.
         """
         given_up, settled = np.zeros(length, dtype=bool), np.ones(length, dtype=bool)
         for group in self._survey.groups.values():
@@ -257,7 +261,7 @@ class _Judge:
         return _Span(record.entry_id, offsets, is_there)
 
     def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:
-        """Return the ranges that no record names: entries that claim parts of them, and what is between these."""
+        """Return the ranges that no record names: entries that claim parts of them, and the ranges between those."""
         parts: list[MissingRange] = []
         for span in sorted(self._strays.get(shard, []), key=lambda span: span.entry_id):
             header = self._survey.held[span.entry_id].header
@@ -276,8 +280,9 @@ class _Judge:
         return sorted(parts, key=lambda part: part.first)
 
     def _is_rightly_trimmed(self, shard: int, record: Record) -> bool:
-        """Return whether retention removed it: it marks the epoch first, and takes what every group that holds data is
-        done with.
+        """Return whether retention removed it.
+
+        Retention marks the epoch first, and removes only what every group that holds data is done with.
         """
         if self._epoch not in self._survey.roster.trimmed:
             return False
@@ -301,7 +306,7 @@ class _Judge:
             if span.is_there:
                 there[span.offsets] = True
         lost = np.zeros(length, dtype=bool)
-        if self._manifest.state == ABANDONED:  # it ends with what is there: no group needs more
+        if self._manifest.state == ABANDONED:  # an abandoned epoch ends with the samples that it has
             owed[:] = False
         for name, group in self._survey.groups.items():
             total = self._audit.groups.setdefault(name, GroupAudit())
@@ -343,7 +348,7 @@ class _Judge:
             setattr(total, what, getattr(total, what) + int((open_ & mask).sum()))
             open_ &= ~mask
         known = self._survey.roster.groups.get(name)
-        if known is None:  # dropped meanwhile
+        if known is None:  # dropped since
             open_[:] = False
         elif not known.holds and known.lost and known.lost[0] <= self._epoch <= known.lost[1]:
             total.released += int((open_ & ~there).sum())

@@ -63,7 +63,7 @@ class SurveyedEntry:
     """The header, or None if it cannot be read. Then ``problem`` says why."""
     problem: str = ""
     is_gone: bool = False
-    """Whether its payload lies in a segment that is missing or too short: the entry counts as deleted."""
+    """Whether its payload is in a segment that is missing or too short. The entry then counts as deleted."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Survey:
     before: Roster
     """The roster before everything else was read."""
     roster: Roster
-    """The roster after it: what was trimmed meanwhile is marked there."""
+    """The roster after it, which marks what was trimmed in between."""
     newest: EntryId
     """The newest committed id at the beginning. What the index has after it may be too new to have been seen."""
     held: dict[bytes, SurveyedEntry]
@@ -169,7 +169,7 @@ def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
     for note in notes:
         if note.given_up and note.shard in group.settled:
             group.given_up.setdefault(note.shard, []).append((note.first, note.end))
-            if group.is_ordered:  # it has no bits that giving up would have set
+            if group.is_ordered:  # it has no bits that a discard would have set
                 group.settled[note.shard][note.first : note.end] = True
 
 
@@ -195,7 +195,7 @@ def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> d
         some = shards[begin : begin + INDEXES_AT_ONCE]
         try:
             pages = EpochIndexes(client, stream, epoch).read([IndexRange(shard, 0, PAGE) for shard in some]).records
-        except DamagedKey:  # one of them is damaged: one after the other they have names
+        except DamagedKey:  # one of them is damaged: separate requests name it
             return {shard: _records(client, stream.partition_of(shard), epoch, shard) for shard in shards}
         for shard, page in zip(some, pages, strict=True):
             found[shard] = page
@@ -255,7 +255,7 @@ def _header(meta: bytes, spec: Spec) -> tuple[Header | None, str]:
 
 
 def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
-    """Return why a payload is missing, or an empty text if it is there or this process cannot see it."""
+    """Return why a payload is missing, or '' if it is there or this process cannot see it."""
     if header is None or header.ref is None or segments is None:
         return ""
     try:

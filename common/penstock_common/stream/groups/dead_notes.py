@@ -1,6 +1,6 @@
 """The notes of dead letters: for each group and epoch one hash, entry id -> why and since when, as JSON.
 
-What an operator gave up is there, too: by entry id, or as ``shard:first-end`` if no entry is left to name.
+Discarded samples are noted there, too: by entry id, or as ``shard:first-end`` if no entry is left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeadNote:
     since_ms: int = 0
     """The server's time."""
     given_up: bool = False
-    """Whether an operator decided it: the group is done with the samples, and nobody needs another report."""
+    """Whether an operator decided it. The group is done with the samples, and no further report is needed."""
     shard: int = -1
     """The shard of what was given up, or -1 if no index names it."""
     first: int = 0
@@ -45,14 +45,15 @@ def read_note(value: bytes) -> DeadNote:
 
 
 def write_note(note: DeadNote) -> str:
-    """Return the JSON of what is given up."""
+    """Return the JSON of a note on discarded samples."""
     place = {"shard": note.shard, "first": note.first, "end": note.end} if note.shard >= 0 else {}
     return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **place})
 
 
 def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) -> tuple[set[bytes], list[DeadNote]]:
-    """Return what an ordered group skips: ids of entries that are dead or given up, and given up ranges without an
-    entry.
+    """Return what an ordered group skips.
+
+    These are ids of entries that are dead or discarded, and discarded ranges without an entry.
     """
     notes = load_notes(client, partition, epoch, group)
     ranges = [note for name, note in notes.items() if b":" in name and note.given_up]
@@ -60,7 +61,7 @@ def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) ->
 
 
 def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadNote]:
-    """Return all notes, by entry id or, for what was given up, ``shard:first-end``. Other fields are ignored."""
+    """Return all notes, by entry id or, for discarded ranges, by ``shard:first-end``. Other fields are ignored."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
     notes = {name: read_note(value) for name, value in reply.items() if _NAME.fullmatch(name)}
     return {name: note for name, note in notes.items() if b":" not in name or note.given_up}

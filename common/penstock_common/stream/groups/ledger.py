@@ -1,4 +1,4 @@
-"""Acknowledging, by one script of ids and bit ranges; and reading which samples a group is done with.
+"""The ledger: acknowledging by one script of ids and bit ranges, and reading which samples a group is done with.
 
 The consumer keeps the books of ids and ranges. `uncovered` decides when an epoch closes.
 """
@@ -91,7 +91,7 @@ def whole_ledgers(
 
 
 def _bits(raw: bytes, lo: int, hi: int) -> NDArray[np.bool_]:
-    """Return the bits in a ledger's bytes, which begin with that of offset ``lo``. Missing bits are not set."""
+    """Return the bits in a ledger's bytes, which begin at offset ``lo``. Missing bits are not set."""
     bits = np.unpackbits(np.frombuffer(raw, dtype=np.uint8)).astype(bool)
     found = np.zeros(hi - lo, dtype=bool)
     known = bits[lo % 8 : lo % 8 + hi - lo]
@@ -103,8 +103,9 @@ def group_bits(
     client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord, shard: int, lo: int, hi: int,
     *, may_go: bool = False,
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """Return for each offset of [lo, hi) whether the group is done with it, by its ledger or an ordered group's
-    positions.
+    """Return for each offset of [lo, hi) whether the group is done with it.
+
+    The ledger says it, or the positions of an ordered group.
 
     ``may_go`` leaves out samples that are acknowledged and still needed: an ordered group fills an epoch's end from its
     start.
@@ -204,7 +205,7 @@ def behind(
 
 
 def _begun_of(client: Client, stream: Stream, manifest: Manifest, shards: Sequence[int]) -> set[int]:
-    """Return the shards of which something was committed. The others need no further request."""
+    """Return the shards that have committed samples. The others need no further request."""
     begun: set[int] = set()
     for partition in stream.partitions:
         mine = [shard for shard in shards if stream.partition_of(shard) == partition]

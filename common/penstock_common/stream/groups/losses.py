@@ -39,7 +39,7 @@ MOST_ENTRIES = 4096
 """Acknowledged entries that a member remembers, for the same reason."""
 MOST_EPOCHS = 16
 MOST_SAID = 5
-"""The losses that one notice spells out."""
+"""The most losses that one notice lists."""
 COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
 
 
@@ -98,13 +98,14 @@ class _Entry:
 
 
 class Witness:
-    """A memory of what one client was told, of limited size, which is compared with a server that came back.
+    """A memory of limited size of what a server confirmed to one client, which is compared with a server that came
+    back.
 
     Args:
         client: control connection. `check` raises its failures, so a thread that must not block gives one without
             patience.
         stream: the stream that is written or read.
-        by: who remembers, as in `Loss.by`.
+        by: the name of the client, as in `Loss.by`.
         notify: where to report losses.
         clock: seconds since 1970.
     """
@@ -178,7 +179,7 @@ class Witness:
 
     def _compare(self) -> None:
         if self._client.hget(self._stream.keys.meta, "id") != self._stream.id.encode():
-            return  # the whole stream is gone, and all its users are told
+            return  # the stream was deleted, and all its users get that error
         with self._lock:
             told = {epoch for epoch, _ in self._ends} | {epoch for epoch, _, _ in self._entries} | {*self._positions}
         for epoch in sorted(told):
@@ -257,7 +258,7 @@ class Witness:
         return found
 
     def _is_released(self, epoch: int, manifest: Manifest | None) -> bool:
-        """Return whether an epoch lacks something because retention or an operator gave it up.
+        """Return whether an epoch lacks something because retention removed it or an operator discarded it.
 
         A release marks the rosters first and unmarks them last, so this is asked after the indexes were read.
         """
@@ -303,7 +304,7 @@ def committed_front(sizes: Sequence[int] | None, ends: Sequence[int]) -> tuple[i
     """Return the last shard that is reached without a gap, where it ends, and how many positions are committed.
 
     Args:
-        sizes: planned samples of each shard; None where nobody planned: then no gap can be seen, and all is counted.
+        sizes: planned samples of each shard; None without a plan. Then no gap can be seen, and all is counted.
         ends: committed end of each shard.
     """
     committed = 0

@@ -25,9 +25,9 @@ from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 _ACKNOWLEDGE = load_script("acknowledge")
 
 UNANSWERED = 8
-"""Acknowledgements under way at once. What a crash of the server loses of them is delivered again."""
+"""Acknowledgements under way at once. Those that a crash of the server loses are delivered again."""
 SHORTEST_S = 0.3
-"""The shortest wait for an answer: a live server is heard even when no time is left."""
+"""The shortest wait for an answer, so that the answer of a live server is read even when no time is left."""
 
 
 class Outbox:
@@ -84,7 +84,7 @@ class Outbox:
             self._channel = None
 
     def _read_one(self) -> None:
-        if self._channel is None:  # given up in an outage: nothing is under way on a new connection
+        if self._channel is None:  # abandoned in an outage: nothing is under way on a new connection
             self._send_again(None)
         try:
             reply = self._connected().read(min(REPLY_TIMEOUT_S, max(self.patience_s, SHORTEST_S)))

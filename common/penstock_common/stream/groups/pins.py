@@ -18,8 +18,8 @@ _PIN_EPOCH = load_script("pin_epoch")
 def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
     """Keep the epoch from release and trimming until it is unpinned. False if it was pinned before.
 
-    Raises EpochNotFound, and ReplayTruncated if retention already removed entries of it, so that no whole epoch is
-    left.
+    Raises EpochNotFound, and ReplayTruncated if retention already removed entries of it, so that the epoch is no longer
+    complete.
     """
     load_manifest(client, stream, epoch)
     made: list[PartitionKeys] = []

@@ -17,8 +17,8 @@ from pathlib import Path
 from penstock_common.stream.groups.roster import UNSEEN_MS, Roster
 
 SILENT_MS = 2500
-"""A member renews every two seconds at least. One that was seen more recently lives, whatever this host knows of its
-pid: hosts restored from one snapshot share boot and namespace."""
+"""A member renews every two seconds at least. A member that was seen more recently is alive, even if this host does not
+know its pid, because hosts restored from one snapshot share boot and namespace."""
 MOST_THREADS = 1
 """A process whose main thread has ended is a zombie, too, but lives while it has other threads."""
 
@@ -78,10 +78,9 @@ def ended_members(
     """Return the members whose processes have ended for certain.
 
     Args:
-        roster: of one partition.
-        now_ms: the server's time.
-        here: digest of boot and namespace of the judge, by default this process's; '' judges nobody.
-        started: tells a pid's start time, as `start_time` does.
+        roster: the roster of one partition. now_ms: the server's time. here: digest of boot and namespace of the
+            judging process, by default this one. '' finds no member. started: returns a pid's start time, as
+            `start_time` does.
 
     Returns:
         (group, member) to its incarnation.
@@ -108,7 +107,7 @@ class Liveness:
 
     @property
     def is_silent(self) -> bool:
-        """Return True if the member is dead as far as is known. It loses nothing by that."""
+        """Return True if the member is dead, as far as its heartbeats show. It loses nothing by that."""
         return self.has_ended or self.unseen_ms is None or self.unseen_ms > UNSEEN_MS
 
     @property
@@ -123,7 +122,7 @@ class Liveness:
 
 
 def is_returned(member: str) -> bool:
-    """Return True if the name stands for what members returned: no process has it."""
+    """Return True if the name stands for entries that members returned, not for a process."""
     return member.startswith("~")
 
 
@@ -131,7 +130,7 @@ def liveness_of(rosters: Sequence[Roster], now_ms: int) -> dict[tuple[str, str],
     """Return (group, member) -> its liveness, of the members that any of a stream's rosters names.
 
     Args:
-        rosters: Of one partition or more. The first decides whether a process has ended.
+        rosters: The rosters of one partition or more. The first decides whether a process has ended.
         now_ms: The server's clock.
     """
     seen: dict[tuple[str, str], int] = {}

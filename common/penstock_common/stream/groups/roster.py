@@ -332,7 +332,7 @@ def beat(
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
     """Return the given entries to the group and leave. Nothing of the member stays behind.
 
-    Returns False if another process has the name, or nobody.
+    Returns False if another process has the name, or no process.
     """
     keys, args = _with_ids(who, partition, held)
     was_there = bool(run_script(client, _LEAVE_GROUP, keys, args))
@@ -385,11 +385,10 @@ def find_silent(partition: PartitionKeys, reply: Mapping[bytes, bytes], before_m
 def expire_silent(
     client: Client, partition: PartitionKeys, silent_ms: int, looked: Mapping[bytes, bytes] | None = None
 ) -> list[str]:
-    """Remove members and replays that were not seen for so long, and notes of waiting writers that died.
-
+    """Remove members and replays that were not seen for ``silent_ms``, and notes of waiting writers that died.
     ``looked`` is what `find_silent` found before: a field that changed since belongs to a living process. None means
-    one look only. A server that was down has seen nobody, so nothing expires until it was up for that long. Returns the
-    undeclared groups that stop holding data.
+    one look only. A server that was down saw no heartbeats, so nothing expires until it was up for that long. Returns
+    the undeclared groups that stop holding data.
     """
     if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
         return []
@@ -465,7 +464,7 @@ def note_wait(
 
 
 def end_wait(client: Client, partition: PartitionKeys, epoch: int, shard: int) -> None:
-    """Remove the note: the writer continues, or has given up."""
+    """Remove the note: the writer continues, or has stopped waiting."""
     client.hdel(partition.roster, f"w:{epoch}:{shard}")
 
 

@@ -1,4 +1,4 @@
-"""Bad samples and dead letters: they are listed, shown and given again. `drop` gives them up.
+"""Bad samples and dead letters: they are listed, shown and given again. `drop` discards them.
 
 Quarantined samples are holes, with which every group is done for ever. Dead letters belong to one group. Nothing here
 decodes a payload or believes a number in an entry: identities come from the shard indexes.
@@ -138,8 +138,9 @@ def retry_dead(
 ) -> list[DeadLetter]:
     """Give dead letters to their groups again: they are pending, and any member may claim them.
 
-    A group that had closed the epoch reads it again. What an operator gave up stays so. Returns what is given again.
-    Raises EntryNotFound if ``entry`` is no dead letter, and StreamConflict if one cannot be given again.
+    A group that had closed the epoch reads it again. Discarded samples stay discarded. Returns the dead letters that
+    are given again. Raises EntryNotFound if ``entry`` is no dead letter, and StreamConflict if one cannot be given
+    again.
     """
     letters = [
         letter
@@ -179,7 +180,7 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
             if run_script(client, _RETRY_DEAD_LETTER, keys, [manifest.live_state, letter.group, letter.entry]) == 1:
                 return True
         except ResponseError as error:
-            if not is_gone(error):  # the group was dropped meanwhile, or reads in order
+            if not is_gone(error):  # the group was dropped since, or reads in order
                 raise
     if must:
         raise StreamConflict(

@@ -1,7 +1,7 @@
 """An operator's decision that groups continue without what is dead or lost. Identity and reason are kept.
 
-A shared group's samples become acknowledged bits. An ordered group has none: its readers take what is noted here for
-holes, which other samples fill alike for every rank. No number in an entry is believed.
+A shared group's samples become acknowledged bits. An ordered group has no bits. Its readers take the samples noted here
+for holes, which every rank fills with the same other samples. No number in an entry is believed.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _give_up(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, shard: int,
     record: Record | None, why: str, *, has_bits: bool = True,
 ) -> DeadLetter:  # fmt: skip
-    """Give up one entry or range. ``record`` has the identity; without it no sample counts as done.
+    """Discard one entry or range. ``record`` has the identity; without it no sample counts as done.
 
     ``has_bits`` is whether the group has a ledger; an ordered one has positions.
     """

@@ -66,7 +66,7 @@ def commit_patch(
     while True:
         try:
             return _commit_once(client, stream, manifest, lost, patch, groups)
-        except WatchError:  # somebody wrote meanwhile, or the connection broke: the records show whether it is done
+        except WatchError:  # another client wrote, or the connection broke: the records show whether it is done
             continue
 
 
@@ -145,9 +145,9 @@ def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: st
 
 
 def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoch: int) -> None:
-    """Correct the epoch's byte count, after entries were deleted by hand and put back.
+    """Correct the epoch's byte count, after an operator's deletions and their repair.
 
-    It does nothing if anybody writes or removes meanwhile: then the counters moved between the looks.
+    It does nothing while other clients write or remove, because the counters then change between the two reads.
     """
     before, after = (roster.epoch_bytes.get(epoch, 0) for roster in (survey.before, survey.roster))
     named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}

@@ -1,6 +1,6 @@
-"""The deletion of a stream: first nobody may continue, then everything of its name goes. It may be run again.
+"""The deletion of a stream: first no process may continue, then everything of its name is removed. It may be run again.
 
-The operator's command decides whom to ask, and whether it is wise.
+The operator's command asks for confirmation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Deleted:
 
 
 def users_of(client: Client, stream: Stream) -> list[str]:
-    """Return who reads or writes the stream, in words. Empty if nobody gave a heartbeat for a lease."""
+    """Return the readers and writers of the stream, in words.
+
+    The list is empty if none gave a heartbeat for a lease.
+    """
     users: list[str] = []
     now = server_ms(client)
     for partition in stream.partitions:
@@ -77,17 +80,17 @@ def _ago(age_ms: int) -> str:
 
 
 def delete_stream(client: Client, name: str) -> Deleted:
-    """End the stream for everybody, and remove all its keys, also those that an interrupted deletion left.
+    """End the stream for all processes, and remove all its keys, also those that an interrupted deletion left.
 
-    First its meta is marked, so that nobody opens or joins anything of it. Then each epoch's state becomes ``gone`` in
-    every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. Raises
+    First its meta is marked, so that no process opens or joins anything of it. Then each epoch's state becomes ``gone``
+    in every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. Raises
     StreamNotFound.
     """
     keys = StreamKeys(checked_name("stream", name))
     try:
         stream = find_stream(client, name)
     except DamagedKey:
-        stream = None  # nobody can open it: there is nothing to mark, and its keys have its name
+        stream = None  # no process can open it: there is nothing to mark, and its keys have its name
     epochs, nbytes = 0, 0
     if stream is not None:
         run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
@@ -96,7 +99,7 @@ def delete_stream(client: Client, name: str) -> Deleted:
     is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
     removed = _sweep(client, name, but=keys.meta)
     removed += int(client.unlink(keys.meta))
-    while left := _sweep(client, name):  # keys that a process made which had looked before the mark
+    while left := _sweep(client, name):  # keys of a process that had read the meta before the mark
         removed += left
     if not removed:
         raise StreamNotFound(absence(client, name))

@@ -71,7 +71,7 @@ def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
         try:
             _add_released(client, stream, epoch)
             return
-        except WatchError:  # another process did, or the connection broke: a new look is right in either case
+        except WatchError:  # another process did, or the connection broke: the next try is right in both cases
             continue
 
 
@@ -81,7 +81,7 @@ def _add_released(client: Client, stream: Stream, epoch: int) -> None:
         pipe.watch(stream.keys.meta)
         stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
         if stream_id != stream.id.encode():
-            return  # deleted meanwhile: its meta must not come back
+            return  # deleted since: its meta must not come back
         pipe.multi()
         pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
         pipe.execute()

@@ -1,4 +1,4 @@
-"""Folders of segments whose stream is gone: its server was emptied, or kill -9 ended server and run together.
+"""Folders of segments whose stream is gone: its server was emptied, or SIGKILL ended server and run together.
 
 Nothing removes them automatically: another server may have a stream of that name, whose trainers read them.
 """
@@ -20,7 +20,7 @@ QUIET_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A folder that no stream of a server has."""
+    """A folder that belongs to no stream of a server."""
 
     folder: SegmentFolder
     nbytes: int

@@ -1,7 +1,7 @@
 """The facts about a server before it carries streams: settings, state, rights, latency, throughput.
 
-The rules of `penstock doctor` (``penstock.checkup``) judge them. Nothing changes on the server but a scratch key, which
-is removed.
+The rules of `penstock doctor` (``penstock.checkup``) judge them. Only a scratch key changes on the server, and it is
+removed.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class ServerFacts:
     config: Mapping[str, str] | None
     """The settings, or None if CONFIG GET is forbidden, as on managed servers."""
     decay_ms: str | None
-    """The dirty_decay_ms of jemalloc, or None if the server does not tell."""
+    """The dirty_decay_ms of jemalloc, or None if the server does not report it."""
     max_fit: str | None
-    """The lg_extent_max_active_fit of jemalloc, or None if the server does not tell."""
+    """The lg_extent_max_active_fit of jemalloc, or None if the server does not report it."""
     user: str
     refused: tuple[str, ...]
     """Commands that Penstock needs and that this user may not use."""
@@ -90,7 +90,7 @@ class ServerFacts:
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Stream -> bytes of the server's memory that it may take."""
     held_bytes: int = 0
-    """Bytes that all of them hold of it now."""
+    """Bytes of the server's memory that all of them hold now."""
     has_jobs: bool = False
     """Whether there was ever a queue of jobs on it."""
 
@@ -128,7 +128,7 @@ def following(client: Client) -> tuple[int, bool]:
 
 
 def has_waitaof(client: Client) -> bool:
-    """Return whether the server can tell what is on its disk. It is asked, because versions do not tell."""
+    """Return whether the server can report what is on its disk. It is asked, because versions do not show it."""
     try:
         client.execute_command("WAITAOF", 0, 0, 1)
     except ResponseError as error:
@@ -212,7 +212,7 @@ def _has_jobs(client: Client) -> bool:
 
 
 def _jemalloc(client: Client) -> dict[str, str]:
-    """Return the settings of jemalloc that the server tells."""
+    """Return the settings of jemalloc that the server reports."""
     try:
         stats = _text(client.execute_command("MEMORY", "MALLOC-STATS"))
     except (ResponseError, PenstockError):

@@ -62,7 +62,7 @@ class Durability:
         return [*wait, (b"WAIT", b"%d" % self.replicas, b"%d" % ROUND_MS)] if self.replicas else wait
 
     def shortfall(self, replies: Sequence[Reply], where: Client) -> str:
-        """Return what is missing, by the replies to `commands`, or an empty text. Raises what the server refused."""
+        """Return what is missing, by the replies to `commands`, or ''. Raises the first refusal among them."""
         lacking, answers = [], list(replies)
         for answer in answers:
             if isinstance(answer, ResponseError):
@@ -82,7 +82,7 @@ def touch_command(stream: Stream) -> Command:
 
 
 def require_durable(client: Client, durability: Durability) -> None:
-    """Raise ServerUnsuitable if the server cannot keep the level. It is asked, because versions do not tell."""
+    """Raise ServerUnsuitable if the server cannot keep the level. It is asked, because versions do not show it."""
     if durability.fsync:
         try:
             client.execute_command("WAITAOF", 1, 0, 1)
@@ -108,7 +108,7 @@ def _no_fsync(text: str, client: Client, durability: Durability) -> str:
 
 
 def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
-    """Report what a write waits for. Raises DurabilityLost after `SAFE_S`."""
+    """Report the reason of a write's wait. Raises DurabilityLost after `SAFE_S`."""
     try:
         wait.because("durability", lambda: f"durability {str(durability)!r}: {lacking}", SAFE_S)
     except WaitTimeout as error:
@@ -119,7 +119,7 @@ def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
 
 
 def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
-    """Wait for one round, and return whether everything written so far is as safe as the level demands."""
+    """Wait for one round, and return whether everything written is as safe as the level demands."""
     return not _lacking(client, stream, durability)
 
 
@@ -131,7 +131,7 @@ def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
 
 
 def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
-    """Return once everything written so far, on any connection, is as safe as the level demands."""
+    """Return once everything written, on any connection, is as safe as the level demands."""
     wait = Wait(notify)
     while durability.commands() and (lacking := _lacking(client, stream, durability)):
         await_safety(wait, durability, lacking)

@@ -46,28 +46,29 @@ ALLOCATOR_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 )
 """Settings that keep freed pages: entries above 1 MB moved 0.5 GB/s without and 1.6 GB/s with them.
 
-They also let a build use these pages again, however many lie together. By itself, jemalloc does not use pages that are
-more than 64 times what is asked for, such as a released epoch, and takes new ones: a budget of 1 GiB took 2.3 GB. A
-build ignores settings of another allocator.
+They also let a build use these pages again in groups of any size. The default of jemalloc does not reuse a group of
+pages that is more than 64 times the request, such as a released epoch. It takes new pages: a budget of 1 GiB took 2.3
+GB. A build ignores settings of another allocator.
 """
 
 _PROTECTED: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("enable-protected-configs", "enable-debug-command", "enable-module-command"), "no")
 )
-"""Settings by which no client makes the server write a file of another name, load a module or crash. Redis 6.2 has
-none."""
+"""Settings by which no client can make the server write a file of another name, load a module or crash.
+
+Redis 6.2 has none of them."""
 _PROTECTED_SINCE = 7
 _UNNAMED: Mapping[str, str] = MappingProxyType({"rename-command DEBUG": '""', "rename-command MODULE": '""'})
-"""The same for Redis 6.2, for two of the three. CONFIG stays, because users change settings of a running server.
+"""Two of these three protections, for Redis 6.2. CONFIG stays, because users change settings of a running server.
 
 So a client with the password of a Redis 6.2 can make it write files as the user who started it.
 """
 
 _START_S = 20.0
-"""How long a server may stay silent. One that reports that it loads its append-only file has the time it needs."""
+"""The longest silence of a server at its start. One that reports that it loads its append-only file has more time."""
 _AOF_GRACE_S = 10.0
 _PROBE_S = 1.0
-"""How long to wait for one answer at the start. Then the silence is reported, and the server asked again."""
+"""The longest wait for one answer at the start. Then the silence is reported, and the server asked again."""
 _LONGEST_ANSWER = 1024
 _AOF_NAMES = ("appendonly.aof", "appendonlydir")
 """The names in Redis 6.2 and in later versions. Servers without a umask of their own made them readable for everybody.
@@ -92,12 +93,12 @@ class EmbeddedServer:
         appendonly: Keep an append-only file.
         directory: Folder of the append-only file and of the server's password (default: a private one, removed at the
             end).
-        password: What clients must give; ``""`` lets in every user of this host. The default is a random one. With
+        password: The password of clients; ``""`` lets in every user of this host. The default is a random one. With
             ``appendonly`` and ``directory`` it is kept there, so that clients survive a restart.
-        extra: Further redis.conf settings; they have the last word, ``requirepass`` included.
+        extra: Further redis.conf settings, which override all others, ``requirepass`` included.
 
     Raises:
-        ServerUnsuitable: Nothing to run, or it refuses its settings, or ``directory`` cannot be used.
+        ServerUnsuitable: No executable was found, or it refuses its settings, or ``directory`` cannot be used.
         ServerUnavailable: The port is taken, or the server gives no answer.
     """
 
@@ -170,7 +171,7 @@ class EmbeddedServer:
 
     @property
     def is_running(self) -> bool:
-        """True until ``kill``, ``close`` or an end of its own."""
+        """True until ``kill``, ``close`` or an unexpected end."""
         return self._watcher is not None and self._watcher.poll() is None
 
     def last_words(self) -> str:
@@ -288,7 +289,7 @@ class EmbeddedServer:
             with _pipe(self._watcher.stdin) as stop:
                 stop.write(b"stop\n")  # closing alone says nothing while a forked child still holds a copy
         except (BrokenPipeError, ValueError):
-            pass  # the watcher ended with its server, or was told before
+            pass  # the watcher ended with its server, or was asked before
         self._reap()
         self._watcher = None
 
@@ -328,8 +329,9 @@ def _make_folder(data: Path) -> None:
 
 
 def _require_own(data: Path) -> None:
-    """Refuse files of other users: the server runs every command of an append-only file, and trusts the password beside
-    it.
+    """Refuse files of other users.
+
+    The server runs every command of an append-only file, and trusts the password in its folder.
     """
     steps = walk(data)
     if why := why_not_write(steps[:-1], steps[-1:], User.current()):

@@ -39,7 +39,8 @@ def largest_block(budget_bytes: int) -> int:
 
 
 def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None:
-    """Raise TooLarge if readers in canonical order could wait for ever for a step of so many samples, over all ranks.
+    """Raise TooLarge if readers in canonical order could wait for ever for a step of ``samples`` samples, over all
+    ranks.
 
     The entries of a step have to fit the reserved quarter of one partition's budget, with ``kept_steps`` that are kept
     behind it. That includes a block on either side that is only partly of the step. For ragged tensors, and before the
@@ -72,7 +73,10 @@ class ServerMemory:
 
     @property
     def left_bytes(self) -> int | None:
-        """The bytes that writers may still take: below 0 if others took of the reserve, None without a limit."""
+        """The bytes that writers may still take.
+
+        It is negative if others took of the reserve, and None without a limit.
+        """
         return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
 
 
@@ -132,8 +136,8 @@ def admit_stream(
         client: The streams' server.
         name: The stream.
         budget_bytes: The wanted budget. None keeps that of an existing stream. A new one takes `default_budget`.
-        payload: Where a new stream keeps its payloads; see ``Stream.payload``.
-        notify: Is told the budget of a new stream that takes less than DEFAULT_BUDGET_BYTES.
+        payload: The payload storage of a new stream; see ``Stream.payload``.
+        notify: Called with the budget of a new stream that takes less than DEFAULT_BUDGET_BYTES.
 
     Returns:
         The budget to make the stream with, or None for that of the existing stream.
@@ -173,8 +177,8 @@ def admit_stream(
 def default_budget(client: Client, name: str, payload: str | None = None) -> int:
     """Return the budget of a new stream that names none.
 
-    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the server's memory where that is less. So
-    there is always room for a further stream.
+    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the server's memory if that is less. So there
+    is always space for a further stream.
     """
     limit = read_memory(client).limit_bytes
     if not limit or payload not in (None, "inline"):
