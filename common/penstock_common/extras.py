@@ -38,7 +38,8 @@ def needed(module: str, user: str, hint: str = "") -> Iterator[None]:
 
     Args:
         module: A module of PACKAGES. An import of any other module fails as it did.
-        user: The feature that needs it, at the start of the sentence. hint: Further advice, at its end.
+        user: The feature that needs it, at the start of the sentence.
+        hint: Further advice, at its end.
 
     Raises:
         MissingExtra: The module is not installed. A module that is installed and broken raises its own error.

@@ -1,6 +1,6 @@
 """Penstock feeds training jobs through Redis Streams: ``penstock.Writer`` on one side, ``penstock.Loader`` on another.
 
-Public names only, each loaded when first used: importing the package loads nothing else.
+It has public names only. Each is loaded at its first use, and importing the package loads nothing else.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ _HOMES = {
 }
 
 _MODULES = ("errors", "jax", "keras", "tensorflow", "torch")
-"""``penstock.tensorflow.dataset`` without an import of its own; who does not use it has no framework loaded."""
+"""Modules that need no import of their own, such as ``penstock.tensorflow.dataset``. They load a framework at their
+first use.
+"""
 
 
 def __getattr__(name: str) -> object:
@@ -90,7 +92,7 @@ def __getattr__(name: str) -> object:
 
 
 def _imported(module: str) -> ModuleType:
-    """Import a module without garbage collection: beside a framework one takes 0.1 s, and finds nothing here."""
+    """Import a module without garbage collection, which takes 0.1 s if a framework is loaded, and finds nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

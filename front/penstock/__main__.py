@@ -1,6 +1,6 @@
-"""The ``penstock`` command: finds the command asked for, runs it, and turns what ends it into an exit code.
+"""The ``penstock`` command: finds the named command, runs it, and turns its end into an exit code.
 
-Exit codes: 0 done, 1 a PenstockError (one line on stderr), 2 wrong usage, 130 Ctrl-C, 141 our output's reader left.
+Exit codes: 0 done, 1 a PenstockError (one line on stderr), 2 wrong usage, 130 Ctrl-C, 141 a closed pipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHER_NAMES = {"train": "run", "start": "run", "list": "inspect", "ls": "inspec
     "remove": "delete",
     "watch": "monitor",
 }
-"""What newcomers call a command -> its name."""
+"""Names that newcomers use for a command -> its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `penstock ... | head`: say nothing, and let nothing be flushed into the closed pipe at exit
+        # `penstock ... | head`: print nothing, and let nothing be flushed into the closed pipe at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
@@ -83,12 +83,15 @@ def _dispatch(argv: list[str], console: Console) -> int:
 
 
 def _command_at(argv: Sequence[str]) -> int:
-    """Return where a line that begins with options has its command; 0 if it has none."""
+    """Return the position of the command in a line that begins with options, or 0 if there is none."""
     return next((at for at, word in enumerate(argv) if word in COMMANDS), 0)
 
 
 def _moved(argv: Sequence[str], command_at: int) -> str:
-    """Return the line to type in place of one that begins with options: they come last, but before a ``--``."""
+    """Return the line to type instead of one that begins with options.
+
+    Options come last, but before a ``--``.
+    """
     rest = list(argv[command_at:])
     end = rest.index("--") if "--" in rest else len(rest)
     return f"type `{shlex.join(['penstock', *rest[:end], *argv[:command_at], *rest[end:]])}`"

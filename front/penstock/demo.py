@@ -95,7 +95,7 @@ def write_digits(folder: Path, samples: int) -> tuple[DigitFiles, DigitFiles]:
 WORK = 200
 """Side of the enlarged image in pixels, which decides the time: 5 ms on a 2.5 GHz core."""
 DEGREES, ZOOM, SHIFT, WARP, NOISE = 10.0, 0.08, 0.04, 0.01, 0.03
-"""Largest rotation; zoom, shift and warp as parts of the side; noise as a part of full brightness."""
+"""Largest rotation in degrees. Zoom, shift and warp are parts of the side, and noise is a part of full brightness."""
 
 Array = NDArray[np.float32]
 
@@ -136,7 +136,7 @@ def _smooth_noise(rng: np.random.Generator) -> Array:
 
 
 def _sampled(image: Array, y: Array, x: Array) -> Array:
-    """Interpolate bilinearly; outside is the edge."""
+    """Interpolate bilinearly. Positions outside the image take the value of its edge."""
     y, x = np.clip(y, 0, WORK - 1.001), np.clip(x, 0, WORK - 1.001)
     top, left = y.astype(np.int32), x.astype(np.int32)
     dy, dx = y - top, x - left
@@ -150,7 +150,9 @@ def _sampled(image: Array, y: Array, x: Array) -> Array:
 
 MODELS = {"keras": ("convnet", "dense"), "numpy": ("numpy-small", "numpy-large")}
 LEARNING_RATE = 3e-3
-"""At the start; it falls to zero along a cosine over the planned steps, which steadies the last epoch's accuracy."""
+"""The learning rate at the start. It falls to zero along a cosine over the planned steps, which steadies the last
+epoch's accuracy.
+"""
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 """Images float32 [n, 32, 32, 1], labels int64 [n]."""
@@ -292,16 +294,17 @@ def _reduced(images: NDArray[Any]) -> NDArray[Any]:
     return reduced
 
 
-# --- the trainer process: trains one model, and says how far it is as lines of JSON on stdout -------------------------
+# --- the trainer process: trains one model, and reports its progress as lines of JSON on stdout
+# -------------------------
 
 
 @dataclass(frozen=True)
 class TrainerTask:
-    """The work of one trainer: the first line of its stdin, as JSON, because every user reads command lines."""
+    """The work of one trainer, as JSON in the first line of its stdin, because every user can read command lines."""
 
     url: str = field(repr=False)
     model: str
-    """The model, and its group."""
+    """The name of the model, and of its group."""
     epochs: int
     train: str
     """The folder of images."""
@@ -310,7 +313,10 @@ class TrainerTask:
 
 
 class _Speed:
-    """Samples a second, and the part of the time spent waiting, from the end of the first step: it compiles."""
+    """The rate of a training and its share of waiting.
+
+    They are measured from the end of the first step, because that step compiles.
+    """
 
     def __init__(self) -> None:
         self._first: tuple[float, int, float] | None = None
@@ -320,7 +326,7 @@ class _Speed:
         self._first = self._first or (time.monotonic(), samples, waited_s)
 
     def result(self, samples: int, waited_s: float) -> dict[str, float]:
-        """Return what was measured until now."""
+        """Return the measurements until now."""
         began, before, waited_before = self._first or (time.monotonic(), samples, waited_s)
         seconds = max(time.monotonic() - began, 1e-9)
         return {"rate": (samples - before) / seconds, "waited": (waited_s - waited_before) / seconds}
@@ -328,7 +334,7 @@ class _Speed:
 
 def trainer_main() -> int:
     """Train and test a model, and on the word ``compare`` train it again without Penstock."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the demo's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the demo handles Ctrl-C
     task = TrainerTask(**json.loads(sys.stdin.readline()))
     go = threading.Event()
     threading.Thread(target=_listen, args=(go,), daemon=True).start()
@@ -350,14 +356,14 @@ def trainer_main() -> int:
 
 
 def _listen(go: threading.Event) -> None:
-    """Wait for ``compare``. The end of stdin is the end of the demo, whatever ended it."""
+    """Wait for ``compare``. The end of stdin means that the demo ended, for any reason."""
     for _ in sys.stdin:
         go.set()
     os._exit(1)
 
 
 def _tell(**message: Any) -> None:
-    assert sys.__stdout__ is not None  # frameworks print to sys.stdout now and then
+    assert sys.__stdout__ is not None  # frameworks sometimes print to sys.stdout
     sys.__stdout__.write(json.dumps(message) + "\n")
     sys.__stdout__.flush()
 
@@ -389,7 +395,7 @@ def _train(task: TrainerTask, model: Model) -> dict[str, float]:
 
 
 def _train_alone(images: DigitFiles, model: Model, seed: int) -> dict[str, float]:
-    """Train the same model with the same transform; this process makes every batch itself."""
+    """Train the same model with the same transform. This process makes every batch itself."""
     speed, samples, making_s = _Speed(), 0, 0.0
 
     def batches() -> Iterator[Arrays]:
@@ -418,7 +424,7 @@ def _stacked(samples: Iterable[Mapping[str, Any]]) -> Arrays:
 # --- the demo ---------------------------------------------------------------------------------------------------------
 
 ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",  # what TensorFlow finds and misses on this machine is another story
+    "TF_CPP_MIN_LOG_LEVEL": "3",  # TensorFlow's notes on this machine are not part of the demo
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "KERAS_BACKEND": "tensorflow",
     "OPENBLAS_NUM_THREADS": "1",  # small matrices, and the workers need the cores too
@@ -444,7 +450,7 @@ class TrainerProcess:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process; its stderr is kept for the case that it fails."""
+        """Start the process. Its stderr is kept in case it fails."""
         self.is_started = True
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self._process = subprocess.Popen(
@@ -461,7 +467,7 @@ class TrainerProcess:
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead, and `check` says why
+        with contextlib.suppress(BrokenPipeError):  # the process is dead, and `check` gives the reason
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
@@ -527,11 +533,11 @@ class DemoOptions:
     epochs: int
     workers: int
     trainer: str | None
-    """``keras``, ``numpy``, or None: Keras where it is installed."""
+    """``keras``, ``numpy``, or None for Keras if it is installed."""
 
     @property
     def needs_goal(self) -> bool:
-        """Return True if the models must reach the goal, which is promised for the whole demo only."""
+        """Return True if the models must reach the goal, which is promised only for the whole demo."""
         return self.samples * self.epochs >= 1700 * 3
 
 
@@ -555,7 +561,7 @@ def run_demo(
 ) -> DemoOutcome:  # fmt: skip
     """Write digits into a folder, produce and train on them, and train again without Penstock.
 
-    Every process that it starts ends with it. It says each stage in plain words as it comes.
+    Every process that it starts ends with it. It prints each stage in plain words.
     """
     trainer = options.trainer or _choose_trainer(console)
     train, held_out = write_digits(folder, options.samples)
@@ -599,7 +605,7 @@ def run_demo(
             while summary is None or any("trained" not in one.results for one in trainers):
                 time.sleep(POLL_S)
                 if production.is_done:
-                    summary = production.wait()  # raises what ended it
+                    summary = production.wait()  # raises the error that ended it
                 if production.progress is not seen:
                     seen = production.progress
                     pids.update(seen.pids)
@@ -640,4 +646,4 @@ if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         code = trainer_main()
     sys.stdout.flush()
-    os._exit(code)  # TensorFlow's threads have nothing left to say
+    os._exit(code)  # nothing of TensorFlow's threads is needed any more

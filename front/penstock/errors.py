@@ -1,6 +1,6 @@
 """``penstock.errors``: the errors to catch. Each is a `penstock.PenstockError` and a builtin such as `ValueError`.
 
-docs/troubleshooting.md has a section for each: how its line reads, what is behind it, and what helps.
+docs/troubleshooting.md has a section for each: its text, its causes, and what helps.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ __all__ = [
     "WritesRefused",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> NoReturn:
         raise no_such_name(__name__, name, __all__, sys._getframe(1))

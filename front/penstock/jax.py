@@ -13,7 +13,7 @@ with needed("jax", "penstock.jax"):
 
 __all__ = ["Dataset", "dataset"]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one that is there
+if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
     def __getattr__(name: str) -> NoReturn:
         raise no_such_name(__name__, name, __all__, sys._getframe(1))

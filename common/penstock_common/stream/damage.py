@@ -95,7 +95,8 @@ def unreadable_value(where: str, error: Exception, key: str = "") -> DamagedKey:
 
     Args:
         where: The key, or a part of it, in words.
-        error: The parser's error. key: The key to repair, if ``where`` does not end with it.
+        error: The parser's error.
+        key: The key to repair, if ``where`` does not end with it.
     """
     repair = repair_of(key or _named_last(where))
     # the representation of a redis error is its class alone

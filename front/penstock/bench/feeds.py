@@ -26,21 +26,21 @@ from penstock_producer.sources.protocol import AnySource
 Feed = Callable[[AnySource, int, int], Iterator[int]]
 """Source, samples of a batch, worker processes -> the samples of each batch."""
 AHEAD = 2
-"""Batches that each worker makes before they are asked for, as DataLoader's ``prefetch_factor``."""
+"""Batches that each worker makes in advance, as DataLoader's ``prefetch_factor``."""
 
 OWNER_S = 0.5
-"""How often a process looks whether its owner lives."""
+"""The time between two checks whether the owner of a process lives."""
 
 
 def from_dataloader(source: AnySource, batch: int, workers: int) -> Iterator[int]:
-    """Yield the batches of a DataLoader, as its user would write it: shuffled, persistent workers, tensors."""
+    """Yield the batches of a DataLoader as a user would write it: shuffled, persistent workers, tensors."""
     from torch.utils.data import DataLoader, IterableDataset
 
     settings: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork", "persistent_workers": True}
     if source.unit == "item":
 
         class Items(IterableDataset):  # type: ignore[misc] # untyped here
-            """DataLoader asks for the class."""
+            """A class, because DataLoader asks for one."""
 
             def __iter__(self) -> Iterator[Any]:
                 return made(source)
@@ -77,7 +77,10 @@ def from_pool(source: AnySource, batch: int, workers: int) -> Iterator[int]:
 
 
 def has_torch() -> bool:
-    """Return whether torch can be imported; importing it here saves each turn the seconds that this takes."""
+    """Return whether torch can be imported.
+
+    Importing it here saves each turn the seconds that this takes.
+    """
     try:
         import torch.utils.data  # noqa: F401
     except ImportError:
@@ -86,7 +89,10 @@ def has_torch() -> bool:
 
 
 class _Samples:
-    """A source as a map-style dataset. A sample that cannot be made is None, and left out of its batch."""
+    """A source as a map-style dataset.
+
+    A sample that cannot be made is None, and is left out of its batch.
+    """
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -106,7 +112,7 @@ class _Samples:
 
 
 class _Order:
-    """Indices without an end: the source's own epochs, one after the other."""
+    """Indices without an end: the source's own epochs, one after another."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -117,7 +123,7 @@ class _Order:
 
 
 def end_with(owner: int, folder: str = "") -> None:
-    """Have this process end when its parent ``owner`` does, even one that is killed, and remove the owner's folder."""
+    """Have this process end when its parent ``owner`` ends, even by SIGKILL, and remove the owner's folder."""
 
     def watch() -> None:
         while os.getppid() == owner:
@@ -130,7 +136,7 @@ def end_with(owner: int, folder: str = "") -> None:
 
 
 def made(source: AnySource, complain: Callable[[SampleError], None] = lambda _: None) -> Iterator[Mapping[str, Any]]:
-    """Yield what the source gives, without an end; ``complain`` is told of each sample that cannot be made."""
+    """Yield the source's samples without an end. ``complain`` is called with each sample that cannot be made."""
     rng = np.random.default_rng()
     while True:
         for number, item in enumerate(source if source.unit == "item" else _Order(source)):
@@ -141,7 +147,7 @@ def made(source: AnySource, complain: Callable[[SampleError], None] = lambda _: 
 
 
 def samples_in(source: AnySource, values: Mapping[str, Any]) -> int:
-    """Return how many samples these values are, of the source that gave them."""
+    """Return how many samples of the source these values are."""
     return _count(values) if _gives_batches(source) else 1
 
 
@@ -188,8 +194,8 @@ def _stacked(values: list[Any]) -> Any:
         return values
     arrays = [np.asarray(value, order="C") for value in values]
     try:
-        return default_collate(arrays)  # into shared memory, if this is a worker
-    except (RuntimeError, TypeError):  # of several shapes, or of a dtype that torch does not know
+        return default_collate(arrays)  # into shared memory, in a worker
+    except (RuntimeError, TypeError):  # different shapes, or a dtype that torch does not know
         return arrays
 
 

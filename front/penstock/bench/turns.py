@@ -1,7 +1,7 @@
-"""The processes of one turn: some trainers, each fed the same way, and with Penstock a producer beside them.
+"""The processes of one turn: some trainers, all fed in the same way, and with Penstock a producer, too.
 
 All are forked from a process without threads, and end with it. A turn is timed from batch to batch, once every trainer
-has had its first ones: starts and imports are nobody's.
+has had its first batches, so starts and imports are not counted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from penstock_producer.sources.protocol import AnySource
 
 STREAM = "bench"
 PATIENCE_S = 120.0
-"""How long a turn may go without a batch of some trainer."""
+"""The longest time in a turn without a batch of some trainer."""
 END_S = 15.0
-"""How long the processes of a turn may take to end."""
+"""The longest time that the processes of a turn may take to end."""
 WARM_UP = 0.25
-"""The part of a turn that is not timed: caches and free pages are found, buffers fill."""
+"""The part of a turn that is not timed, while caches, free pages and buffers fill."""
 _LOOK_S = 0.05
 _FORK = get_context("fork")
 _ENDING = {signal.SIGINT, signal.SIGTERM}
@@ -51,7 +51,7 @@ class Taste:
     """The shape and size of one sample of the source."""
 
     seconds: float
-    """To make it, alone in one process."""
+    """The time to make it, alone in one process."""
     nbytes: float
 
 
@@ -61,11 +61,11 @@ class Setup:
 
     config: SourceConfig
     source: AnySource
-    """What ``config`` describes, open; epochs of ``config`` may be longer."""
+    """The open source that ``config`` describes. The epochs of ``config`` may be longer."""
     sample: Taste
     url: str
     folder: str
-    """For segments; empty where there are none."""
+    """The folder for segments, or '' without segments."""
     spec: Mapping[str, Any] | None
     batch: int
     workers: int
@@ -74,7 +74,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class FeedMethod:
-    """One way to feed a trainer: by ``feed``, or by a stream whose payloads lie where ``payload`` says."""
+    """One way to feed a trainer: by ``feed``, or by a stream with the payload storage ``payload``."""
 
     name: str
     feed: Feed | None = None
@@ -82,23 +82,23 @@ class FeedMethod:
 
 
 class Turn:
-    """The processes, in a ``with`` block."""
+    """The processes of one turn, as a ``with`` block."""
 
     def __init__(self, setup: Setup, side: FeedMethod, trainers: int) -> None:
         self._setup, self._side, self._trainers = setup, side, trainers
         self._cells = _FORK.Array("d", 2 * trainers)
-        """Of each trainer its samples, and when it had the latest of them."""
+        """For each trainer, its samples and the time of the latest of them."""
         self._complaints = _FORK.SimpleQueue()
         self._processes: list[BaseProcess] = []
 
     def rate(self, seconds: float) -> float:
-        """Return the samples per second of all trainers. Takes ``seconds``, the start included, or a little longer.
+        """Return the samples per second of all trainers. It takes ``seconds``, including the start, or a little longer.
 
         Raises:
             PenstockError: A process ended, or a trainer had no batch for two minutes.
         """
         began = time.monotonic()
-        for number in range(self._trainers):  # here, so that whatever interrupts it is within the `with` block
+        for number in range(self._trainers):  # inside the `with` block, which ends the processes after any interruption
             self._start(self._train, number, max(1, self._setup.workers // self._trainers))
         if self._side.feed is None:
             self._start(self._produce)
@@ -149,14 +149,15 @@ class Turn:
     # --- in the processes -----------------------------------------------------------------------------------------
 
     def _start(self, work: Callable[..., None], *args: Any) -> None:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # none is forked and forgotten
+        # a signal must not come between a fork and the note of its pid
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             self._processes.append(_started(self._guarded, os.getpid(), work, *args))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _guarded(self, owner: int, work: Callable[..., None], *args: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner hears it, and ends us
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner gets it, too, and ends this process
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         end_with(owner, self._setup.folder)
         try:
@@ -175,7 +176,7 @@ class Turn:
                 self._cells[2 * number + 1] = time.monotonic()
 
     def _from_feed(self, workers: int) -> Iterator[int]:
-        """Ends between batches: torch's workers complain of one that is broken off."""
+        """Yield batches, and end between two of them, because torch's workers report an interrupted batch."""
         ended = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: ended.set())
         assert self._side.feed is not None
@@ -214,10 +215,10 @@ def measure(
     seconds: float,
     tell: Callable[[int, str], None],
 ) -> dict[int, dict[str, list[float]]]:
-    """Run all turns, every other round backwards, and tell how many are done and what the latest found.
+    """Run all turns, every other round backwards. ``tell`` gets the number of finished turns and the latest result.
 
     Returns:
-        Number of trainers -> name of side -> samples per second, of each round.
+        Number of trainers -> name of method -> samples per second in each round.
     """
     rates: dict[int, dict[str, list[float]]] = {count: {side.name: [] for side in sides} for count in trainers}
     turns = [(count, side) for count in trainers for side in sides]
@@ -233,12 +234,12 @@ def measure(
 
 
 def rounds_in(seconds: float) -> int:
-    """Return how many rounds there are: turns that are too short tell nothing."""
+    """Return the number of rounds. Turns that are too short give no reliable rate."""
     return 3 if seconds >= 60 else 1
 
 
 def taste(source: AnySource, seconds: float) -> Taste:
-    """Make samples for some ``seconds``, in a process of its own.
+    """Make samples for about ``seconds``, in a separate process.
 
     Raises:
         PenstockError: No sample can be made.
@@ -258,7 +259,7 @@ def taste(source: AnySource, seconds: float) -> Taste:
 
 
 def repeated(config: SourceConfig, source: AnySource, samples: int) -> SourceConfig:
-    """Return a source of epochs of at least ``samples``, so that no turn sees an epoch's end, where that can be."""
+    """Return a source with epochs of at least ``samples``, if possible, so that no turn meets an epoch's end."""
     if source.unit != "sample" or len(source) >= samples:
         return config
     if isinstance(config, WeightedConfig):
@@ -283,7 +284,7 @@ def _costs(source: AnySource, seconds: float) -> tuple[float, float]:
             raise TooManyBad(f"{bad} samples cannot be made; the last: {error}")
 
     samples = made(source, complain)
-    first = next(samples)  # untimed: it pays for imports
+    first = next(samples)  # not timed, because it includes imports
     count = samples_in(source, first)
     nbytes = sum(len(value) if isinstance(value, bytes) else np.asarray(value).nbytes for value in first.values())
     began, timed = time.perf_counter(), 0
@@ -295,7 +296,7 @@ def _costs(source: AnySource, seconds: float) -> tuple[float, float]:
 def _started(work: Callable[..., None], *args: Any) -> BaseProcess:
     process = _FORK.Process(target=work, args=args)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: a library's, which are idle
+        warnings.simplefilter("ignore", DeprecationWarning)  # a library's threads are idle at this fork
         process.start()
     return process
 

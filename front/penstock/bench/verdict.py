@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WORTH = 1.1
-"""Penstock is one more thing to run, and segments tie it to one host: each must gain a tenth to be proposed."""
+"""The least gain for a recommendation. Penstock is one more thing to run, and segments tie it to one host."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The way to feed so many trainers that the rates recommend, and the reason."""
+    """The way of feeding that the rates recommend for a number of trainers, and the reason."""
 
     trainers: int
     base: str
-    """The name of the side without Penstock."""
+    """The name of the method without Penstock."""
     use: str
-    """The name of the side to use."""
+    """The name of the method to use."""
     ratios: Mapping[str, Ratio]
-    """Side -> its rate relative to ``base``, of all other sides."""
+    """Method -> its rate relative to ``base``, for all other methods."""
     rounds: int
     is_close: bool
-    """The rounds disagree, so another run might say otherwise."""
+    """Whether the rounds disagree, so that another run might have another result."""
 
     @property
     def sentence(self) -> str:
-        """Says what to do, and after that why."""
+        """Return what to do, and then why."""
         one = self.trainers == 1
         whom, base = ("1 trainer", f"a {self.base}") if one else (f"{self.trainers} trainers", f"one {self.base} each")
         found = ", ".join(f"{side} {ratio}" for side, ratio in self.ratios.items())
@@ -52,7 +52,7 @@ class Recommendation:
 
 
 def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Recommendation:
-    """Return the verdict on the rates of each side, round by round; the first side is the one without Penstock."""
+    """Return the recommendation for the rates of each method, round by round. The first is the one without Penstock."""
     base, *others = rates
     ratios = {side: _ratio(rates[side], rates[base]) for side in others}
     use, least = base, Ratio(1.0, 1.0, 1.0)

@@ -15,7 +15,9 @@ class Finding:
 
     check: str
     severity: Severity
-    """``error``: data or runs will be lost, or nothing works. ``warning``: it will hurt. ``note``: good to know."""
+    """``error``: data or runs will be lost, or nothing works. ``warning``: it will cause trouble. ``note``:
+    information.
+    """
     found: str
     mend: str = ""
     """The exact command or setting, or empty if nothing is to be done."""

@@ -9,7 +9,7 @@ from penstock_common.explain.queues import ForeignWorker
 
 
 def only_own_workers(found: Sequence[ForeignWorker]) -> list[Finding]:
-    """Return a finding for each plain `rq worker`: it can do no job, and each that it takes is delayed."""
+    """Return a finding for each plain `rq worker`, which can do no job, and delays each job that it takes."""
     if not found:
         return [ok("workers", "no other program takes jobs")]
     return [

@@ -14,13 +14,12 @@ FLOOR = {"redis": (6, 2), "valkey": (7, 2)}
 SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
 """A writer commits a block of 1 MB in some ms, so a longer round trip limits its rate."""
 SLOW_BYTES_PER_S = 100e6
-"""Below it a single trainer of 150 kB samples gets less than 700 of them a second."""
+"""Below this rate, a single trainer of 150 kB samples gets less than 700 of them a second."""
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
 CROWDED = 0.8
 LEAST_FIT = 16
-"""The lg of the factor by which a range of freed pages may be larger than a request and still be used: some KB of a GB.
-"""
+"""The lg of the factor by which a range of freed pages may exceed a request and still be used: some KB of a GB."""
 
 
 def _set(name: str, value: object) -> str:
@@ -59,9 +58,7 @@ def eviction(facts: ServerFacts) -> Finding:
 
 
 def memory(facts: ServerFacts) -> Finding:
-    """Check that writers meet their budget before the server meets its limit, and the server before the host meets its
-    own.
-    """
+    """Check the limits: writers must reach their budget before the server's limit, and the server before the host's."""
     limit, used = int(facts.info.get("maxmemory", 0)), int(facts.info.get("used_memory", 0))
     host = int(facts.info.get("total_system_memory", 0))
     budgets = sum(facts.budgets.values())
@@ -105,7 +102,7 @@ def memory(facts: ServerFacts) -> Finding:
 def allocator(facts: ServerFacts) -> Finding:
     """Check the allocator: entries above 1 MB move at a third of the rate if freed pages go back to the kernel.
 
-    Kept pages must also be used again: by itself, jemalloc takes new ones for requests of less than a 64th of them.
+    Kept pages must also be used again. By default, jemalloc takes new pages for a request of less than a 64th of them.
     """
     kind = str(facts.info.get("mem_allocator", "unknown"))
     if kind.startswith("jemalloc"):
@@ -143,7 +140,10 @@ def _keep(kind: str) -> str:
 
 
 def persistence(facts: ServerFacts) -> Finding:
-    """Check the disk: if it cannot be written, all writers stop, and snapshots fork the server after so many writes."""
+    """Check the disk.
+
+    If it cannot be written, all writers stop. Snapshots fork the server after a number of writes.
+    """
     info = facts.info
     for key, what in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if info.get(key, "ok") != "ok":
@@ -168,7 +168,10 @@ def persistence(facts: ServerFacts) -> Finding:
 
 
 def output_buffers(facts: ServerFacts) -> Finding:
-    """Check the limit of a reader's buffer: a smaller one cuts off a reader that asked for 64 MB, which asks again."""
+    """Check the limit of a reader's buffer.
+
+    The server disconnects a reader that asks for 64 MB if its limit is smaller, and the reader asks again.
+    """
     limits = (_setting(facts, "client-output-buffer-limit") or "").split()
     classes = {limits[at]: limits[at + 1 : at + 4] for at in range(0, len(limits) - 3, 4)}
     normal, replica = classes.get("normal", ["0"]), classes.get("slave", classes.get("replica", ["0"]))
@@ -210,7 +213,7 @@ def backlog(facts: ServerFacts) -> Finding:
 
 
 def role(facts: ServerFacts) -> Finding:
-    """Check that the server is no replica, because nobody can write to one."""
+    """Check that the server is not a replica, which accepts no writes."""
     if facts.info.get("role", "master") != "master":
         where = f"{facts.info.get('master_host', '?')}:{facts.info.get('master_port', '?')}"
         return Finding("role", "error", "it is a replica: nobody can write", f"use --url redis://{where}")
@@ -273,7 +276,7 @@ def latency(facts: ServerFacts) -> Finding:
 
 
 def throughput(facts: ServerFacts) -> Finding:
-    """Check a small probe: 32 entries of 1 MB, with plain redis-py, beside all other work."""
+    """Check a small probe: 32 entries of 1 MB, with plain redis-py, during all other work."""
     if facts.written_per_s is None or facts.read_per_s is None:
         return ok("throughput", f"not measured: {facts.probe_left_out or 'left out'}")
     told = f"{facts.written_per_s / 1e6:,.0f} MB/s written, {facts.read_per_s / 1e6:,.0f} MB/s read"

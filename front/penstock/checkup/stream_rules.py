@@ -120,7 +120,7 @@ def silent_members(facts: StreamFacts) -> Finding:
 
 
 def waiting_writers(facts: StreamFacts) -> Finding:
-    """Check for waiting writers. For a while they are as intended."""
+    """Check for waiting writers. A short wait is normal."""
     snapshot = facts.snapshot
     if not snapshot.waiting or snapshot.waited_s < LONG_WAIT_S:
         return ok("waiting writers", f"{len(snapshot.waiting)}")
@@ -134,7 +134,7 @@ def waiting_writers(facts: StreamFacts) -> Finding:
 
 
 def pace(facts: StreamFacts) -> Finding:
-    """Check the rate: a training that waits for its data is slow, whatever else is well."""
+    """Check the rate: a training that waits for its data is slow, even if all else is well."""
     verdict = seen(None, facts.snapshot)["bottleneck"]
     if verdict["cause"] not in SLOW:
         return ok("pace", verdict["text"])
@@ -156,7 +156,7 @@ def idle_workers(facts: StreamFacts) -> Finding:
 
 
 def silent_workers(facts: StreamFacts) -> Finding:
-    """Check for silent hosts: one that lost its power reports nothing, and other workers have its jobs."""
+    """Check for silent hosts: a host that lost its power reports nothing, and other workers have its jobs."""
     silent = silent_hosts(facts.snapshot)
     if not silent:
         return ok("silent workers", "none")

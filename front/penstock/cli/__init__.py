@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WrongUsage(PenstockError):
-    """Options that contradict each other, or values that mean nothing. The command ends with 2, not with 1."""
+    """Options that contradict each other, or values without a meaning. The command ends with 2, not with 1."""
 
 
 @contextmanager
@@ -72,11 +72,11 @@ COMMANDS: dict[str, Entry] = {
     "delete": Entry("penstock.cli.delete", "remove a stream with all its epochs and groups"),
     "completion": Entry("penstock.cli.completion", "print a script that lets a shell complete penstock's commands"),
 }
-"""In the order of ``penstock --help``."""
+"""The commands in the order of ``penstock --help``."""
 
 
 WIDEST = 110
-"""Columns; longer lines are hard to read."""
+"""The widest help in columns, because longer lines are hard to read."""
 EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
 
 
@@ -102,7 +102,7 @@ class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
     """Sub-commands that explain an unknown word; argparse only lists the known ones."""
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
-        """Return what is wrong with the first word, and what to type; the others are the rest of the line."""
+        """Return what is wrong with the first word, and what to type. The other words are the rest of the line."""
         raise NotImplementedError
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
@@ -113,7 +113,10 @@ class Choices(argparse._SubParsersAction):  # type: ignore[type-arg]
 
 
 class Actions(Choices):
-    """The actions of a command on a stream. A stream in the place of an action is answered by the command to type."""
+    """The actions of a command on a stream.
+
+    For a stream in the place of an action, the error gives the command to type.
+    """
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """See `Choices`."""
@@ -128,9 +131,9 @@ class Actions(Choices):
 
 
 _FEW = 12
-"""Options that fit on a line."""
+"""The most options that fit on a line."""
 _OTHER_NAMES = {"--workers": ("processes",), "--num-workers": ("workers", "processes"), "--size": ("resize",)}
-"""What an option is called elsewhere -> what it may be called here."""
+"""Name of an option elsewhere -> the names that it may have here."""
 _EXAMPLES = {
     "stream": "train",
     "group": "resnet",
@@ -190,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _refuse_repeated(self, words: list[str]) -> None:
-        """End with 2 where an option of one value is given two: the last one would win in silence."""
+        """End with 2 if an option with one value is given two. Otherwise the last one would win silently."""
         seen: dict[str, str] = {}
         for at, word in enumerate(words[: words.index("--")] if "--" in words else words):
             name, _, value = word.partition("=")
@@ -202,7 +205,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{name} is given twice, with {seen[action.dest]!r} and {value!r}: once is enough")
 
     def _why_too_many(self, word: str, given: Sequence[str]) -> str:
-        """Return why an argument that is no option has no place; '' if nothing can be said."""
+        """Return why an unexpected argument is wrong here, or '' if no reason is known."""
         if "--" in given:
             return "`penstock run` starts a training command; this one starts none"
         if word.startswith("-") or word not in given:
@@ -277,13 +280,13 @@ def url_of(args: argparse.Namespace) -> str:
 
 
 def typed(command: str, args: argparse.Namespace, client: Client) -> str:
-    """Return a proposed command as it has to be typed to reach the server that was looked at."""
+    """Return a proposed command as it must be typed to reach the same server."""
     if "CONFIG SET" in command:
         from penstock_common.stream.servers.suitability import takes_config
 
         if not takes_config(client):
             command = _CONFIG_SET.sub(r"set \1 to \2 where the server is managed, because it refuses CONFIG", command)
-    is_told = bool(args.url) and "@" not in args.url  # a password is not for screens and logs
+    is_told = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
     if where := args.url if is_told else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")
     if is_told:
@@ -293,7 +296,10 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
 
 
 def _url_in_shell(args: argparse.Namespace) -> str:
-    """Return what a shell turns into the URL, which may hold a password; empty for Redis' own port on this host."""
+    """Return an expression that a shell expands to the URL, which may hold a password.
+
+    It is '' for Redis' own port on this host.
+    """
     from penstock_common.settings import DEFAULT_URL, Settings
 
     settings = Settings.from_environment()
@@ -332,12 +338,12 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 def accepted_by(parser: str, *before: str) -> Callable[[str], str]:
-    """Return an argparse type: a text, as it is, that one of our functions takes.
+    """Return an argparse type: an unchanged text that one of our functions accepts.
 
     Args:
         parser: ``module:function`` or ``module:Class.method``, imported once there is a text. It raises PenstockError
-            for a text that means nothing.
-        before: What the function is given before the text.
+            for an invalid text.
+        before: The function's arguments before the text.
     """
 
     def text_itself(text: str) -> str:

@@ -1,4 +1,4 @@
-"""``penstock audit``: proves that nothing was lost and nothing is duplicated, or names what is."""
+"""``penstock audit``: proves that no sample is lost or duplicated, or names those that are."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def print_report(report: AuditReport, console: Console) -> None:
 
 
 def _remarks(epoch: EpochAudit) -> Iterator[str]:
-    """Yield what is no fault and worth knowing."""
+    """Yield remarks that are worth knowing and are not faults."""
     if epoch.trimmed:
         yield f"{epoch.trimmed} entries were trimmed: every group that held data had acknowledged them"
     for name, group in epoch.groups.items():
@@ -164,7 +164,7 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
 
 
 def _advice(report: AuditReport) -> Iterator[str]:
-    """Return what to do about what was found."""
+    """Yield advice on the findings."""
     name = report.stream
     if lost := [str(epoch.epoch) for epoch in report.epochs if epoch.server_losses]:
         yield (

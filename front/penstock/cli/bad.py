@@ -1,4 +1,4 @@
-"""``penstock bad``: lists bad samples and dead letters, shows one, gives one to its group again, or goes on without."""
+"""``penstock bad``: lists bad samples and dead letters, shows one, gives one to its group again, or discards one."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _ago(since_ms: int) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return one line without control characters, because a reason may quote what a forger wrote."""
+    """Return one line without control characters, because a reason may quote a forged text."""
     return "".join(c if c.isprintable() else " " for c in text)[:200]
 
 

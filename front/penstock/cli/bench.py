@@ -1,4 +1,4 @@
-"""``penstock bench``: measures the reader's source through a DataLoader and through Penstock, and says which to use."""
+"""``penstock bench``: measures the user's source through a DataLoader and through Penstock, and recommends one."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ HELP = "measure your source through a DataLoader and through Penstock, and say w
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where segments are fastest
 BUDGET_BYTES = 64 << 20
-"""At least; small, so that what payloads are written to is soon in use a second time, as in a long training."""
+"""The least budget. It is small, so that memory for payloads is soon used a second time, as in a long training."""
 TASTE_S = 0.5
 SIDES = 3
 BATCHES = 4
-"""Of each trainer in a turn, at least; a larger ``--batch-size`` is cut."""
+"""The fewest batches of each trainer in a turn. A larger ``--batch-size`` is reduced to fit."""
 
 
 class _BenchParser(Parser):
-    """A source's parser, with what only this command has."""
+    """A source's parser, with the options of this command."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Measure for so many seconds, and print a verdict for each number of trainers."""
+    """Measure for the given seconds, and print a recommendation for each number of trainers."""
     from penstock.bench.turns import measure, rounds_in
     from penstock.bench.verdict import judge
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 @contextlib.contextmanager
 def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
-    """Yield the source, its sample facts, and a server of our own."""
+    """Yield the source, its sample facts, and a private server."""
     from penstock.bench.turns import Setup, repeated, rounds_in, taste
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.sources.open import open_source
@@ -118,7 +118,7 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
 
 @contextlib.contextmanager
 def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
-    """Yield a folder for segments, or an empty text and a notice if there is no space."""
+    """Yield a folder for segments, or '' and a notice if there is no space."""
     room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if room < 2 * budget_bytes:
         console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {budget_bytes >> 19} are needed")

@@ -1,6 +1,6 @@
-"""``penstock completion``: what a shell needs to complete commands, actions, options and their choices.
+"""``penstock completion``: a shell script that completes commands, actions, options and their choices.
 
-The script is made from the very parsers and stands for itself: a press of Tab starts no Python.
+The script is made from the parsers and is complete: a press of Tab starts no Python.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class CompletionPoint:
     """The words that may follow others, such as ``penstock produce images``."""
 
     words: dict[str, str] = field(default_factory=dict)
-    """Sub-commands and choices of arguments, with their help. Where there are some, no file is offered."""
+    """Sub-commands and choices of arguments, with their help. If there are some, no file is offered."""
     options: dict[str, str] = field(default_factory=dict)
     values: dict[str, list[str]] = field(default_factory=dict)
-    """Option that takes a value -> the values it may have; none where it may be anything."""
+    """Option that takes a value -> its allowed values, or none if any value is allowed."""
 
 
 def places() -> dict[str, CompletionPoint]:
@@ -194,12 +194,12 @@ def _described(text: str) -> str:
 
 
 def _colons(text: str) -> str:
-    """Escape what separates a word from its help in zsh's lists."""
+    """Escape the separator between a word and its help in zsh's lists."""
     return text.replace(":", "\\:")
 
 
 def _quoted(text: str) -> str:
-    """Quote a text for bash and zsh: nothing within single quotes has a meaning."""
+    """Quote a text for bash and zsh, in single quotes."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

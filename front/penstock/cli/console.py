@@ -1,6 +1,6 @@
 """All printing: results as lines or JSON on stdout, notices and progress on stderr.
 
-On a terminal rich draws tables, styles and bars, where it is installed. Everything else is plain lines. So is progress
+On a terminal, rich draws tables, styles and bars, if it is installed. All other output is plain lines. So is progress
 on a terminal that the command shares with a program it started.
 """
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _REDRAW_S = 0.1
-"""Ten pictures a second look smooth and cost nothing."""
+"""The time between two drawings. Ten a second look smooth and cost nothing."""
 _WIDEST, _NARROWEST = 30, 5
-"""Columns of a bar. On a terminal too narrow for the least there is none."""
+"""The columns of a bar. A terminal too narrow for the least width has no bars."""
 
 
 class Console:
-    """The output of a command. Threads may print lines at once; bars and lines never mix.
+    """The output of a command. Threads may print lines at any time, and bars and lines never mix.
 
-    Names and reasons may be another program's: no character of theirs commands the terminal.
+    Names and reasons may come from another program. None of their characters controls the terminal.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
         self.progress_shown: ProgressBars | None = None
-        """Bars on the terminal now, if any; they step aside while a line is printed."""
+        """The bars that are on the terminal now, if any. They disappear while a line is printed."""
         self.is_shared = False
         """Whether a program that was started here prints on the same terminal; see `share`."""
 
@@ -54,7 +54,7 @@ class Console:
         return self._err or sys.stderr
 
     def line(self, text: str = "") -> None:
-        """Print a line of the result on stdout, at once."""
+        """Print a line of the result on stdout at once."""
         self._print(printable(text, has_colours=self._shows_colours), self.out)
 
     def lines(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Console:
         self._print(text, self.out)
 
     def notice(self, text: str) -> None:
-        """Print a line about what is going on, on stderr."""
+        """Print a line about the progress of the work on stderr."""
         self._print(printable(text), self.err)
 
     def notices(self, text: str) -> None:
@@ -99,7 +99,7 @@ class Console:
             self.line("  ".join(padded).rstrip())
 
     def style(self, text: str, *names: str) -> str:
-        """Return the text in a style of rich, such as bold or red, where stdout is a terminal that wants it."""
+        """Return the text in a style of rich, such as bold or red, if stdout is a terminal with styles."""
         if not names or not self._shows_colours or self._terminal is None:
             return text
         from rich.style import Style
@@ -107,21 +107,21 @@ class Console:
         return Style.parse(" ".join(names)).render(text)
 
     def share(self) -> None:
-        """Redraw nothing from now on, and print each line on a row of its own: another program prints here, too.
+        """Redraw nothing from now on, and print each line on a separate row, because another program prints here, too.
 
-        Nobody knows where its last line ended, so moving the cursor up would erase lines of that program.
+        The end of its last line is not known, so moving the cursor up would erase lines of that program.
         """
         self.is_shared = True
 
     def row_start(self, stream: TextIO) -> str:
-        """Return what moves the cursor to the start of an empty row of a shared terminal.
+        """Return the characters that move the cursor to the start of an empty row of a shared terminal.
 
         A row of spaces ends on the current row if the cursor was at its start, else on the next one.
         """
         return " " * columns_of(stream) + "\r" if self.is_shared and stream.isatty() else ""
 
     def progress(self, every_s: float = 5.0, clock: Callable[[], float] | None = None) -> ProgressBars:
-        """Return bars on stderr, redrawn in place on a terminal of our own, else lines every ``every_s`` seconds."""
+        """Return bars on stderr, redrawn in place on an unshared terminal, else lines every ``every_s`` seconds."""
         return ProgressBars(self, every_s, clock)
 
     @property
@@ -131,7 +131,7 @@ class Console:
 
     @functools.cached_property
     def colours(self) -> str:
-        """Return how a picture may be drawn on stdout, by a constant of ``penstock.views.pictures``."""
+        """Return the way to draw a picture on stdout, as a constant of ``penstock.views.pictures``."""
         from penstock.views.pictures import COLOURS_256, NO_COLOUR, TRUE_COLOUR
         from penstock_common.settings import Settings
 
@@ -140,7 +140,7 @@ class Console:
         return TRUE_COLOUR if Settings.from_environment().colorterm in ("truecolor", "24bit") else COLOURS_256
 
     def clear(self) -> None:
-        """Clear the screen before it is drawn again; only if `is_terminal`."""
+        """Clear the screen before it is drawn again. Call it only if `is_terminal`."""
         print("\x1b[2J\x1b[H", end="", file=self.out)
 
     @functools.cached_property
@@ -164,7 +164,7 @@ class Console:
 
 
 def columns_of(stream: TextIO) -> int:
-    """Return the width of the terminal that a stream leads to, or what the environment says of it."""
+    """Return the width of a stream's terminal, or the width that the environment names."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except OSError:  # no terminal, or no file at all
@@ -173,7 +173,10 @@ def columns_of(stream: TextIO) -> int:
 
 
 def terminal_at(stream: TextIO) -> Terminal | None:
-    """Return what rich draws with on a stream; None without rich, and where the stream is no terminal that redraws."""
+    """Return the object with which rich draws on a stream.
+
+    It is None without rich, and if the stream is not a terminal that can redraw.
+    """
     if not stream.isatty():
         return None
     try:
@@ -193,19 +196,19 @@ class ProgressBar:
     def __init__(self, bars: ProgressBars, label: str, total: int | None, unit: str, *, is_last: bool = False) -> None:
         self._bars = bars
         self.is_last = is_last
-        """Stands below all others, also those that come later."""
+        """Whether it stays below all others, also those that are added later."""
         self.label, self.total, self.unit = printable(label), total, unit
         self.done = 0
         self.note = ""
-        """Free text after the numbers, e.g. a rate or a loss."""
+        """A text after the numbers, such as a rate or a loss."""
 
     def update(self, done: int, note: str | None = None, total: int | None = None) -> None:
-        """Set the count, and where given the note and the total."""
+        """Set the count and, if given, the note and the total."""
         self._set(done, note, total)
         self._bars.changed()
 
     def finish(self, done: int, note: str | None = None, total: int | None = None) -> None:
-        """Set the last numbers, and write the bar once, above those that go on."""
+        """Set the last numbers, and write the bar once, above those that continue."""
         self._set(done, note, total)
         self._bars.remove(self)
 
@@ -216,7 +219,7 @@ class ProgressBar:
 
     @property
     def percent(self) -> str:
-        """Return the part that is done; empty if there is no end."""
+        """Return the part that is done, or '' without an end."""
         return f"{100 * self.done // self.total:3d}%" if self.total else ""
 
     @property
@@ -247,7 +250,7 @@ class ProgressBars:
         return bar
 
     def remove(self, bar: ProgressBar) -> None:
-        """Write a bar above the others, once, because it changes no more."""
+        """Write a bar above the others, once, because it no longer changes."""
         with self._lock:
             if bar in self._bars:
                 self._write([bar])
@@ -262,7 +265,7 @@ class ProgressBars:
                 self._show()
 
     def around(self, action: Callable[[], None]) -> None:
-        """Do ``action`` with the bars out of the way; the next picture brings them back."""
+        """Do ``action`` without the bars on the screen. The next drawing shows them again."""
         with self._lock:
             self._erase()
             action()

@@ -1,4 +1,4 @@
-"""``penstock delete``: ends a stream for everybody and removes everything of it from the server."""
+"""``penstock delete``: ends a stream for all processes and removes all its keys and files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Refuse while somebody is at work, ask, delete, and print what was removed."""
+    """Refuse while the stream is in use, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _delete_strays(args: argparse.Namespace, console: Console) -> int:
-    """List strays, and with --yes remove those that nobody uses."""
+    """List stray folders of segments, and with --yes remove the unused ones."""
     from penstock_common.errors import PenstockError
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.strays import find_strays
@@ -104,7 +104,7 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
-    if args.force:  # also where a damaged key would not tell who they are
+    if args.force:  # also if a damaged key hides its users
         return
     stream = find_stream(client, args.stream)
     users = [] if stream is None else users_of(client, stream)
@@ -117,7 +117,7 @@ def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
 
 
 def _is_sure(client: Client, args: argparse.Namespace, console: Console) -> bool:
-    """Ask the person at the terminal; without a terminal nobody can answer."""
+    """Ask the person at the terminal. Without a terminal the answer is no."""
     from penstock_common.errors import DamagedKey, PenstockError
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import find_stream

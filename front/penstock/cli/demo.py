@@ -1,6 +1,6 @@
-"""``penstock demo``: the main job on real input, from image files to two trained models, in a few minutes.
+"""``penstock demo``: Penstock at work on real input, from image files to two trained models, in a few minutes.
 
-The demo itself is the script `penstock.demo`. This module starts its server, and afterwards audits, looks and reports.
+The demo itself is the script `penstock.demo`. This module starts its server, and then audits the stream and reports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "demo"
 HELP = "see it all work: digits, workers, Redis, two models, an audit"
 
 GOAL = 0.95
-"""Held-out accuracy that both models reach on all digits in three epochs."""
+"""The held-out accuracy that both models reach on all digits in three epochs."""
 
 _ALL = 1797
 _FEWEST = 100
@@ -40,7 +40,7 @@ class DemoResult(NamedTuple):
     audit: AuditReport
     look_command: str
     look_output: str | None
-    """None where there is no redis-cli."""
+    """The output of redis-cli, or None without redis-cli."""
     seconds: float
 
 
@@ -136,13 +136,14 @@ def look_inside(server: EmbeddedServer, client: Client, epoch: int) -> tuple[str
     if executable is None:
         return shown, None
     command = [executable, "-p", str(server.port), "--no-raw", *words]
-    environment = child_environment({"REDISCLI_AUTH": server.password})  # every user reads a command line
+    # every user of the host can read a command line
+    environment = child_environment({"REDISCLI_AUTH": server.password})
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10, env=environment)
     return shown, done.stdout.rstrip() if done.returncode == 0 else None
 
 
 def _find_redis_cli(server: EmbeddedServer) -> str | None:
-    """Return the one on PATH, beside the server that runs, or where its wheel put it."""
+    """Return the redis-cli on PATH, or in the server's folder, or in its wheel."""
     names = [f"{server.name}-cli", "redis-cli"]
     for folder in (server.executable.parent, Path(sys.executable).parent):
         names += [str(folder / name) for name in names[:2]]
@@ -150,7 +151,7 @@ def _find_redis_cli(server: EmbeddedServer) -> str | None:
 
 
 def failures(outcome: DemoOutcome, audit: AuditReport, *, needs_goal: bool) -> list[str]:
-    """Return what is not as it should be, one line each."""
+    """Return the unexpected results, one line each."""
     found = []
     planned = outcome.train_count * outcome.epochs
     if not audit.is_clean:
@@ -171,7 +172,7 @@ _HEAD = ("model", "held-out accuracy", "samples/s", "waited", "alone: samples/s"
 
 
 def report(result: DemoResult, wrong: list[str], console: Console) -> None:
-    """Print the closing words: a table of the models, the audit, a look inside."""
+    """Print the final report: a table of the models, the audit, the output of redis-cli."""
     outcome, audit = result.outcome, result.audit
     rate = outcome.produced / max(outcome.produced_s, 1e-9)
     pids = ", ".join(map(str, outcome.worker_pids))
@@ -224,7 +225,7 @@ def _row(trainer: TrainerProcess) -> tuple[object, ...]:
 
 
 def as_json(result: DemoResult, wrong: list[str]) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return the same report for programs."""
     outcome, audit = result.outcome, result.audit
     counts = ("produced", "bad", "delivered", "lost", "duplicate", "pending")
     return {

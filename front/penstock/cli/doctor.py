@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Looks, and says what it thinks of it."""
+    """Check the server and the streams, and print the findings."""
     from penstock.checkup.findings import ORDER, Finding
     from penstock.checkup.server_rules import check_server
     from penstock.checkup.stream_rules import check_stream
@@ -74,7 +74,7 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
     from penstock_common.stream.streams import list_streams, look_at_each
 
     names: list[str] = []
-    if not missing_rights(client):  # else there is nothing to be read
+    if not missing_rights(client):  # otherwise nothing can be read
         names = [args.stream] if args.stream else list_streams(client)
     streams, damaged = look_at_each(names, lambda name: _stream(client, name))
     inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
@@ -83,7 +83,7 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
 
 
 def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
-    """Return what is wrong with who works on the queues that these streams may have."""
+    """Return the findings on the workers of the queues that these streams may have."""
     from penstock.checkup.findings import Finding
     from penstock.checkup.queue_rules import only_own_workers
     from penstock_common.errors import PenstockError

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Copy what is missing, and print what is there."""
+    """Copy the missing epochs, and print all epochs of the export."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_consumer.replay.export import export_stream

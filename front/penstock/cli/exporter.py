@@ -88,7 +88,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 class QueueMetrics:
-    """The connection to the queue's server, which may be away while the streams' server is there."""
+    """The connection to the queue's server, which may be away while the streams' server is not."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from penstock_common.settings import Settings
@@ -98,7 +98,7 @@ class QueueMetrics:
         self._client: Client | None = None
 
     def look(self, names: Iterable[str]) -> QueueSnapshot | None:
-        """Count the jobs of the queues that these streams may have; None while the server is away."""
+        """Count the jobs of the queues that these streams may have. Returns None while the server is away."""
         from penstock_common.errors import ServerUnavailable
         from penstock_common.explain.queues import queue_names, snapshot_queues
         from penstock_common.stream.client import connect
@@ -118,10 +118,10 @@ class QueueMetrics:
 
 
 def look(client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonitor], streams: Streams) -> dict[str, str]:
-    """Take one round. Streams that are not there, or damaged, are left out; a server that is away leaves all out.
+    """Take a snapshot of each stream. Missing and damaged streams are left out, and all of them if the server is away.
 
     Returns:
-        Of each damaged stream, name -> what is wrong.
+        Name of each damaged stream -> what is wrong.
     """
     from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
@@ -135,7 +135,7 @@ def look(client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonito
             except StreamNotFound:
                 monitors.pop(name, None)
             except DamagedKey as error:
-                del monitors[name]  # in the midst of a look
+                del monitors[name]  # it was deleted during the look
                 damaged[name] = str(error)
         streams.take(snapshots)
     except ServerUnavailable:
@@ -144,7 +144,7 @@ def look(client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonito
 
 
 def _tell(damaged: dict[str, str], told: dict[str, str], console: Console) -> dict[str, str]:
-    """Print what was not printed in the round before, and return what is wrong now."""
+    """Print what the round before did not print, and return what is wrong now."""
     for name, why in damaged.items():
         if told.get(name) != why:
             console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")

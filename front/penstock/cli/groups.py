@@ -1,4 +1,4 @@
-"""``penstock groups``: lists groups, declares one before its trainer starts, has one read again, drops one for good."""
+"""``penstock groups``: lists groups, declares one before its trainer starts, resets one, or drops one for ever."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
                 g.kind,
                 "yes" if g.declared else "no",
                 "yes" if g.holds else "no",
-                sum(not member.name.startswith("~") for member in g.members),  # not what members returned
+                # without the name that holds returned entries
+                sum(not member.name.startswith("~") for member in g.members),
                 g.lag_samples,
                 g.pending_entries,
                 ", ".join(_silent(g.members)),
@@ -85,7 +86,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _silent(members: Iterable[MemberSnapshot]) -> list[str]:
-    """Name the members without a recent heartbeat, with how long ago the last one came."""
+    """Return the members without a recent heartbeat, with the time since the last one."""
     silent = [(member.name, member.liveness.unseen_s) for member in members if member.is_silent]
     return [f"{name} ({'gone' if unseen_s is None else _span(unseen_s)})" for name, unseen_s in silent]
 

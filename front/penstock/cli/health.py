@@ -1,4 +1,4 @@
-"""``penstock health``: whether a worker or a trainer of this host gave a heartbeat lately; for containers."""
+"""``penstock health``: whether a worker or a trainer of this host gave a heartbeat lately, for containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ NAME = "health"
 HELP = "say whether a worker or a trainer of this host gave a heartbeat lately"
 
 WITHIN_S = 15.0
-"""Workers give a sign every 3 s, and members every 2 s. A worker's job goes to another after so long."""
+"""The age at which a heartbeat is too old. Workers give one every 3 s, and members every 2 s. A worker's job goes to
+another worker after this time.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Write what is missing, and print what is there."""
+    """Write the missing epochs, and print all epochs of the export."""
     from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_producer.write.importer import import_stream
 

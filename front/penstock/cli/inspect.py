@@ -1,4 +1,4 @@
-"""``penstock inspect``: what streams there are, how full, who reads them and how far everyone is."""
+"""``penstock inspect``: the streams, how full they are, who reads them, and the progress of each reader."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _show_all(streams: list[StreamDetails], damaged: dict[str, str], args: argparse.Namespace, console: Console) -> int:
-    """Print all streams, and return the exit code: 1 where one is damaged."""
+    """Print all streams, and return the exit code: 1 if one is damaged."""
     from penstock.views.inspect import stream_json
 
     if args.json:
@@ -143,7 +143,7 @@ def _plane(found: PlaneView) -> str:
 
 
 def _print_reasons(details: StreamDetails, console: Console) -> None:
-    """Print the reasons of the newest epoch that has bad samples; those of others are mostly the same."""
+    """Print the reasons of the newest epoch with bad samples, because those of other epochs are mostly the same."""
     for number, epoch in reversed(details.epochs.items()):
         for kind in epoch.reasons:
             such_as = "".join(c if c.isprintable() else " " for c in kind["such_as"])[:200]

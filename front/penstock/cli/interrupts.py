@@ -1,4 +1,4 @@
-"""Ends by keys and signals: all are as Ctrl-C, and leave the terminal and everything else as it was."""
+"""Ends of a command by keys and signals. All act like Ctrl-C, and restore the terminal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _ENDS = (signal.SIGQUIT, signal.SIGTERM)
 
 @contextmanager
 def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
-    """Raise KeyboardInterrupt in the main thread when somebody presses ``q``, as for Ctrl-C, SIGTERM and SIGHUP.
+    """Raise KeyboardInterrupt in the main thread when a user presses ``q``, as for Ctrl-C, SIGTERM and SIGHUP.
 
-    The terminal itself sends the signal, so the key works also while the command waits for a server. Ctrl-Z gives the
-    terminal back until the command goes on.
+    The terminal itself sends the signal, so the key works also while the command waits for a server. Ctrl-Z restores
+    the terminal until the command continues.
 
     Args:
         out: The terminal that is drawn on.
-        keyboard: Where keys come from (default: stdin). One that is no terminal, or is another job's, is left alone.
+        keyboard: The source of keys (default: stdin). It is left alone if it is not a terminal, or belongs to another
+            job.
 
     Returns:
         Whether the key works.
@@ -41,7 +42,7 @@ def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
     def suspend(*_: object) -> None:
         _leave(terminal, before, out)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # it stops here, and goes on with SIGCONT
+        os.kill(os.getpid(), signal.SIGTSTP)  # it stops here, and continues with SIGCONT
         signal.signal(signal.SIGTSTP, suspend)
         _take(terminal, before)
         print(_HIDE_CURSOR, end="", file=out, flush=True)
@@ -61,15 +62,18 @@ def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
 
 
 def _is_ours(keyboard: TextIO | None) -> bool:
-    """Return whether it is a terminal in whose foreground this process runs: another job's must not be changed."""
+    """Return whether it is a terminal with this process in its foreground.
+
+    The terminal of another job must not be changed.
+    """
     try:
         return keyboard is not None and os.tcgetpgrp(keyboard.fileno()) == os.getpgrp()
-    except (OSError, ValueError):  # no terminal, or closed
+    except (OSError, ValueError):  # not a terminal, or closed
         return False
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    for each in _ENDS:  # once is enough: a second one must not interrupt the way out
+    for each in _ENDS:  # once is enough: a second signal must not interrupt the cleaning up
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -84,14 +88,14 @@ def _take(terminal: int, before: list[Any]) -> None:
 
 def _leave(terminal: int, before: list[Any], out: TextIO) -> None:
     with suppress(termios.error, OSError):  # the terminal is gone
-        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # keys that nobody read are not the shell's
+        termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # unread keys must not reach the shell
         print(_SHOW_CURSOR, end="", file=out, flush=True)
 
 
 def end_by_signals() -> None:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, as SIGINT does.
 
-    SIGHUP stays ignored where whoever started the command ignores it, as nohup does.
+    SIGHUP stays ignored if the parent process ignored it, as nohup does.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -99,7 +103,10 @@ def end_by_signals() -> None:
 
 
 def hang_up(signum: int, frame: FrameType | None) -> None:
-    """End as by Ctrl-C, and print nothing more on a terminal that is gone: the error would end the cleaning up."""
+    """End as by Ctrl-C, and print nothing more.
+
+    The terminal is gone, and an error of printing would interrupt the cleaning up.
+    """
     signal.signal(signum, signal.SIG_IGN)  # a shell repeats what the kernel has sent
     for stream in (1, 2):
         try:

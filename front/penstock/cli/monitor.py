@@ -19,7 +19,7 @@ NAME = "monitor"
 HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
 
 _SHORTEST_S = 0.1
-"""The server has its time for data, not for looks."""
+"""The shortest interval, because the server's time is for data."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Yield a record for each stream, every so many seconds. The first has no rates; a damaged stream has `error`."""
+    """Yield a record for each stream, at each interval.
+
+    The first record has no rates, and a damaged stream has `error`.
+    """
     from penstock.watching.rates import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
@@ -85,7 +88,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
                 if name is not None:
                     raise
                 records.append({"stream": each, "error": str(error)})
-                del monitors[each]  # in the midst of a look
+                del monitors[each]  # it was deleted during the look
                 continue
             records.append(seen(before.get(each), snapshot))
             found = records[-1]["bottleneck"]
@@ -97,7 +100,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
 
 
 def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console: Console) -> int:
-    """Print one look, and return the exit code: 1 where a stream is damaged."""
+    """Print one snapshot, and return the exit code: 1 if a stream is damaged."""
     damaged = [record for record in records if "error" in record]
     if args.json:
         console.json(records)

@@ -23,7 +23,9 @@ with needed("rich", "the screen of penstock monitor", "--json works without"):
 
 BAR, SHORT_BAR = 24, 12
 NARROW, SLIM = 100, 76
-"""Columns; a terminal has 80 unless somebody made it wider. Half of a split screen has 60: what matters less goes."""
+"""Columns. A terminal has 80 unless its user made it wider. Half of a split screen has 60, where less important columns
+are left out.
+"""
 EPOCHS_SHOWN = 6
 GOOD = ("balanced", "done")
 BAD = ("memory", "folder", "dead member", "absent group", "unacknowledged")
@@ -32,7 +34,7 @@ Records = list[dict[str, Any]]
 
 
 class MonitorScreen:
-    """A terminal, or a file in its place. It obeys NO_COLOR."""
+    """A terminal, or a file instead of it. It obeys NO_COLOR."""
 
     def __init__(self, out: TextIO) -> None:
         from penstock_common.settings import Settings
@@ -47,7 +49,7 @@ class MonitorScreen:
         self._terminal.print(drawn(records, self._terminal.width))
 
     def follow(self, looks: Iterator[Records]) -> None:
-        """Draw each look in place of the one before. If the server goes away, it says so below the last look."""
+        """Draw each record in place of the one before. If the server goes away, a line below says so."""
         with (
             quit_key(self._out) as has_key,
             Live(console=self._terminal, auto_refresh=False, screen=False) as live,
@@ -121,7 +123,7 @@ def _table(
 ) -> Table:  # fmt: skip
     """Return a table without the columns of ``spare``.
 
-    Columns of ``words`` give way where it is narrow: over several lines, never cut off.
+    In a narrow terminal, columns of ``words`` wrap over several lines, and are never cut off.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     kept = [head not in set(spare) for head in heads]
@@ -136,7 +138,7 @@ def _table(
 
 
 def _epochs(record: dict[str, Any], bar: int, is_slim: bool) -> RenderableType:
-    """Return a table of the newest epochs, with a bar for what is made."""
+    """Return a table of the newest epochs, with a bar for the samples that are made."""
     heads = ("epoch", "state", "made", "", "samples", "bad", "read by")
     rows: list[list[RenderableType]] = []
     epochs = record["epochs"]

@@ -1,4 +1,4 @@
-"""``penstock produce``: has worker processes make epochs of a source, and shows how far they are."""
+"""``penstock produce``: has worker processes make epochs of a source, and shows their progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HELP = "make epochs of a source with worker processes"
 
 
 class _ProduceParser(Parser):
-    """A source's parser, with what only this command has."""
+    """A source's parser, with the options of this command."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Produce all epochs. Ctrl-C, SIGTERM and SIGHUP stop it; the same command started again continues."""
+    """Produce all epochs.
+
+    Ctrl-C, SIGTERM and SIGHUP stop the production. The same command, started again, continues it.
+    """
     from penstock.cli.production import ProductionView, tell
     from penstock_producer.jobs.production import SplitProduction
 
@@ -65,14 +68,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
             for summary in productions.summaries():
                 tell(console, summary, args.json)
     except KeyboardInterrupt:
-        if not getattr(args, "endless", False):  # which has said how far it came, and begins anew
+        if not getattr(args, "endless", False):  # a feed has reported its progress, and starts again from the beginning
             console.notice("stopped; what is committed stands, and the same command goes on from there")
         return 130
     return 0
 
 
 def _watch(args: argparse.Namespace, console: Console, plans: dict[str, ProductionPlan]) -> int:
-    """Watch until Ctrl-C, SIGTERM, SIGHUP, or until there are as many epochs as --epochs says."""
+    """Watch until Ctrl-C, SIGTERM or SIGHUP, or until there are --epochs epochs."""
     from penstock.cli.production import ProductionView
     from penstock_producer.jobs.watched_folder import FolderWatch
     from penstock_producer.sources.config import ImagesConfig
@@ -83,7 +86,7 @@ def _watch(args: argparse.Namespace, console: Console, plans: dict[str, Producti
         raise WrongUsage("--watch takes one folder of images, labelled by its sub-folders or by --label")
     if args.follow or args.no_workers:
         raise WrongUsage("--watch goes neither with --follow nor with --no-workers; see --workers 0")
-    if args.max_bad is None:  # one bad file among three new ones is no reason to lose the others
+    if args.max_bad is None:  # one bad file among three new ones must not lose the others
         plan = plan.model_copy(update={"max_bad": "100%"})
     workers = worker_count(args)
     watch = FolderWatch(plan, options_of(args), workers=workers, epochs=args.epochs, notify=console.notice)

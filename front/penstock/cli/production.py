@@ -1,6 +1,7 @@
-"""A running production on the screen: a bar per epoch, bad samples by name, waits with their reason, the last line.
+"""A running production on the screen: a bar for each epoch, bad samples by name, waits with their reason, the last
+line.
 
-Shared by `produce` and `run`; the loop itself is the producer's.
+`produce` and `run` share it. The loop itself is the producer's.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 WINDOW_S = 15.0
-"""Rates are of the last so many seconds: what is left is told by how it goes now."""
+"""The time over which rates are measured, and from which the remaining time is estimated."""
 JSON_S = 5.0
-"""How often a program is told."""
+"""The time between two lines for a program."""
 MOST_TOLD = 16
-"""Epochs in one such line, the newest."""
+"""The most epochs in such a line, the newest ones."""
 
 
 class _CountRate:

@@ -29,21 +29,21 @@ NAME = "run"
 HELP = "start server, workers and a training command together"
 
 _END_S = 10.0
-"""How long a trainer may take to end when it is asked to."""
+"""The longest time that a trainer may take to end when it is asked to."""
 _NICENESS = 10
-"""Of the production and its workers beside the training command, which they would otherwise take from its processor.
+"""The niceness of the production and its workers. Without it they would take processor time from the training command.
 
-No sample comes later by that: while the command waits for one, the workers have the processor.
+No sample comes later because of it: while the command waits for one, the workers have the processor.
 """
 _PROGRESS_S = 10.0
-"""How often progress is told among the lines of the trainer."""
+"""The time between two progress lines among the lines of the trainer."""
 
 
 class _RunParser(Parser):
-    """A source's parser that leaves what follows ``--`` to the command."""
+    """A source's parser that leaves the words after ``--`` to the command."""
 
     def format_help(self) -> str:
-        """Return the help with the training command in its usage, which argparse does not know of."""
+        """Return the help with the training command in its usage, which argparse does not know."""
         whole = super().format_help()
         usage = self.format_usage()
         return whole.replace(usage, f"{usage.rstrip()} -- COMMAND ...\n", 1)
@@ -62,7 +62,7 @@ class _RunParser(Parser):
         return found, rest
 
     def _command_at(self, given: Sequence[str]) -> int:
-        """Return where the command begins whose -- was forgotten: at the first word that is not the source's."""
+        """Return where a command without its ``--`` begins: at the first word that is not the source's."""
         found, rest = argparse.ArgumentParser.parse_known_args(self, given)
         no_files = [word for word in getattr(found, "files", ()) if not word.endswith((".npy", ".npz"))]
         first = [*no_files, *rest][:1]
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Return the command's own exit code, or 1 if the production failed and the command was ended for it.
 
-    Another process checks the options while a server of our own starts. The command starts once both are done, and
-    imports its framework while the production is prepared.
+    Another process checks the options while a private server starts. The command starts once both are done, and imports
+    its framework while the production is prepared.
     """
     end_by_signals()
     _require_producer()
@@ -108,13 +108,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _require_producer() -> None:
-    """Raise the error of a missing extra before a server and a command are started in vain."""
+    """Raise the error of a missing extra before a server and a command are started for nothing."""
     if importlib.util.find_spec("rq") is None:
         importlib.import_module("penstock_producer.jobs.worker")
 
 
 def _begin_check(args: argparse.Namespace) -> int:
-    """Start a process that checks what the command line says of the source, and return its pid.
+    """Start a process that checks the source's options, and return its pid.
 
     The check imports pydantic for a tenth of a second, which would delay the command's start. Nothing of it is needed
     here until the command runs.
@@ -146,7 +146,7 @@ def _making(args: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterator[argparse.Namespace]:
-    """Yield the options with the server that --url or PENSTOCK_URL names, else with one of our own.
+    """Yield the options with the server that --url or PENSTOCK_URL names, else with a private one.
 
     Raises the error of wrong options once the process ``checking`` has ended.
     """
@@ -170,7 +170,7 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
 
 
 def _remove_segments(url: str) -> None:
-    """Remove the segments of a server that ends with this run, because nobody else knows of them."""
+    """Remove the segments of a server that ends with this run, because no other program knows of them."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.payloads import segments_of
     from penstock_common.stream.removal.deletion import delete_stream
@@ -184,11 +184,11 @@ def _remove_segments(url: str) -> None:
 
 _SHELL_WORDS = frozenset(("source", ".", "cd", "export", "set", "alias", "ulimit", "if", "for", "while"))
 _STARTERS = ("python", "python3", "torchrun", "accelerate", "bash", "sh", "mpirun", "uv", "poetry", "conda")
-"""What starts most trainings."""
+"""The programs that start most trainings."""
 
 
 class _Trainer:
-    """The training command. It is ended where the ``with`` block is left by an error."""
+    """The training command. An error that leaves the ``with`` block ends it."""
 
     def __init__(self, console: Console, command: list[str], here: argparse.Namespace, streams: Sequence[str]) -> None:
         self._console, self._name = console, command[0]
@@ -224,7 +224,7 @@ class _Trainer:
             raise PenstockError(f"cannot start {self._name!r}: {why}") from None
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit code as a shell has it."""
+        """Wait for its end, and return its exit code in a shell's form."""
         code = self._process.wait()
         if code == -signal.SIGKILL:
             self._console.notice(
@@ -245,7 +245,7 @@ class _Trainer:
             self._process.wait()
 
     def fail(self) -> None:
-        """End it because its data will not come, and say so."""
+        """End it because its data will not come, and print that."""
         if self._process.poll() is None:
             self._console.notice(f"penstock: the production failed, so {self._name} is ended")
             self.end()
@@ -261,7 +261,7 @@ class _Trainer:
 
 
 def _require_script(command: Sequence[str]) -> None:
-    """Raise PenstockError for a Python script that is not there, before Python says so among other lines."""
+    """Raise PenstockError for a missing Python script, before Python reports it among other lines."""
     is_python = Path(command[0]).name.startswith("python")
     script = command[1] if is_python and len(command) > 1 and command[1].endswith(".py") else ""
     if script and not Path(script).exists():
@@ -271,7 +271,7 @@ def _require_script(command: Sequence[str]) -> None:
 
 
 class _RunSession:
-    """The production beside the trainer."""
+    """The production of a run, while the trainer runs."""
 
     def __init__(self, console: Console, trainer: _Trainer) -> None:
         self._console, self._trainer = console, trainer

@@ -16,7 +16,7 @@ NAME = "server"
 HELP = "run a private redis-server in the foreground"
 
 DEFAULT_PORT = 6379
-"""Where a Writer or Loader without a URL looks."""
+"""The port that a Writer or Loader without a URL tries."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _memory_size(text: str) -> int:
-    """Parse 0, or memory that holds a stream beside what is kept free, as an argparse type."""
+    """Parse 0, or enough memory for a stream and for the part that is kept free, as an argparse type."""
     from penstock_common.stream.servers.suitability import LEAST_BUDGET_BYTES, usable_bytes
 
     size = byte_size(text)
@@ -50,7 +50,7 @@ def _memory_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Run until Ctrl-C, SIGTERM or SIGHUP; each ends it cleanly, with exit code 0."""
+    """Run until Ctrl-C, SIGTERM or SIGHUP, each of which ends it cleanly with exit code 0."""
     from penstock_common.errors import ServerUnavailable
     from penstock_common.local_servers import announced
     from penstock_common.settings import Settings
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _refuse_second(folder: Path, port: int) -> None:
-    """Raise ServerUnavailable where this user's own server has the port: it is there to be used."""
+    """Raise ServerUnavailable if this user's own server already has the port."""
     from penstock_common.errors import ServerUnavailable
     from penstock_common.local_servers import find_servers_of_user
 

@@ -1,4 +1,4 @@
-"""``penstock show``: samples as they are in the stream, as a contact sheet in the terminal or in a PNG."""
+"""``penstock show``: samples of a stream as they are, as a contact sheet in the terminal or in a PNG."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NAME = "show"
 HELP = "show samples of a stream as pictures, with labels and identity"
 
 COUNT, LIVE_S, LOOKED_AT = 36, 2.0, 4096
-"""Of a class that is looked for at random so many samples are drawn."""
+"""The samples that are shown, the pause of --live, and the samples that are drawn at random in search of a class."""
 _TILE = 24
-"""Characters of a picture in the terminal."""
+"""The characters of a picture in the terminal."""
 
 
 def _png(text: str) -> Path:
@@ -112,7 +112,7 @@ def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[S
 
 
 def _found(viewer: SampleReader, stream: Stream, args: argparse.Namespace) -> list[Sample]:
-    """Return the first samples in canonical order or a draw, of one class if that is asked for."""
+    """Return the first samples in canonical order, or random ones, of one class if a class is given."""
     import numpy as np
 
     from penstock.views.show import class_names, class_of, is_of
@@ -180,7 +180,7 @@ def _print(shown: Sequence[ShownSample], title: str, console: Console) -> None:
 
 
 def _decoder() -> Any:
-    """Return the decoder of encoded images, or None without Pillow: they are told as bytes then."""
+    """Return the decoder of encoded images, or None without Pillow. They are then shown as bytes."""
     from penstock_common.errors import PenstockError
 
     try:
@@ -191,7 +191,7 @@ def _decoder() -> Any:
 
 
 def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
-    """Return lines of equal width: the picture on a dark ground, then three captions."""
+    """Return lines of equal width: the picture on a dark background, then three captions."""
     import numpy as np
 
     from penstock.views.pictures import fitted, lines_of
@@ -214,7 +214,7 @@ def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
 
 
 def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> None:
-    """Show the newest samples whenever there are new ones, the newest first."""
+    """Show the newest samples whenever new ones arrive, the newest first."""
     from penstock_common.stream.streams import require_there
     from penstock_consumer.replay.samples import SampleReader, newest_epoch
 

@@ -1,6 +1,6 @@
 """The options that name a source, and those that `produce` and `run` share: stream, epochs, workers.
 
-What they mean is the producer's; a command's own options are in its file.
+The producer defines their meaning. A command's own options are in its file.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _EXAMPLES = {
 def add_sources(
     parser: argparse.ArgumentParser, kind: type[Parser], tail: str = "", *, production: bool = True
 ) -> None:
-    """Add one sub-command per kind of source; `tail` is what an example of the command ends with.
+    """Add one sub-command for each kind of source. An example of the command ends with `tail`.
 
-    Without ``production`` there are only the options that say which source it is.
+    Without ``production`` there are only the options that describe the source.
     """
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="SOURCE", parser_class=kind, action=SourceKinds)
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
@@ -170,12 +170,12 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
 
 
 def add_spec(add: Callable[..., argparse.Action]) -> None:
-    """Add what declares the tensors of a sample."""
+    """Add the option that declares the tensors of a sample."""
     add("--spec", type=_spec, metavar="JSON", help="""e.g. '{"x": ["uint8", [null, null, 3]]}'; null is a free size""")
 
 
 def add_queue(parser: argparse.ArgumentParser) -> None:
-    """Add the options of where jobs are, and what their workers may hold."""
+    """Add the options for the queue's server, and for the memory of its workers."""
     parser.add_argument(
         "--queue-url",
         type=SERVER_URL,
@@ -199,18 +199,18 @@ def _queue_name(text: str) -> str:
 
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
-    """Return the plan of each part of a split; one without a name if nothing is split."""
+    """Return the plan of each part of a split, or one without a name if nothing is split."""
     with of_usage():
         return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
 
 def check_source(args: argparse.Namespace) -> None:
-    """Raise SourceError for a source that means nothing, by what the command line says of it alone."""
+    """Raise SourceError for an invalid source, by the command line alone."""
     chosen(args, _source(args))
 
 
 def streams_of(args: argparse.Namespace) -> list[str]:
-    """Return the names of the streams that the options ask for, without a look at the source."""
+    """Return the names of the streams that the options name, without opening the source."""
     return [_stream(args, part) for part in parts_of(args)]
 
 
@@ -255,7 +255,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 
 
 def options_of(args: argparse.Namespace) -> WorkerOptions:
-    """Return where streams and jobs are."""
+    """Return the servers of streams and jobs."""
     from penstock_common.settings import Settings
     from penstock_producer.jobs.worker import WorkerOptions
 
@@ -266,7 +266,7 @@ def options_of(args: argparse.Namespace) -> WorkerOptions:
 
 
 def worker_count(args: argparse.Namespace) -> int:
-    """Return the number of local workers asked for."""
+    """Return the wanted number of local workers."""
     return args.workers if args.workers is not None else os.cpu_count() or 1
 
 
@@ -280,14 +280,14 @@ def source_of(args: argparse.Namespace) -> SourceConfig:
 
 
 def _part_of(words: list[str]) -> SourceConfig:
-    """Return a source within an option of another one."""
+    """Return a source from an option of another one."""
     parser = Parser(prog="--part WEIGHT")
     add_sources(parser, Parser, production=False)
     return source_of(parser.parse_args(words))
 
 
 def _source(args: argparse.Namespace) -> SourceConfig:
-    """Return the source before any samples of it are chosen."""
+    """Return the source before any of its samples are chosen."""
     from penstock_producer.sources.config import parse_config
 
     config: dict[str, Any] = {"kind": args.kind}
@@ -369,7 +369,7 @@ def _spec(text: str) -> dict[str, Any]:
 
 
 LEAST_BUDGET_BYTES = 1 << 12
-"""A smaller one is a number whose unit was forgotten."""
+"""The least budget. A smaller number is probably one whose unit was forgotten."""
 Add = Callable[..., argparse.ArgumentParser]
 _KINDS_OF_FILES = {".zip": "images", ".tar": "tar", ".npy": "arrays", ".npz": "arrays"}
 
@@ -381,11 +381,14 @@ _OTHER_KINDS = {
     **dict.fromkeys(("pytorch", "dataloader"), "torch"),
     **dict.fromkeys(("tf.data", "tfdata", "tensorflow"), "generator"),
 }
-"""What other libraries call a kind of source -> its name."""
+"""Name of a kind of source in other libraries -> its name here."""
 
 
 class SourceKinds(Choices):
-    """The kinds of sources. A path in the place of a kind is answered by the whole command to type."""
+    """The kinds of sources.
+
+    For a path in the place of a kind, the error gives the whole command to type.
+    """
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """See `Choices`."""
@@ -393,7 +396,7 @@ class SourceKinds(Choices):
 
 
 def _no_kind(prog: str, words: Sequence[str], kinds: Collection[str]) -> str:
-    """Say what the first word is instead of a kind, and how the command is typed."""
+    """Return what the first word is instead of a kind, and how to type the command."""
     word, rest = words[0], list(words)
     other = _OTHER_KINDS.get(word.casefold())
     near = [other] if other else difflib.get_close_matches(word, kinds, 1)
@@ -410,7 +413,7 @@ def _no_kind(prog: str, words: Sequence[str], kinds: Collection[str]) -> str:
 
 
 def kind_of_path(text: str) -> str | None:
-    """Return the kind of source that reads this path; None: the text is no path."""
+    """Return the kind of source that reads this path, or None if the text is not a path."""
     path = Path(text)
     if (kind := _KINDS_OF_FILES.get(path.suffix.lower())) is not None:
         return kind
@@ -435,7 +438,7 @@ def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
 
 
 def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
-    """Add the sub-commands, each without the options that all have. The images' options for pixels come later."""
+    """Add the sub-commands, without the options that all have. The options for pixels are added later."""
     tar = add("tar", help="tars in webdataset's layout: a folder, a pattern, or one")
     tar.add_argument(
         "path", metavar="DIR", help="folder, file ending in .tar, or a quoted pattern: 'train-{0000..0099}.tar'"
@@ -518,7 +521,7 @@ def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfi
 
 
 def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceConfig]:
-    """Return the source of each part; one without a name if nothing is split."""
+    """Return the source of each part, or one without a name if nothing is split."""
     from penstock_producer.sources.config import parse_config, part_of
 
     if by := getattr(args, "balance", None):
@@ -531,7 +534,7 @@ def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceCo
 
 
 def parts_of(args: argparse.Namespace) -> list[str]:
-    """Return the names of the parts that are asked for; one of no name where nothing is split."""
+    """Return the names of the wanted parts, or one empty name if nothing is split."""
     if getattr(args, "split", None) is None:
         if getattr(args, "only", None):
             raise WrongUsage(f"--only {args.only} names a part of --split, which is not given")

@@ -1,4 +1,4 @@
-"""``penstock stat``: what the samples of an epoch are like, and what an expert would point at."""
+"""``penstock stat``: the properties of an epoch's samples, and what an expert would notice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Return 0, also if there is something to warn of."""
+    """Print the statistics. Returns 0, even if there are warnings."""
     from penstock.views.show import class_names
     from penstock_common.stream.client import connect
     from penstock_common.stream.streams import load_stream
@@ -168,7 +168,7 @@ def _short(value: float | None) -> str:
 
 
 def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
-    """Draw a histogram of each tensor, and the counts of classes if they are few enough to be told apart."""
+    """Draw a histogram of each tensor, and the counts of classes if there are few."""
     from penstock.views.png import bars, save
 
     paths: list[str] = []

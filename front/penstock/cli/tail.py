@@ -1,4 +1,4 @@
-"""``penstock tail``: what is written to a stream, a line for each entry, as it comes."""
+"""``penstock tail``: the new entries of a stream, one line for each, as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock trim``: one pass of retention now, by the stream's own policy or another one; says what has to stay."""
+"""``penstock trim``: one pass of retention now, by the stream's own policy or another one, with what has to stay."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
 
 
 def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
-    """Return why each epoch may not go, of those that are there."""
+    """Return, for each existing epoch, the reasons why it must stay."""
     from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.ledger import owed_samples
     from penstock_common.stream.groups.roster import load_roster

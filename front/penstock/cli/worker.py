@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _allowed_name(text: str) -> str:
-    """An argparse type: ``module``, or ``module:name``."""
+    """Check an argparse argument: ``module``, or ``module:name``."""
     module, _, name = text.partition(":")
     is_file = module.endswith(".py")
     is_module = all(part.isidentifier() for part in module.split(".")) and not is_file
@@ -80,7 +80,7 @@ def _allowed_name(text: str) -> str:
 
 
 def _require_folders(folders: Sequence[str]) -> None:
-    """Raise WrongUsage for a folder that is not there: no job could read a file of it."""
+    """Raise WrongUsage for a folder that does not exist, because no job could read a file of it."""
     for folder in folders:
         if not Path(folder).is_dir():
             what = "a file" if Path(folder).exists() else "nothing"
@@ -88,7 +88,7 @@ def _require_folders(folders: Sequence[str]) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Work until Ctrl-C, SIGTERM or SIGHUP; then each worker ends its sample and gives its shard back."""
+    """Work until Ctrl-C, SIGTERM or SIGHUP. Then each worker ends its sample and returns its shard."""
     _require_folders(args.root)
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
     options = dataclasses.replace(options, allowlist=_allowlist(args, options.queue_url))
-    # an address that is wrong shows before any worker starts
+    # a wrong address shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
     cores = os.cpu_count() or 1
     most = max(1, args.max or cores) if args.auto else 0
@@ -139,7 +139,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
-    """Return what jobs may name; raise PenstockError where nobody said it, and others may write to the queue."""
+    """Return the names that jobs may use.
+
+    Raises PenstockError if no option gives them, and others may write to the queue.
+    """
     from penstock_common.errors import PenstockError
     from penstock_common.server.error_translation import redacted
     from penstock_producer.jobs.allowlist import ANYTHING, Allowlist
@@ -160,7 +163,7 @@ def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:
 
 
 def _is_own(queue_url: str) -> bool:
-    """Return True if this user started the server, and a password keeps all others out."""
+    """Return True if this user started the server, and a password excludes all others."""
     from penstock_common.local_servers import find_servers_of_user
     from penstock_common.settings import Settings
 

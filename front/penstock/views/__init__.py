@@ -1,1 +1,1 @@
-"""The views of the commands: pictures, statistics and samples, without a line of printing."""
+"""The views of the commands: pictures, statistics and samples. Nothing here prints."""

@@ -1,4 +1,4 @@
-"""The JSON of ``penstock inspect``, ``groups list`` and ``epochs list``. Its keys are a promise to scripts."""
+"""The JSON of ``penstock inspect``, ``groups list`` and ``epochs list``. Scripts rely on its keys."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from penstock.views.statistics import CHANNELS, LEAST_SIDE, real
 Rgb = NDArray[np.uint8]
 
 MOST_LINES, LEAST_POINTS = 4, 16
-"""A table of at most so many columns and at least so many rows is drawn as lines."""
+"""A table of at most MOST_LINES columns and at least LEAST_POINTS rows is drawn as lines."""
 PAPER, GRID, LOST = (255, 255, 255), (225, 225, 225), (255, 0, 255)
 LINES = ((31, 90, 160), (200, 70, 40), (40, 140, 70), (130, 80, 160))
 HEAT = np.array([(24, 15, 62), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], dtype=np.float64)
-"""From low to high: dark blue, green, yellow."""
+"""The colours from low to high: dark blue, green, yellow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,17 @@ def _image(array: NDArray[Any], note: str) -> Picture:
             pixels = np.nan_to_num(255 * share.clip(0, 1)).astype(np.uint8)
         if array.shape[-1] in (1, 3):
             pixels = np.where(np.isfinite(numbers).all(axis=-1, keepdims=True), pixels, np.array(LOST, np.uint8))
-    if pixels.shape[-1] == 4:  # on white paper
+    if pixels.shape[-1] == 4:  # on a white background
         alpha = pixels[..., 3:].astype(np.float64) / 255
         pixels = (pixels[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
     return Picture(np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3))), note.strip())
 
 
 def _bounds(numbers: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the values of black and white: 0 to 1 or -1 to 1 if all lies within, else the least and the greatest."""
+    """Return the values of black and white.
+
+    They are 0 to 1 or -1 to 1 if all values lie within, else the least and the greatest value.
+    """
     finite = numbers[np.isfinite(numbers)]
     if not len(finite):
         return 0.0, 1.0
@@ -106,7 +109,7 @@ def _heat(array: NDArray[Any], note: str) -> Picture:
 
 
 def _lines(series: NDArray[Any], side: int, note: str) -> Picture:
-    """Draw points ``[n, k]`` as k lines from left to right. Where there is no finite number, there is no line."""
+    """Draw points ``[n, k]`` as k lines from left to right. A number that is not finite leaves a gap."""
     numbers = real(series)
     finite = numbers[np.isfinite(numbers)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
@@ -136,7 +139,7 @@ def _draw_line(rgb: Rgb, share: NDArray[np.float64], colour: tuple[int, int, int
 
 
 def resized(rgb: Rgb, height: int, width: int) -> Rgb:
-    """Return the picture in another size: means of pixels where it becomes smaller, repeated ones where larger."""
+    """Return the picture in another size: a smaller one has means of pixels, a larger one repeats them."""
     return _along(_along(rgb, height, 0), width, 1)
 
 
@@ -153,21 +156,21 @@ def _along(rgb: Rgb, size: int, axis: int) -> Rgb:
 
 
 def fitted(rgb: Rgb, height: int, width: int) -> Rgb:
-    """Return the whole picture within so many pixels, with its proportions."""
+    """Return the whole picture within ``height`` and ``width`` pixels, with its proportions."""
     scale = min(height / rgb.shape[0], width / rgb.shape[1])
     return resized(rgb, max(1, round(rgb.shape[0] * scale)), max(1, round(rgb.shape[1] * scale)))
 
 
 UPPER = "▀"
 RAMP = " .:-=+*#%@"
-"""From dark to light, for light letters on a dark ground."""
+"""The characters from dark to light, for light letters on a dark background."""
 TRUE_COLOUR, COLOURS_256, NO_COLOUR = "true colour", "256 colours", "no colour"
 
 
 def lines_of(rgb: Rgb, colours: str) -> list[str]:
-    """Return a string for each two rows of pixels: upper half blocks in the one's colour on the other's.
+    """Return a string for each two rows of pixels: upper half blocks in the colour of one row on that of the other.
 
-    Without colours it is a ramp of characters from dark to light.
+    Without colours, each character shows the brightness, from dark to light.
     """
     if len(rgb) % 2:
         rgb = np.concatenate([rgb, np.zeros_like(rgb[:1])])
@@ -203,7 +206,7 @@ def _of_6(value: int) -> int:
 
 
 def spark(counts: list[float], width: int = 40) -> str:
-    """Return a histogram in one line. A bin that is not empty is always seen."""
+    """Return a histogram in one line. A bin that is not empty is always visible."""
     bars = " ▁▂▃▄▅▆▇█"
     top = max(counts, default=0)
     if not top:

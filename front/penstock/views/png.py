@@ -1,6 +1,6 @@
 """PNG files by Pillow: contact sheets and bar charts. No other file of the command knows Pillow.
 
-It is imported when a file is asked for: a trainer's host need not have it, and the terminal does without.
+Pillow is imported only for a file, because a trainer's host need not have it, and the terminal does not need it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MARGIN, GAP, LINE = 12, 8, 14
 INK, FAINT, GROUND, EMPTY = (20, 20, 20), (120, 120, 120), (250, 250, 250), (236, 236, 236)
 BAR = (31, 90, 160)
 MOST_PIXELS = 64_000_000
-"""Of an encoded image that is decoded to be shown: half a small machine's memory is not worth a thumbnail."""
+"""The largest encoded image that is decoded for showing. A larger one would take half of a small machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class SheetTile:
 
     rgb: Rgb | None
     text: Sequence[str]
-    """Stands in the picture's place where there is none."""
+    """The text in place of a missing picture."""
     captions: Sequence[str]
 
 
 def decode(data: bytes) -> Rgb | None:
-    """Return the pixels of an encoded image (JPEG, PNG, WebP, ...), or None if it is none, too large or broken."""
+    """Return the pixels of an encoded image (JPEG, PNG, WebP, ...), or None if it is invalid, too large or damaged."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -49,7 +49,7 @@ def decode(data: bytes) -> Rgb | None:
                 if image.width * image.height > MOST_PIXELS:
                     return None
                 return np.asarray(image.convert("RGB"))
-    except Exception:  # decoders raise whatever they like on damaged files, and this one is only to be looked at
+    except Exception:  # with damaged files, decoders raise errors of any class
         return None
 
 
@@ -105,7 +105,7 @@ def bars(
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG whole or not at all, so that nobody shows half of one. Raises PenstockError."""
+    """Write a PNG atomically, so that no program shows half of it. Raises PenstockError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
 
 
 def _cut(text: str, width: float) -> str:
-    """Return as much of a text as fits into so many pixels."""
+    """Return as much of a text as fits into ``width`` pixels."""
     text, font = _plain(text), _font()
     if font.getlength(text) <= width:
         return text

@@ -1,4 +1,4 @@
-"""Samples as `show` and `stat` show them: which tensor is the picture, which are labels, a value in a few letters."""
+"""Samples as `show` and `stat` show them: the tensor that is the picture, the labels, and values in a few letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 3
 LONGEST = 24
-"""Letters of a byte string that is told beside a picture."""
+"""The letters of a byte string that are shown next to a picture."""
 
 
 def class_names(stream: Stream) -> dict[str, list[str]]:
@@ -45,7 +45,7 @@ def picture_tensor(spec: Spec, wanted: str | None = None) -> TensorSpec:
 
 
 def label_tensors(spec: Spec, picture: TensorSpec) -> list[TensorSpec]:
-    """Return the tensors told beside the picture: those of one number or one byte string a sample."""
+    """Return the tensors shown next to the picture: those of one number or one byte string a sample."""
     return [tensor for tensor in spec if tensor.shape == () and tensor != picture][:MOST_LABELS]
 
 
@@ -71,7 +71,7 @@ def class_of(names: dict[str, list[str]], spec: Spec, wanted: str) -> tuple[str,
 
 
 def is_of(values: NDArray[Any], number: int) -> NDArray[np.bool_]:
-    """Return a mask of the labels ``[n]`` that are the class, or of the rows ``[n, classes]`` that have it."""
+    """Return a mask of the labels ``[n]`` that equal the class, or of the rows ``[n, classes]`` that have it."""
     found: NDArray[np.bool_] = values == number if values.ndim == 1 else values[:, number] > 0
     return found
 
@@ -96,7 +96,7 @@ def text_of(data: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without commands to a terminal, because data may hold anything."""
+    """Return a text without control sequences, because data may hold anything."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -111,13 +111,13 @@ class ShownSample:
 
     sample: Sample
     tensor: TensorSpec
-    """What is drawn."""
+    """The tensor that is drawn."""
     labels: list[str]
     note: str = ""
-    """What was done to the values to draw them; known once it is drawn."""
+    """The changes to the values for drawing, known once it is drawn."""
 
     def picture(self, decode: Callable[[bytes], Any] | None) -> Any:
-        """Return ``uint8 [h, w, 3]`` or None; ``decode`` makes one of an encoded image."""
+        """Return ``uint8 [h, w, 3]`` or None. ``decode`` decodes an encoded image."""
         from penstock.views.pictures import picture_of
 
         value = self.sample.tensors[self.tensor.name]
@@ -139,7 +139,7 @@ class ShownSample:
         return [f"{self.tensor.name}: {list(value.shape)}"]
 
     def captions(self) -> list[str]:
-        """Return the identity, then the labels, then the range of what is drawn."""
+        """Return the identity, then the labels, then the range of the drawn values."""
         return [
             str(self.sample.identity),
             *([" ".join(self.labels)] if self.labels else []),
@@ -168,12 +168,12 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def _is_finite(number: Any) -> bool:
-    """Return True for a number that JSON has: it has neither NaN nor complex numbers."""
+    """Return True for a number that JSON can hold. It has neither NaN nor complex numbers."""
     return isinstance(number, float) and math.isfinite(number)
 
 
 def shown_of(stream: Stream, samples: Sequence[Sample], wanted: str | None) -> list[ShownSample]:
-    """Return each sample with its labels, by name where the stream has class names."""
+    """Return each sample with its labels, by name if the stream has class names."""
     if stream.spec is None or not samples:
         return []
     names, tensor = class_names(stream), picture_tensor(stream.spec, wanted)

@@ -1,4 +1,4 @@
-"""Facts and findings of `penstock stat`: what is told of each tensor, and what an expert would point at.
+"""Facts and findings of `penstock stat`: the properties of each tensor, and what an expert would notice.
 
 The thresholds are rules of thumb. Networks are initialised for inputs of mean 0 and deviation 1, and with classes that
 differ tenfold in number plain accuracy begins to mislead.
@@ -28,7 +28,9 @@ from penstock_common.wire.dtypes import BYTES, item_size
 from penstock_common.wire.spec import TensorSpec
 
 MOST_DISTINCT = 4096
-"""Different integers that are counted one by one; beyond that quantiles and histogram come from the draw."""
+"""The most different integers that are counted exactly. Beyond that, quantiles and histogram come from a random
+sample.
+"""
 BINS = 40
 
 IdentityOf = Callable[[int], str]
@@ -36,7 +38,7 @@ IdentityOf = Callable[[int], str]
 
 
 class TensorSummary:
-    """All that is told of one tensor, gathered entry by entry in one thread.
+    """The properties of one tensor, gathered entry by entry in one thread.
 
     It takes the memory of a sample of numbers, a few thousand counts and one piece.
     """
@@ -49,15 +51,15 @@ class TensorSummary:
         self._bytes = ByteCounts(spec.dtype, columns) if spec.dtype in BYTE_WIDE else None
         self._moments = Moments.none(columns)
         self.draw = UniformSample(rng)
-        """Of numbers that are not counted by value."""
+        """A random sample of the numbers that are not counted by value."""
         self._distinct: dict[int, int] | None = {} if self.of == "length" or _is_whole(spec) else None
         self.nan_first = ""
         """The first sample that has a NaN or an infinity."""
         self.least: NDArray[np.int64] | None = None
         self.greatest: NDArray[np.int64] | None = None
-        """Of ragged samples' shapes, per dimension."""
+        """The largest shape of ragged samples, per dimension."""
         self.constant_samples, self.constant_first = 0, ""
-        """Samples all of whose numbers are one, and the first of them."""
+        """The samples with only one value, and the first of them."""
 
     @property
     def of(self) -> str:
@@ -73,7 +75,7 @@ class TensorSummary:
 
     @property
     def distinct(self) -> dict[int, int] | None:
-        """Return how often each integer occurs, or None if they are no integers, or too many different ones."""
+        """Return how often each integer occurs, or None for other numbers, or for too many different ones."""
         return self._distinct if self._bytes is None else self._bytes.distinct()
 
     def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
@@ -131,7 +133,7 @@ class TensorSummary:
             self.constant_first = self.constant_first or identity_of(int(rows[int(same.argmax())]))
             self.constant_samples += int(same.sum())
 
-    # --- what is told ---
+    # --- results ---
 
     def whole(self) -> Moments:
         """Return the moments of all channels together."""
@@ -150,7 +152,11 @@ class TensorSummary:
         return self.distinct is not None or self.draw.is_whole
 
     def quantiles(self, at: tuple[float, ...]) -> list[float]:
-        """Return quantiles: by counts, the least value that so many are at or below; else by the sample of numbers."""
+        """Return quantiles.
+
+        From counts, a quantile is the least value with enough numbers at or below it. Otherwise it comes from the
+        random sample.
+        """
         distinct = self.distinct
         if not distinct:
             return self.draw.quantiles(at)
@@ -169,7 +175,8 @@ class TensorSummary:
             values = np.array([float(value) for value in distinct])
             weights = np.array(list(distinct.values()), dtype=np.float64)
             span = int(bounds[1]) - int(bounds[0]) + 1
-            width = -(-span // bins)  # whole numbers: else bins of three beside bins of four
+            # whole numbers, because otherwise some bins would hold three integers and others four
+            width = -(-span // bins)
             bins = -(-span // width)
             low, high = low - 0.5, low - 0.5 + bins * width
         else:
@@ -198,15 +205,15 @@ def _has_lost(values: NDArray[Any]) -> bool:
 
 
 LARGE = 10.0
-"""Mean or deviation of floating-point inputs above which they are called unnormalised."""
+"""The mean or deviation of floating-point inputs above which they are reported as not normalised."""
 IMBALANCE = 10.0
-"""The largest class has so many times the samples of the smallest."""
+"""The ratio of the largest class to the smallest above which the imbalance is reported."""
 ENOUGH_EACH = 20
-"""Samples for each class name, from which on one that was never drawn is worth a word."""
+"""The samples for each class name above which a class that was never drawn is reported."""
 
 
 def findings(summary: TensorSummary, names: Sequence[str] = ()) -> list[str]:
-    """Return a sentence for each trouble; ``names`` are the tensor's class names, if the stream has some."""
+    """Return a sentence for each problem. ``names`` are the tensor's class names, if the stream has some."""
     told = [*_lost(summary), *_constant(summary), *_range(summary)]
     counts = summary.classes()
     return [*told, *_classes(summary, counts, names)] if counts else told
@@ -277,7 +284,7 @@ PIXEL = 255.0
 
 
 def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all facts, with None where there is no number, because JSON has neither NaN nor infinities."""
+    """Return all facts. A missing number is None, because JSON has neither NaN nor infinities."""
     whole, bounds, spec = summary.whole(), summary.bounds(), summary.spec
     low, high = bounds if bounds is not None else (None, None)
     edges, counts = summary.histogram()
@@ -313,14 +320,14 @@ def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]
 
 
 def paste_lines(summary: TensorSummary) -> dict[str, str]:
-    """Return a line of Python for each framework that normalises the tensor to mean 0 and deviation 1, if one would."""
+    """Return a line of Python for each framework that normalises the tensor to mean 0 and deviation 1, if it helps."""
     spec, moments = summary.spec, summary.moments if summary.axis is not None else summary.whole()
     if spec.shape == () or summary.of != "value" or spec.dtype == "bool":
         return {}
     std = moments.std
     if not all(math.isfinite(float(one)) and one > 0 for one in std):
         return {}
-    axis = {None: None, -1: -1, 0: 1}[summary.axis]  # with the batch in front
+    axis = {None: None, -1: -1, 0: 1}[summary.axis]  # with the batch dimension first
     mean = [float(one) for one in moments.mean]
     variance = [float(one) ** 2 for one in std]
     shown = (_list(mean), _list(variance)) if axis is not None else (_short(mean[0]), _short(variance[0]))

@@ -1,4 +1,4 @@
-"""Statistics of numbers as they stream by: bounded in memory and mergeable.
+"""Statistics of streamed numbers, bounded in memory and mergeable.
 
 A tensor's samples come as pieces of numbers ``[k, C]``. A piece has at most `PIECE` numbers, or one row of channels, so
 that float64 copies stay in a processor's cache.
@@ -20,7 +20,7 @@ from penstock_common.wire.spec import TensorSpec
 
 PIECE = 1 << 17
 CHANNELS = (1, 3, 4)
-"""Of an image: grey, RGB, RGBA."""
+"""The channels of an image: grey, RGB, RGBA."""
 LEAST_SIDE = 4
 
 
@@ -39,7 +39,10 @@ def _is_side(dim: int | None) -> bool:
 
 
 def pieces_of(column: Column, rows: NDArray[np.int64], axis: int | None) -> Iterator[NDArray[Any]]:
-    """Yield numbers of samples in their dtype, a column per channel, else one. Byte strings give their lengths."""
+    """Yield the numbers of samples in their dtype, one column per channel, else one.
+
+    Byte strings yield their lengths.
+    """
     spec = column.spec
     if spec.dtype == BYTES:
         assert column.shapes is not None
@@ -88,19 +91,19 @@ F64 = NDArray[np.float64]
 class Moments:
     """Count, mean, variance, least and greatest of each of C columns; every field is an array of length C.
 
-    Pieces are merged by the rule of Chan, Golub and LeVeque (1979), of which Welford's is the case of one number.
+    Pieces are merged by the rule of Chan, Golub and LeVeque (1979), which generalises Welford's from one number.
     Nothing is summed over the whole stream, so nothing is lost to cancellation. NaN and infinities are counted and left
     out.
     """
 
     count: F64
-    """Finite numbers."""
+    """The number of finite numbers."""
     mean: F64
     m2: F64
-    """Sum of squared deviations from the mean."""
+    """The sum of squared deviations from the mean."""
     low: F64
     high: F64
-    """Infinite and the wrong way round while there is no finite number."""
+    """Reversed infinities (least +inf, greatest -inf) while there is no finite number."""
     nan: F64
     infinite: F64
 
@@ -171,7 +174,7 @@ BYTE_WIDE = ("uint8", "int8", "bool")
 class ByteCounts:
     """The counts of each of the 256 values of 8-bit numbers in each of C columns.
 
-    Everything about such numbers follows exactly, and counting is all it costs.
+    All statistics of such numbers follow exactly from the counts.
     """
 
     def __init__(self, dtype: str, columns: int) -> None:
@@ -194,13 +197,13 @@ class ByteCounts:
         return Moments(count, mean, m2, low, high, np.zeros_like(count), np.zeros_like(count))
 
     def distinct(self) -> dict[int, int]:
-        """Return how often each value occurs that occurs at all."""
+        """Return how often each value occurs, for values that occur."""
         whole = self._counts.sum(axis=0)
         return {value: count for value, count in zip(self._values.tolist(), whole.tolist(), strict=True) if count}
 
 
 KEPT = 1 << 16
-"""Numbers kept of each tensor: 1 MiB with their keys."""
+"""The numbers kept of each tensor: 1 MiB with their keys."""
 
 
 class UniformSample:
@@ -209,31 +212,31 @@ class UniformSample:
     Each number gets a random key, and those with the k least keys are kept. This makes every subset of k equally
     likely and two samples mergeable.
 
-    The error of a quantile q by k of n > k numbers is in its rank. With a probability of 99.7 % it is the true quantile
-    of some q +- 3 sqrt(q (1 - q) / k), at most 0.6 percentage points with the default k. Of n <= k numbers all are
-    kept, and the quantiles are numpy's. The caller leaves NaN and infinities out.
+    A quantile q from k of n > k numbers has an error in its rank. With a probability of 99.7 %, the rank is within q +-
+    3 sqrt(q (1 - q) / k). That is at most 0.6 percentage points with the default k. If n <= k, all numbers are kept,
+    and the quantiles are numpy's. The caller leaves NaN and infinities out.
     """
 
     def __init__(self, rng: np.random.Generator, kept: int = KEPT) -> None:
         self._rng, self._kept = rng, kept
         self.seen = 0
-        """Numbers drawn from."""
+        """The numbers seen so far."""
         self._threshold = 1.0
-        """No key above it can be among the least k any more."""
+        """The limit above which no key can be among the least k any more."""
         self._keys: NDArray[np.float64] = np.empty(0)
         self._values: NDArray[np.float64] = np.empty(0)
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Add one piece, 1-D."""
         self.seen += len(values)
-        # of n uniform keys, Binomial(n, t) lie below t, anywhere, and each is uniform below t
+        # of n uniform keys, Binomial(n, t) are below t, at any position, and each of them is uniform below t
         count = int(self._rng.binomial(len(values), self._threshold))
         if count < len(values):
             values = values[self._rng.choice(len(values), count, replace=False, shuffle=False)]
         self._keep(self._rng.random(count) * self._threshold, values)
 
     def merge(self, other: UniformSample) -> None:
-        """Add what another one has drawn from other numbers."""
+        """Add the sample of other numbers."""
         self.seen += other.seen
         self._threshold = min(self._threshold, other._threshold)
         self._keep(other._keys, other._values)
@@ -260,5 +263,5 @@ class UniformSample:
         """Return quantiles by linear interpolation, as numpy does. They are NaN without numbers."""
         if not len(self._values):
             return [float("nan")] * len(at)
-        with np.errstate(over="ignore", invalid="ignore"):  # between the ends of float64 lies more than one
+        with np.errstate(over="ignore", invalid="ignore"):  # the difference of two float64 numbers may exceed a float64
             return [float(value) for value in np.quantile(self._values, at)]

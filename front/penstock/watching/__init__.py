@@ -1,1 +1,1 @@
-"""Rates, the limit of a stream, and metrics. Pure but for the exporter. The command draws the screens."""
+"""Rates, the limit of a stream, and metrics. Pure except for the exporter. The command draws the screens."""

@@ -9,24 +9,24 @@ from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_producer.jobs.autoscaler import is_tellable
 
 WAITS = 0.1
-"""A training loop that waits a smaller part of its time is not limited: a tenth is what overlap cannot hide."""
+"""A training loop that waits a smaller part of its time is not limited. Overlap cannot hide a tenth."""
 IDLE = 0.5
 """Workers that have no job for a larger part of their time are not slow."""
 HELD_UP = 0.5
-"""A group that waits for a larger part of its time limits nobody, whatever it has yet to read."""
+"""A group that waits for a larger part of its time limits no other, however much it still has to read."""
 FULL = 0.5
 """Workers that wait for quota for a larger part of their time are not slow, either."""
 READY_S = 1.0
-"""A group that has so many seconds of its own rate before it does not wait for producers."""
+"""A group with unread samples for this many seconds at its own rate does not wait for producers."""
 TIGHT_SHARE, FULL_SHARE = 0.1, 0.75
-"""Writers stop and continue within the first part of a budget (write.quota). If the server's memory stops them, and not
-the budget, the bytes held stay below the second."""
+"""Writers stop and continue within the first share of a budget (write.quota). If the server's memory stops them, and
+not the budget, the bytes held stay below the second."""
 MANY = 16
 """More worker processes are rarely on one host: the sentence then asks for hosts, or a faster transform."""
 LEASE_S = 30.0
-"""After this time every command takes a member for dead. Before it, `groups drop` would ask for --force."""
+"""The time after which every command takes a member for dead. Before it, `groups drop` would ask for --force."""
 ALLOWED = "--allow MODULE --root DIR"
-"""Without these options, which cannot be known here, a worker starts on its user's own server only."""
+"""The options without which a worker starts only on its user's own server. Their values are not known here."""
 
 Cause = Literal[
     "memory", "folder", "dead member", "absent group", "unacknowledged", "slow group", "trainers", "reading",
@@ -53,7 +53,7 @@ class Trainers:
     """The samples a second that its members would take if they never waited."""
     is_ordered: bool = False
     missing: tuple[int, ...] = ()
-    """The missing ranks of an ordered group that is behind, which were silent so long that they were forgotten."""
+    """The missing ranks of an ordered group that is behind. They were silent for so long that they were forgotten."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
     """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
 
@@ -106,7 +106,7 @@ class Verdict:
 
 
 def judge(now: Situation) -> Verdict:
-    """Return the first verdict that holds: what stops everyone comes before what slows somebody."""
+    """Return the first verdict that holds. Causes that stop all processes come before causes that slow some."""
     for rule in (
         _memory,
         _folder,
@@ -134,7 +134,7 @@ def _memory(now: Situation) -> Verdict | None:
     limit, used = readable_bytes(now.memory_limit), readable_bytes(now.memory_used)
     kept = readable_bytes(now.memory_limit - now.memory_used - (left or 0))
     needed = now.memory_used + max(0, now.budget_bytes - now.held_bytes)
-    enough = int(needed * 1.25) + (32 << 20)  # beside the reserve that writers leave (servers.suitability)
+    enough = int(needed * 1.25) + (32 << 20)  # with the reserve that writers leave (servers.suitability)
     return Verdict(
         "memory",
         f"the server's memory is full: {_writers(now)}; {used} of {limit} are used, "
@@ -193,7 +193,7 @@ def _dead_member(now: Situation) -> Verdict | None:
 
 
 def _what_of(now: Situation, group: Trainers, name: str, held: int) -> tuple[str, str]:
-    """Return what follows from a member's death, and what helps."""
+    """Return the consequence of a member's death, and what helps."""
     if group.is_ordered:
         return "the other ranks cannot go past it: start that rank again", ""
     as_it = f"started again as member={name!r} it has them at once"
@@ -226,8 +226,9 @@ def _absent_group(now: Situation) -> Verdict | None:
 
 
 def _unacknowledged(now: Situation) -> Verdict | None:
-    """Return a verdict if both sides wait: what fills the budget was given out, and nobody acknowledges it or works on
-    it.
+    """Return a verdict if both sides wait.
+
+    The bytes that fill the budget were given out, but no process acknowledges them or works on them.
     """
     if not _is_full(now) or not _holding(now):
         return None
@@ -256,8 +257,9 @@ def _is_full(now: Situation) -> bool:
 
 
 def _slow_group(now: Situation) -> Verdict | None:
-    """Return a verdict if one group holds what another waits for: new samples come once the slower one has read the
-    old.
+    """Return a verdict if one group holds the bytes that another waits for.
+
+    New samples come once the slower group has read the old ones.
     """
     if not _is_full(now) or not _holding(now):
         return None

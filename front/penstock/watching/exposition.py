@@ -1,7 +1,7 @@
-"""The metrics that Prometheus reads of streams: a table in base units, filled from snapshots. The command serves it.
+"""The metrics of streams for Prometheus: a table in base units, filled from snapshots. The command serves it.
 
-Labels are few: stream, group, the state of epochs, the host of workers. Members, and epochs by number, would grow for
-ever.
+Labels are few: stream, group, the state of epochs, the host of workers. Members, and epochs by number, would grow
+without limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATES = ("open", "sized", "produced", "abandoned")
 
 Labels = tuple[str, ...]
 Found = Iterable[tuple[Labels, float | None]]
-"""Values by the labels behind ``stream``. None is left out, because it is not known."""
+"""Values by the labels after ``stream``. None is left out, because it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Streams(Collector):
 
     def __init__(self) -> None:
         self.snapshots: Mapping[str, StreamSnapshot] = {}
-        """The snapshots, replaced as a whole after each round of looks, and empty while the server is away."""
+        """The snapshots, replaced as a whole after each round, and empty while the server is away."""
         self.is_up = False
         self.queues: QueueSnapshot | None = None
         """The queue's server, replaced at each look, or None while it is away."""

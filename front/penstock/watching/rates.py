@@ -13,12 +13,12 @@ from penstock_producer.jobs.autoscaler import load_of, shown
 
 
 def rate(before: float, now: float, seconds: float) -> float | None:
-    """Return the rate of a number that counts up, or None if no time has passed or it began anew."""
+    """Return the rate of a counter, or None if no time has passed or the counter restarted."""
     return (now - before) / seconds if seconds > 0 and now >= before else None
 
 
 def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
-    """Return one stream: rates between two snapshots (None without a former one), and the verdict."""
+    """Return one stream: rates between two snapshots (None without an earlier one), and the verdict."""
     if before is not None and before.id != now.id:
         before = None
     seconds = now.at_s - before.at_s if before is not None else 0.0
@@ -108,7 +108,7 @@ def hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
 def silent_hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
     """Return the hosts without a recent report of any worker, though none signed off.
 
-    One worker that died beside others is no news: its fleet replaces it. Nobody else reports a host that is gone.
+    A single dead worker is left out, because its fleet replaces it. No other process reports a host that is gone.
     """
     living = {host["host"] for host in hosts(now)}
     silent: dict[str, list[float]] = {}
@@ -158,7 +158,7 @@ def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None
 
 
 def _share(now: StreamSnapshot, kind: str) -> float:
-    """Return the mean part of the workers' last ten seconds that went into this kind of waiting."""
+    """Return the mean part of the workers' last ten seconds that they spent in this kind of waiting."""
     told = [one.recent for one in now.rates.workers.values() if one.recent]
     return sum(each.get(kind, 0.0) for each in told) / len(told) if told else 0.0
 

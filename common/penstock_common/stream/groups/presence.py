@@ -78,9 +78,10 @@ def ended_members(
     """Return the members whose processes have ended for certain.
 
     Args:
-        roster: the roster of one partition. now_ms: the server's time. here: digest of boot and namespace of the
-            judging process, by default this one. '' finds no member. started: returns a pid's start time, as
-            `start_time` does.
+        roster: the roster of one partition.
+        now_ms: the server's time.
+        here: digest of boot and namespace of the judging process, by default this one. '' finds no member.
+        started: returns a pid's start time, as `start_time` does.
 
     Returns:
         (group, member) to its incarnation.
