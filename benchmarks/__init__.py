@@ -1,4 +1,4 @@
-"""Where Penstock's speed is measured: ratios from interleaved rounds of one run, never single times.
+"""The benchmarks: they measure Penstock's speed as ratios from interleaved rounds of one run, never as single times.
 
-``python -m benchmarks`` (``make bench``). Correctness is the tests' business.
+Run them with ``python -m benchmarks`` (``make bench``). The tests check correctness.
 """

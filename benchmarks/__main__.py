@@ -1,13 +1,13 @@
-"""``python -m benchmarks``: Penstock beside its peers, from writer to batches, in one run. ``make bench``.
+"""``python -m benchmarks``: Penstock and its peers, from writer to batches, in one run. ``make bench``.
 
-Transport at 256 B to 100 MB a sample, everything to each of several trainers, tf.data against numpy, and the targets.
-Rounds of all sides alternate, so that a drifting machine moves all; what is quoted is the median of the ratios of
-neighbouring rounds, with the lowest and the highest, and CPU seconds over all processes. The tables are Markdown.
-Peers from the package index are installed into environments of their own the first time.
-A side's processes live for all rounds of a payload, if there is memory for all sides at once (waiting, all twelve took
-3 % of two cores); ``--clean`` starts them for each round.
-``--quick`` (``make bench-quick``) is for before and after a change: plain redis-py as the only peer, under 3 minutes.
-Where the cores are slow there are fewer rounds, so that a run ends in ``--minutes``; each table says how many it has.
+It measures transport at 256 B to 100 MB a sample, everything to each of several trainers, tf.data against numpy, and
+the targets. Rounds of all sides alternate, so that a drifting machine affects all of them. The results are the median
+of the ratios of neighbouring rounds, with the lowest and the highest, and CPU seconds over all processes. The tables
+are Markdown. Peers from the package index are installed into separate environments at their first use. A side's
+processes live for all rounds of a payload, if there is memory for all sides at once. While waiting, all twelve took 3 %
+of two cores. ``--clean`` starts them for each round. ``--quick`` (``make bench-quick``) is for measuring before and
+after a change. It has plain redis-py as the only peer, and takes less than 3 minutes. On slow cores there are fewer
+rounds, so that a run ends in ``--minutes``. Each table has the number of its rounds.
 """
 
 from __future__ import annotations
@@ -37,58 +37,66 @@ __all__ = ["describe_machine", "main", "progress"]
 PARTS = ("transport", "trainers", "tf.data")
 QUICK = (ONE_BY_ONE.name, "256 B rows, write_batch", "4 kB", IMAGE.name, "10 MB")
 MINUTES, QUICK_MINUTES = 36.0, 2.3
-"""Less than is promised: the last round of each piece may take longer than those before it."""
+"""The time for measuring, less than the promised time, because the last round of each piece may be longer than those
+before.
+"""
 QUICK_PAIRS = ((INLINE, 1), (SEGMENTS, 8))
 MAKING = (1, 8)
-"""Trainers of samples that cost something to make."""
+"""The numbers of trainers for samples that take time to make."""
 
 
 @dataclass
 class Plan:
-    """What a run measures."""
+    """The plan of a run."""
 
     minutes: float
     rounds: int
     trainers_rounds: int
     seconds: float
-    """About so long each side is on the clock in a round."""
+    """The approximate time of each side on the clock in a round."""
     trainers_seconds: float | None
-    """The same of trainers; None: the longer, the more there are."""
+    """The time of several trainers. None means longer for more trainers."""
     cases: list[Case]
     fanned: list[Case]
-    """To each of several trainers."""
+    """The payloads that go to each of several trainers."""
     sides: list[Side]
     broadcast: list[Side]
     trainers: dict[float, Sequence[int]]
-    """CPU seconds that a sample costs -> how many trainers."""
+    """CPU seconds that a sample costs -> numbers of trainers."""
     parts: Sequence[str]
     is_quick: bool
     is_clean: bool
-    """A side's processes are started for each round, also where they could stay."""
+    """Whether a side's processes are started for each round, even if they could stay."""
 
     def pairs(self, cost: float) -> list[tuple[Side, int]]:
-        """Everything to each of so many trainers, by so many sides; in a quick run what the target is about."""
+        """Return the sides and the numbers of trainers for samples of this cost.
+
+        A quick run has only those of the targets.
+        """
         every = [(side, count) for count in self.trainers[cost] for side in self.broadcast]
         return [pair for pair in every if not self.is_quick or (pair[0].name, pair[1]) in QUICK_PAIRS]
 
     def seconds_of(self, trainers: int) -> float:
-        """On the clock: each maps the files of segments once, which short turns measure instead of reading."""
+        """Return the time on the clock. Each trainer maps every segment once, which would dominate a short turn."""
         return self.trainers_seconds or 1.5 + trainers / 2
 
     def is_lasting(self, case: Case) -> bool:
-        """Whether processes stay for all rounds of a payload, and wait meanwhile: if all of them fit into memory."""
+        """Return whether processes stay for all rounds of a payload, and wait in between.
+
+        They do if all fit into memory.
+        """
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return not self.is_clean and len(self.sides) * 2 * case.room_bytes <= memory / 3
 
     def weights(self) -> list[float]:
-        """Seconds that each piece takes on two quiet cores, about: for shares of the time."""
+        """Return about how many seconds each piece takes on two idle cores, to divide the time among them."""
         once, again = 4.0 + (self.seconds + 0.4) * self.rounds, (4.0 + self.seconds) * self.rounds
         found = [len(self.sides) * (once if self.is_lasting(case) else again) for case in self.cases]
         found = found if "transport" in self.parts else []
         if "trainers" in self.parts:
             for cost in list(self.trainers) * len(self.fanned):
                 pairs = [(side.package == "tensorflow" and not cost, count) for side, count in self.pairs(cost)]
-                # importing TensorFlow is a core's for 5 s
+                # importing TensorFlow takes one core for 5 s
                 a_round = sum(
                     3.0 + self.seconds_of(count) + count * (5 if is_slow else 0.5) for is_slow, count in pairs
                 )
@@ -97,7 +105,7 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 if Penstock could not carry something, 130 if it was interrupted."""
+    """Run the command. Return 1 if Penstock could not carry something, and 130 if it was interrupted."""
     args, began = _parser().parse_args(arguments), time.monotonic()
     plan = _planned(args)
     environment = describe_machine() | describe_more([*plan.sides, *plan.broadcast]) | {"budget": _budgets(plan.cases)}
@@ -215,7 +223,7 @@ def _budgets(cases: Sequence[Case]) -> str:
 
 
 def _run(plan: Plan, found: Results, keep: Callable[[], None]) -> None:
-    """Each piece is shown when it ends, also by an interruption."""
+    """Run all pieces. Each is shown when it ends, also by an interruption."""
     allowance = Allowance(60 * plan.minutes, plan.weights())
     for case in plan.cases if "transport" in plan.parts else ():
         measured = transport.Measured(case)
@@ -256,7 +264,7 @@ def _tfdata(rounds: int) -> dict[str, Spread] | str:
 
 
 def _tell(args: argparse.Namespace, results: Results) -> None:
-    """What is made of the figures."""
+    """Show what follows from the figures."""
     if reached := results.targets():
         print(targets.shown(reached), flush=True)
     if args.against:
@@ -269,5 +277,6 @@ def _tell(args: argparse.Namespace, results: Results) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is there is shown, what lies in memory removed
+    # SIGTERM ends the run like Ctrl-C: results are shown, and segments in memory are removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -18,7 +18,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def byte_size(text: str) -> int:
-    """Argparse type: ``2gb``, ``500mb``, ``64kb`` (powers of 1024) or plain bytes."""
+    """Parse ``2gb``, ``500mb``, ``64kb`` (powers of 1024) or plain bytes, as an argparse type."""
     number = text.strip().lower().removesuffix("b")
     power = "kmgt".find(number[-1:]) + 1 if number[-1:].isalpha() else 0
     try:

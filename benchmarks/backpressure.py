@@ -1,8 +1,8 @@
 """``python -m benchmarks.backpressure``: producers far faster than their trainer, on a server with little memory.
 
-Writers (plain processes, or an RQ fleet whose jobs lie on the same server) pass many times the server's memory through
-a small budget to one trainer, which reads at a fixed rate and stands still three times. From outside it is looked ten
-times a second at what the server and the rosters hold, and at what the writers' processes cost while they wait.
+Writers are plain processes, or an RQ fleet whose jobs are on the same server. They pass many times the server's memory
+through a small budget to one trainer, which reads at a fixed rate and pauses three times. An observer reads ten times a
+second what the server and the rosters hold, and the CPU time of the waiting writers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from penstock import EmbeddedServer, Loader, Writer
 STREAM = "soak"
 LOOK_S = 0.1
 WAITING_CPU = 0.02
-"""What a waiting writer may cost of a core."""
+"""The share of a core that a waiting writer may use."""
 QUIET: dict[str, Any] = {"notify": lambda _: None}
 PATIENT: dict[str, Any] = {**QUIET, "timeout_s": 120}
-"""Named as in the tree that `benchmarks.between` compares with: both take it."""
+"""Options by their names in the oldest tree that `benchmarks.between` compares with. Both trees take them."""
 POOL = 8
 STALLS = (0.1, 0.3, 0.5)
-"""After these parts of the pass the trainer stands still, until writers were seen to wait for long enough."""
+"""The trainer pauses after these parts of the pass, until writers were seen to wait for long enough."""
 STALL_LIMIT_S = 60.0
-"""It goes on in any case."""
+"""The longest pause."""
 
 
 @dataclass(frozen=True)
 class Soak:
-    """One pass."""
+    """The options of one pass."""
 
     total_bytes: int
     entry_bytes: int = 150_000
@@ -51,52 +51,52 @@ class Soak:
     partitions: int = 1
     epochs: int = 4
     shards: int = 8
-    """Of an epoch."""
+    """The shards of an epoch."""
     trainer_bytes_s: int = 80_000_000
     stall_s: float = 5.0
-    """How long all writers are seen to wait each time the trainer stands still."""
+    """The time for which all writers must be seen to wait in each pause of the trainer."""
 
     @property
     def shard_samples(self) -> int:
-        """Samples of one shard."""
+        """Return the samples of one shard."""
         return max(1, self.total_bytes // (self.entry_bytes * self.epochs * self.shards))
 
     @property
     def samples(self) -> int:
-        """Of all epochs."""
+        """Return the samples of all epochs."""
         return self.shard_samples * self.shards * self.epochs
 
 
 @dataclass
 class Seen:
-    """What was seen from outside."""
+    """The observer's results."""
 
     looks: int = 0
     used_bytes: int = 0
-    """The most memory the server used at any look."""
+    """The most memory that the server was seen to use."""
     peak_bytes: int = 0
-    """The most it ever used, in its own words."""
+    """The most memory that the server reports to have used."""
     payload_bytes: int = 0
-    """The most payload the rosters said they hold."""
+    """The most payload bytes on the rosters."""
     waiting_s: float = 0.0
-    """Writers' seconds between two looks at both of which they said they wait, in the same wait."""
+    """The writers' seconds between two looks that both found them in the same wait."""
     waiting_cpu_s: float = 0.0
-    """What their processes used in those."""
+    """The CPU time of their processes in those seconds."""
     most_waiting: int = 0
     samples: int = 0
-    """Handed to the trainer."""
+    """The samples that the trainer got."""
     seconds: float = 0.0
     writer_cpu_s: float = 0.0
     findings: list[str] = field(default_factory=list)
 
     @property
     def waiting_cpu_share(self) -> float:
-        """Of one core, by one waiting writer."""
+        """Return the share of a core that one waiting writer used."""
         return self.waiting_cpu_s / self.waiting_s if self.waiting_s else 0.0
 
 
 def run_soak(soak: Soak) -> Seen:
-    """The whole pass."""
+    """Run the whole pass."""
     context = multiprocessing.get_context("spawn")
     with EmbeddedServer(maxmemory_bytes=soak.maxmemory_bytes) as server, redis.Redis.from_url(server.url) as client:
         stall = Stall(context.Event(), context.Event())
@@ -129,24 +129,24 @@ def run_soak(soak: Soak) -> Seen:
 
 @dataclass
 class Stall:
-    """A trainer's standstill, as it and the watching process see it."""
+    """A pause of the trainer, shared by the trainer and the observer."""
 
     began: Any
-    """Event: the trainer stands still."""
+    """An event: the trainer has paused."""
     may_end: Any
-    """Event: it may go on."""
+    """An event: the trainer may continue."""
     _waited_s: float = 0.0
-    """What had been waited when it began."""
+    """The writers' waiting time when the pause began."""
 
     def end_after(self, stall_s: float, waited_s: float) -> None:
-        """Lets the trainer go on once the writers have waited that much longer."""
+        """Let the trainer continue once the writers have waited for ``stall_s`` more."""
         if not self.began.is_set() or self.may_end.is_set():
             self._waited_s = waited_s
         elif waited_s - self._waited_s >= stall_s:
             self.may_end.set()
 
     def stand_still(self) -> None:
-        """The trainer's side."""
+        """Pause the trainer. The trainer calls this."""
         self.may_end.clear()
         self.began.set()
         self.may_end.wait(STALL_LIMIT_S)
@@ -154,7 +154,7 @@ class Stall:
 
 
 class Watched:
-    """The server, its rosters and the writers' processes."""
+    """The observed server, its rosters and the writers' processes."""
 
     def __init__(self, url: str, client: Any, soak: Soak, pids: list[int]) -> None:
         self._client, self._soak, self._pids = client, soak, pids
@@ -163,7 +163,7 @@ class Watched:
         self._cpu, self._at = 0.0, time.monotonic()
 
     def look(self, seen: Seen) -> None:
-        """Ten times a second."""
+        """Take one look. It is called ten times a second."""
         seen.looks += 1
         seen.used_bytes = max(seen.used_bytes, int(self._client.info("memory")["used_memory"]))
         found = rosters(self._client, STREAM)
@@ -177,26 +177,26 @@ class Watched:
         cpu, now = sum(map(cpu_seconds, self._workers())), time.monotonic()
         seen.writer_cpu_s = max(seen.writer_cpu_s, cpu)
         still = sum(abs(since - self._before.get(place, 0)) < 100 for place, since in waiting.items())
-        if still == self._soak.writers:  # all of them, all the time: then all they use is used by waiting
+        if still == self._soak.writers:  # all of them wait all the time, so all their CPU time is for waiting
             seen.waiting_s += still * (now - self._at)
             seen.waiting_cpu_s += cpu - self._cpu
         seen.most_waiting = max(seen.most_waiting, len(waiting))
         self._before, self._cpu, self._at = waiting, cpu, now
 
     def _workers(self) -> list[int]:
-        """The processes that write: of a fleet, the dispatcher's children."""
+        """Return the pids of the writing processes. In a fleet, they are the dispatcher's children."""
         if not self._soak.is_fleet:
             return self._pids
         return [child for pid in self._pids for child in children(pid)]
 
     def end(self, seen: Seen) -> None:
-        """What the server says at the end."""
+        """Note the server's final report."""
         seen.peak_bytes = int(self._client.info("memory")["used_memory_peak"])
         seen.findings += json.loads(penstock("audit", STREAM, "--json", "--url", self._url, codes=(0, 1)))["findings"]
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process; 0 of one that has ended."""
+    """Return user and system time of a process, or 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -205,7 +205,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """Its child processes."""
+    """Return the pids of a process's children."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -213,7 +213,7 @@ def children(pid: int) -> list[int]:
 
 
 def faults(soak: Soak, seen: Seen) -> list[str]:
-    """What is not as promised."""
+    """Return the broken promises."""
     found = [*seen.findings]
     if seen.samples != soak.samples:
         found.append(f"{seen.samples} samples came out of {soak.samples}")
@@ -240,7 +240,7 @@ def _settings(soak: Soak) -> dict[str, Any]:
 
 
 def _write(url: str, soak: Soak, place: int) -> None:
-    """Every writer takes each ``writers``-th shard of each epoch."""
+    """Write each ``writers``-th shard of each epoch."""
     pool = _pool(soak)
     spec = {"x": ("uint8", (soak.entry_bytes,))}
     with Writer(STREAM, url=url, spec=spec, **QUIET, **_settings(soak)) as writer:
@@ -253,18 +253,18 @@ def _write(url: str, soak: Soak, place: int) -> None:
 
 
 def numbers() -> list[int]:
-    """The fleet's dataset: one epoch."""
+    """Return the fleet's dataset: one epoch."""
     return list(range(int(os.environ["PENSTOCK_SOAK_SAMPLES"])))
 
 
 def sample_of(number: int) -> dict[str, Any]:
-    """The fleet's transform."""
+    """Return a sample, as the fleet's transform."""
     entry = int(os.environ["PENSTOCK_SOAK_ENTRY"])
     return {"x": np.full(entry, number % 251, np.uint8)}
 
 
 def _fleet(url: str, soak: Soak, place: int) -> None:
-    """A dispatcher with its workers, the jobs on the stream's own server."""
+    """Run a dispatcher with its workers. The jobs are on the stream's own server."""
     os.environ["PENSTOCK_SOAK_SAMPLES"] = str(soak.shard_samples * soak.shards)
     os.environ["PENSTOCK_SOAK_ENTRY"] = str(soak.entry_bytes)
     with Writer(STREAM, url=url, **QUIET, **_settings(soak)):
@@ -275,7 +275,7 @@ def _fleet(url: str, soak: Soak, place: int) -> None:
 
 
 def _train(url: str, soak: Soak, trained: Any, stall: Stall) -> None:
-    """Reads at its rate, and stands still three times."""
+    """Read at the fixed rate, with three pauses."""
     batch_size = max(1, 2_000_000 // soak.entry_bytes)
     stalls = [int(soak.samples * share) for share in STALLS]
     seen = 0
@@ -293,7 +293,7 @@ def _train(url: str, soak: Soak, trained: Any, stall: Stall) -> None:
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.backpressure", description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=20, help="payload to pass (default 20)")
     parser.add_argument("--entry-kb", type=int, default=150, help="kB of a sample, one to an entry (default 150)")

@@ -1,11 +1,11 @@
-"""``python -m benchmarks.between BEFORE [AFTER]``: what changed from one commit to another, or to this tree as it lies.
+"""``python -m benchmarks.between BEFORE [AFTER]``: the change from one commit to another, or to this working tree.
 
-The packages of a commit are taken out of git into a temporary folder, and this tree's benchmark runs on them: both are
-measured by the same lines, on the same payloads, in rounds that take turns, processes and servers apart. What is told
-is after to before, of CPU s/GB of all, writer, reader and server, and of the rate: the median of neighbouring rounds,
-with the lowest and the highest. A single change is ``COMMIT^ COMMIT``. ``--growth AXIS`` compares what a sample costs
-at each size of an axis of ``python -m benchmarks.growth`` instead; ``--jpegs`` rounds of ``benchmarks.jpegs``. All of
-these call public names and the command only: another commit has them, wherever its insides lie.
+The packages of a commit are extracted from git into a temporary folder, and this tree's benchmark runs on them. The
+same code measures both, on the same payloads, in alternating rounds with separate processes and servers. The results
+are ratios of after to before: CPU s/GB of all processes, writer, reader and server, and the rate. Each is the median of
+neighbouring rounds, with the lowest and the highest. A single change is ``COMMIT^ COMMIT``. ``--growth AXIS`` compares
+instead the cost of a sample at each size of an axis of ``python -m benchmarks.growth``. ``--jpegs`` compares rounds of
+``benchmarks.jpegs``. All of these use only public names and the command, which other commits have, too.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CPU: dict[str, Callable[[Round], float]] = {
 }
 
 Loaded = dict[str, Any]
-"""What `benchmarks.jpegs` says of a round."""
+"""The result of one round of `benchmarks.jpegs`."""
 Sizes = dict[str, tuple[float, float]]
-"""Size of an axis -> CPU of all processes a sample, or a second that is waited; the same to the axis's smallest."""
+"""Size of an axis -> CPU of all processes a sample, or a second of waiting, and its ratio to the smallest size."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 if one of the commits could not be measured, 130 if it was interrupted."""
+    """Run the command. Return 1 if one of the commits could not be measured, and 130 if it was interrupted."""
     args = _parser().parse_args(arguments)
     names = named(args.before), named(args.after) if args.after else HERE
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items()))
@@ -100,7 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def named(commit: str) -> str:
-    """Its number and first line. Exits with what git says of one that is not there."""
+    """Return the hash and the subject of a commit.
+
+    For an unknown commit, exits with git's message.
+    """
     done = _git("log", "-1", "--format=%h %s", commit, "--")
     if done.returncode:
         raise SystemExit(f"there is no commit {commit}: {done.stderr.decode().strip()}")
@@ -108,7 +111,7 @@ def named(commit: str) -> str:
 
 
 def packages(commit: str | None, folder: Path) -> str:
-    """PYTHONPATH of a commit's packages, taken out into ``folder``; of None, of this tree's."""
+    """Return the PYTHONPATH of a commit's packages, extracted into ``folder``, or of this tree's packages for None."""
     if commit is None:
         return _path(ROOT)
     done = _git("archive", commit, *PACKAGES)
@@ -136,7 +139,7 @@ def _transport(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, An
         raise SystemExit(f"no side or no payload has such a name; payloads: {', '.join(case.name for case in CASES)}")
     found = []
     for case in cases:
-        for side in sides:  # one at a time: only the two that are compared take turns
+        for side in sides:  # one side at a time: only the two commits alternate
             one = measure(case, side, paths, args.rounds, args.seconds)
             print(shown(one, side), flush=True)
             found.append(one)
@@ -144,7 +147,7 @@ def _transport(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, An
 
 
 def measure(case: Case, side: Side, paths: Sequence[str], count: int, seconds: float) -> transport.Measured:
-    """Rounds of ``before`` and ``after`` in turn, each of as many samples; or why one of them has none."""
+    """Run rounds of ``before`` and ``after`` in turn, with equally many samples, or note why one of them has none."""
     found = transport.Measured(case)
     stages: dict[str, Stage] = {}
     samples = 0
@@ -166,7 +169,7 @@ def measure(case: Case, side: Side, paths: Sequence[str], count: int, seconds: f
 
 
 def shown(found: transport.Measured, side: Side) -> str:
-    """A table of ratios; or why there is none."""
+    """Return a table of ratios, or the reason why there is none."""
     text = f"### {found.case.name}, {side.name}: {found.count} rounds\n\n"
     if found.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.failed.items())
@@ -181,7 +184,7 @@ def shown(found: transport.Measured, side: Side) -> str:
 
 
 def gigabytes(one: Round) -> float:
-    """That readers got."""
+    """Return the gigabytes that readers got."""
     return one.got * one.sample_bytes / 1e9
 
 
@@ -190,13 +193,16 @@ def _cells(before: Sequence[float], after: Sequence[float]) -> list[str]:
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> str:
-    """Return the ratio of neighbouring rounds; a short round may cost less CPU than the kernel's clock can tell."""
+    """Return the ratio of neighbouring rounds.
+
+    A short round may use less CPU than the kernel's clock can measure.
+    """
     ratios = [new / old for old, new in zip(before, after, strict=False) if old]
     return spread(ratios).shown() if ratios else "not measurable"
 
 
 def _growth(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
-    """Rounds of an axis by the two in turn, each in a process of its own."""
+    """Run rounds of an axis on both commits in turn, each in a separate process."""
     taken: list[list[Sizes]] = [[], []]
     for number in range(args.rounds):
         for which in (1, 0) if number % 2 else (0, 1):
@@ -208,7 +214,7 @@ def _growth(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any],
 
 
 def grown(before: Sequence[Sizes], after: Sequence[Sizes]) -> str:
-    """A table of each size, from rounds."""
+    """Return a table with a row for each size, from rounds."""
     rows = []
     for name in before[0]:
         cpu, relative = ([[one[name][what] for one in rounds] for rounds in (before, after)] for what in (0, 1))
@@ -225,7 +231,7 @@ def grown(before: Sequence[Sizes], after: Sequence[Sizes]) -> str:
 
 
 def _jpegs(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], bool]:
-    """Rounds of both planes by the two in turn, each in a process of its own, on the same files."""
+    """Run rounds of both payload settings on both commits in turn, each in a separate process, on the same files."""
     taken: dict[str, list[list[Loaded]]] = {side.name: [[], []] for side in ours(args.side)}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         cut_photographs(Path(folder), args.jpegs)
@@ -241,7 +247,7 @@ def _jpegs(args: argparse.Namespace, paths: list[str]) -> tuple[dict[str, Any], 
 
 
 def loaded(before: Sequence[Loaded], after: Sequence[Loaded]) -> str:
-    """A table of the rate and of the CPU of each role, from rounds."""
+    """Return a table of the rate and of the CPU of each role, from rounds."""
     parts: dict[str, Callable[[Loaded], float]] = {
         "CPU ms/sample of all": lambda one: 1000 * sum(one["cpu_s"].values()) / one["samples"],
         **{f"CPU ms/sample, {role}": partial(_of_role, role) for role in before[0]["cpu_s"]},
@@ -256,7 +262,7 @@ def _of_role(role: str, one: Loaded) -> float:
 
 
 def _loaded(in_segments: bool, photographs: Path, path: str) -> Loaded:
-    """A round. Exits with the last words of what fails."""
+    """Run one round. If it fails, exits with its last output."""
     folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY) if in_segments else ""
     try:
         command = [sys.executable, "-m", "benchmarks.jpegs", f"segments:{folder}" if folder else "inline"]
@@ -273,7 +279,7 @@ def _loaded(in_segments: bool, photographs: Path, path: str) -> Loaded:
 
 
 def _axis(axis: str, path: str) -> Sizes:
-    """A round. Exits with the last words of what fails."""
+    """Run one round. If it fails, exits with its last output."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         file = Path(folder) / "growth.json"
         command = [sys.executable, "-m", "benchmarks.growth", "--only", axis, "--rounds", "1", "--json", str(file)]

@@ -1,4 +1,4 @@
-"""What is moved: payload shapes, and how many of them are a batch."""
+"""The payloads that are moved: their shapes, and the samples of a batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.arguments import byte_size
 from benchmarks.transports.protocol import ROWS
 
 DEFAULT_BUDGET_BYTES = 1 << 30
-"""Of a stream whose writer does not say."""
+"""The budget of a stream whose writer does not set one."""
 BATCH_BYTES = 10_000_000
-"""Of a payload that is asked for by its size alone, about: as that of 150 kB has."""
+"""The approximate bytes of a batch, for a payload that is given by its size alone. It is that of the 150 kB payload."""
 MOST_ROWS = 1024
-"""A batch of small ones, as of those of 256 B."""
+"""The samples of a batch of small ones, as for 256 B."""
 SMALL_BYTES = 64 << 10
-"""Up to here a sample is small: it has the room of rows."""
+"""The largest sample that counts as small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,27 @@ class Case:
 
     name: str
     shape: tuple[int, ...]
-    """Of a sample."""
+    """The shape of a sample."""
     dtype: str
     batch: int
-    """Samples."""
+    """The samples of a batch."""
     by_batch: bool = False
-    """Written many rows at once."""
+    """Whether many rows are written at once."""
     room_bytes: int = 256 << 20
-    """Payload that may lie between writer and reader: a stream's budget, or what a peer's queues hold. Of large samples
-    a stream's default; so much of rows and small samples would take slow sides minutes to fill."""
+    """The payload bytes that may lie between writer and reader: a stream's budget, or the capacity of a peer's queues.
+    For large samples it is a stream's default. For small samples it is less, because a slow side would take minutes to
+    fill it."""
     most_bytes: int = 6_000_000_000
-    """Of one turn."""
+    """The most payload bytes of one turn."""
 
     @property
     def sample_bytes(self) -> int:
-        """Payload bytes of one sample."""
+        """Return the payload bytes of one sample."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     @property
     def unit(self) -> int:
-        """A turn moves a multiple of so many samples."""
+        """Return the samples of one unit. A turn moves a multiple of it."""
         return max(self.batch, ROWS if self.by_batch else 1)
 
 
@@ -65,10 +66,10 @@ CASES = (
 def asked_for(text: str, batch: int | None = None, by_batch: bool = False) -> Case:
     """The payload that ``text`` names: bytes a sample (``64kb``), or its dtype and shape (``float32:3,96,96``).
 
-    ``batch``: samples; None: as many as are some 10 MB.
+    ``batch`` is the samples of a batch. None means about 10 MB.
 
     Raises:
-        argparse.ArgumentTypeError, TypeError or ValueError: It names neither, or nothing that tensors hold.
+        argparse.ArgumentTypeError, TypeError or ValueError: It is neither, or names no dtype of tensors.
     """
     dtype, colon, sizes = text.partition(":")
     if colon:

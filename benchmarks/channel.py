@@ -1,11 +1,11 @@
-"""CPU seconds per GB of Penstock's channel and of redis-py, writing and reading apart, on one real server.
+"""CPU seconds per GB of Penstock's channel and of redis-py, for writing and for reading, on one real server.
 
     python -m benchmarks.channel [--nbytes 150528] [--mb 400] [--rounds 5] [--json]
 
-Every round runs all the ways in turn on the same server, so that a ratio within one round is of equal load.
-Payloads come from and go to 64 MB of memory, as a job's do: a small buffer would make copies look free.
+Every round runs all channels in turn on the same server, so that both sides of a ratio within one round have equal
+load. Payloads come from and go to 64 MB of memory, as in a real job. With a small buffer, copies would look free.
 
-It needs an inside, the channel, and the tests' plain channel, so it measures its own tree alone.
+It needs an internal part, the channel, and the tests' plain channel, so it measures only its own tree.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from penstock_common.stream.client import connect
 from tests.contracts.plain_channel import open_plain_channel
 
 READ_BYTES = 512_000
-"""COUNT of a read is sized by bytes, as the reader's is."""
+"""The bytes that determine the COUNT of a read, as in the reader."""
 
 ROOM_BYTES = 64 << 20
 META = b'{"v":1,"stream":"0123456789abcdef","epoch":1,"shard":12,"first":345,"count":1}' * 3
 
 
 class BatchSink:
-    """What a loader does, less the decoding: meta as bytes, tensors into one reused array."""
+    """A sink that does a loader's work without decoding: meta as bytes, tensors into one reused array."""
 
     def __init__(self, room: memoryview, nbytes: int) -> None:
         self._room, self._last = room, len(room) - 2 * nbytes
@@ -47,7 +47,7 @@ class BatchSink:
             self._used = 0
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """The next free bytes."""
+        """Return the next free bytes."""
         if name == b"meta":
             return None
         start = self._used
@@ -55,18 +55,18 @@ class BatchSink:
         return (self._room[start : start + nbytes],)
 
     def value(self, name: bytes, data: bytes) -> None:
-        """Not decoded here."""
+        """Do nothing, because nothing is decoded here."""
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def missing(self, entry_id: bytes) -> None:
-        """Cannot happen here."""
+        """Do nothing, because no entry can be missing here."""
         raise AssertionError(entry_id)
 
 
 def redis_py_alone(client: redis.Redis) -> Channel:
-    """Return redis-py alone: its Python parser, and its Python packer, which sends large arguments untouched."""
+    """Return redis-py alone: its Python parser, and its Python packer, which does not copy large arguments."""
     connection = _dedicated(client)
     connection.set_parser(_RESP2Parser)
     connection._command_packer = PythonRespSerializer(connection._buffer_cutoff, connection.encoder.encode)
@@ -74,7 +74,7 @@ def redis_py_alone(client: redis.Redis) -> Channel:
 
 
 def python_packer(client: redis.Redis) -> Channel:
-    """Return the best mixture of redis-py: hiredis parses, Python packs."""
+    """Return the best combination of redis-py: hiredis parses, Python packs."""
     connection = _dedicated(client)
     connection._command_packer = PythonRespSerializer(connection._buffer_cutoff, connection.encoder.encode)
     return open_plain_channel(client, connection)
@@ -89,7 +89,7 @@ WAYS: dict[str, Callable[[redis.Redis], Channel]] = {
 
 
 def write(channel: Channel, source: memoryview, nbytes: int, count: int) -> None:
-    """Append `count` entries, eight replies behind."""
+    """Append `count` entries, and read each reply eight entries later."""
     for number in range(count):
         start = number * nbytes % (len(source) - nbytes)
         payload = source[start : start + nbytes]
@@ -101,7 +101,7 @@ def write(channel: Channel, source: memoryview, nbytes: int, count: int) -> None
 
 
 def read(channel: Channel, room: memoryview, nbytes: int, count: int) -> None:
-    """Read `count` entries of the group, asking for the next reply before the last is taken."""
+    """Read `count` entries of the group. Each request is sent before the reply to the one before is taken."""
     per_read = b"%d" % max(READ_BYTES // nbytes, 1)
     ask: Command = [b"XREADGROUP", b"GROUP", b"g", b"me", b"COUNT", per_read, b"NOACK", b"STREAMS", b"bench", b">"]
     sink, got = BatchSink(room, nbytes), 0
@@ -113,7 +113,7 @@ def read(channel: Channel, room: memoryview, nbytes: int, count: int) -> None:
 
 
 def measure(client: redis.Redis, channel: Channel, nbytes: int, total: int) -> dict[str, float]:
-    """Seconds per GB, of this process's CPU and of the clock, writing `total` bytes and reading them back."""
+    """Write `total` bytes and read them back. Return seconds per GB, of this process's CPU and of the clock."""
     room, count = memoryview(bytearray(b"\x55") * ROOM_BYTES), max(total // nbytes, 1)
     client.delete("bench")
     client.xgroup_create("bench", "g", id="0", mkstream=True)
@@ -126,7 +126,7 @@ def measure(client: redis.Redis, channel: Channel, nbytes: int, total: int) -> d
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each way: seconds per GB of its best round, and ratios to Penstock's channel within rounds."""
+    """Print a row for each channel: seconds per GB of its best round, and ratios to Penstock's within rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nbytes", type=int, default=150_528)
     parser.add_argument("--mb", type=int, default=400)

@@ -1,4 +1,4 @@
-"""The ``penstock`` command, for what the public names of the package do not offer: here, or in a process beside."""
+"""The ``penstock`` command, in this process or in another one, for functions without public names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAVE_S = 30.0
 
 
 def penstock(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
-    """Run a command in this process, so that its start is on nobody's clock, and return what it printed.
+    """Run a command in this process, so that no clock includes its start, and return its output.
 
     Raises RuntimeError if it ends with another exit code than ``codes``.
     """
@@ -31,7 +31,7 @@ def penstock(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
 
 
 class Workers:
-    """``penstock worker``: processes that do the jobs on a server of the benchmark's own, until they are stopped."""
+    """``penstock worker``: processes that do the jobs on a private server of the benchmark, until they are stopped."""
 
     def __init__(self, url: str, count: int) -> None:
         command = [sys.executable, "-m", "penstock", "worker", "--processes", str(count), "--allow-any", "--url", url]
@@ -42,11 +42,11 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the process above the workers."""
+        """Return the pid of the process that started the workers."""
         return [self._process.pid]
 
     def stop(self) -> None:
-        """Ends them."""
+        """Stop the workers."""
         self._process.terminate()
         try:
             self._process.wait(LEAVE_S)

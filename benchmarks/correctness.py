@@ -1,15 +1,15 @@
-"""What is lost, repeated or skipped when processes die: ``python -m benchmarks.correctness``.
+"""Samples that are lost, repeated or skipped when processes die: ``python -m benchmarks.correctness``.
 
-Penstock and its peers, the same samples, the same room between producer and trainer, kill -9 at the same places; a
-sample is counted by what its bytes prove. Four questions:
+Penstock and its peers get the same samples, the same space between producer and trainer, and SIGKILL at the same
+places. The bytes of a sample prove which one it is. There are four questions:
 
-- producer killed: twice, and started again each time;
-- trainer killed: in a step. Others of its group take over, or it is started again;
-- one slowed: one of two trainers takes four times as long for a step;
-- resumed: killed between two checkpoints, started again from the last one; what came after it is undone.
+- producer killed: twice, and started again each time
+- trainer killed: in a step. Others of its group take over, or it is started again
+- one slowed: one of two trainers takes four times as long for a step
+- resumed: killed between two checkpoints, and started again from the last one. Later steps are undone
 
-``lost`` were never trained on; ``again`` counts trainings on a sample that had been trained on, of which those that a
-crash excuses are in brackets: the killed trainer's last 8 steps, whose acknowledgement may have been under way.
+``lost`` counts samples that were never trained on. ``again`` counts repeated trainings on a sample. Those that a crash
+excuses are in brackets: the killed trainer's last 8 steps, whose acknowledgements may have been under way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.scenarios import ASK, Answer, Size
 
 
 def main() -> int:
-    """The command; 1 if Penstock broke a promise."""
+    """Run the command. Return 1 if Penstock broke a promise."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.correctness",
         description=__doc__,
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def asked(peer: Peer, size: Size, question: str = "") -> dict[str, Answer | str]:
-    """Question -> answer, or why there is none."""
+    """Return question -> answer, or the reason why there is none."""
     try:
         python_of(peer.environment)
     except Unavailable as reason:
@@ -83,7 +83,7 @@ def asked(peer: Peer, size: Size, question: str = "") -> dict[str, Answer | str]
 
 
 def row(peer: Peer, found: dict[str, Answer | str]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     cells = [_cell(found.get(name, "")) for name in QUESTIONS]
     resumed, slowed = found.get(RESUME), found.get(SLOW)
     seconds = "n/a"
@@ -118,7 +118,7 @@ def _is_ours(result: dict[str, Any]) -> bool:
 
 
 def is_broken(found: Any) -> bool:
-    """Whether an answer of Penstock's is not what docs/guarantees.md promises."""
+    """Return whether an answer of Penstock differs from what docs/guarantees.md promises."""
     if isinstance(found, str):
         return True
     count, steps = found["count"], found["steps"]

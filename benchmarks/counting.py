@@ -1,6 +1,6 @@
-"""Counting samples in processes that are killed: starts peers' programs, hears what they say, and does the sums.
+"""Counting samples in processes that are killed: it starts peers' programs, reads their reports, and adds them up.
 
-A sample was trained on when the step that had it ended. How the peers are run is ``scenarios``'.
+A sample was trained on when its step ended. ``scenarios`` says how the peers are run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from benchmarks.peers.protocol import Job
 
 ROOT = Path(__file__).parents[1]
 UNCERTAIN = 8
-"""Steps of a trainer before it was killed whose acknowledgements may have been under way: docs/internals/trouble.md."""
+"""The last steps of a killed trainer whose acknowledgements may have been under way (docs/internals/trouble.md)."""
 TICK_S = 0.005
 PATIENCE_S = 120.0
 
 
 class Stuck(Exception):
-    """A run that neither ends nor goes on; says which process, and its last words."""
+    """A run that neither ends nor continues. The message has the process and its last output."""
 
 
 class Process:
-    """A child that speaks the protocol; what it says is kept as it comes."""
+    """A child process that speaks the protocol. Its reports are kept as they come."""
 
     def __init__(self, module: str, environment: str, job: Job) -> None:
         self.job = job
@@ -59,46 +59,46 @@ class Process:
                 self.said.append(json.loads(line))
 
     def all(self, what: str) -> list[dict[str, Any]]:
-        """Its lines of one kind."""
+        """Return its reports of one kind."""
         return [line for line in list(self.said) if line["what"] == what]
 
     @property
     def steps(self) -> list[list[int]]:
-        """The numbers of each batch that was handed, also of the one whose step did not end."""
+        """Return the numbers in each batch that was yielded, including the one whose step did not end."""
         return [line["numbers"] for line in self.all("step")]
 
     @property
     def ended(self) -> list[list[int]]:
-        """The numbers of each batch whose step ended."""
+        """Return the numbers in each batch whose step ended."""
         return self.steps[: len(self.all("ended"))]
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, by itself or not."""
+        """Return whether it has ended for any reason."""
         return self.popen.poll() is not None
 
     def kill(self) -> None:
-        """Kill -9, of this process alone."""
+        """Kill this process alone with SIGKILL."""
         self.was_killed = True
         self.popen.kill()
         self.popen.wait()
-        self._listener.join(10)  # workers that it leaves behind may hold the pipe for a while
+        self._listener.join(10)  # workers that it leaves may hold the pipe for a while
 
     def close(self) -> None:
-        """Ends it with all its children."""
+        """End it with all its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
         self._listener.join(10)
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the end of its stderr."""
         self._errors.seek(0)
         return " | ".join(self._errors.read().strip().splitlines()[-3:])[-600:]
 
 
 def wait_for(is_so: Callable[[], bool], what: str, among: Iterable[Process] = (), limit_s: float = PATIENCE_S) -> None:
-    """Raises Stuck after a while."""
+    """Wait until ``is_so`` returns True. Raises Stuck after ``limit_s``."""
     deadline = time.monotonic() + limit_s
     while not is_so():
         if time.monotonic() > deadline:
@@ -109,20 +109,20 @@ def wait_for(is_so: Callable[[], bool], what: str, among: Iterable[Process] = ()
 
 @dataclass(frozen=True)
 class Count:
-    """What became of a run's samples, for one logical trainer."""
+    """The counts of a run's samples, for one logical trainer."""
 
     lost: int
-    """Never trained on."""
+    """Samples that were never trained on."""
     twice: int
-    """Times that a sample was trained on again."""
+    """Repeated trainings on a sample."""
     beyond: int
-    """Of these, not excused by a crash: the earlier time was not in the last steps of a trainer that was killed."""
+    """The repetitions that no crash excuses: the earlier step was not among the last ones of a killed trainer."""
     damaged: int
     """Samples whose bytes were not those of any number."""
 
 
 def counted(trainers: Iterable[Process], samples: int) -> Count:
-    """Of all the processes of one logical trainer, in the order of time."""
+    """Count the steps of all processes of one logical trainer, in the order of time."""
     occurrences: list[tuple[float, bool, list[int]]] = []
     for one in trainers:
         ended = one.ended
@@ -133,7 +133,7 @@ def counted(trainers: Iterable[Process], samples: int) -> Count:
 
 
 def tallied(batches: Iterable[tuple[bool, list[int]]], samples: int) -> Count:
-    """``batches``: whether its step was certainly acknowledged, and its numbers; in the order of time."""
+    """Count ``batches``, in the order of time: whether the step was certainly acknowledged, and its numbers."""
     latest: dict[int, bool] = {}
     twice = beyond = damaged = 0
     for is_certain, batch in batches:

@@ -10,28 +10,28 @@ from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and of its children that have ended; 0 of one that has ended itself."""
+    """Return user and system time of a process and of its ended children, or 0 if the process itself has ended."""
     fields = _fields(pid)
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def tree_seconds(pids: Iterable[int]) -> float:
-    """Of these processes and all below them."""
+    """Return the CPU time of these processes and all below them."""
     return sum(cpu_seconds(pid) for pid in _below(pids))
 
 
 def running_seconds(pids: Iterable[int]) -> float:
-    """Of these processes and all below them that run now, to the nanosecond; 0 of one that has ended."""
+    """Return the CPU time, to the nanosecond, of these processes and all below them. One that has ended counts 0."""
     return sum(_clock(pid) for pid in _below(pids))
 
 
 def page_faults(pids: Iterable[int]) -> int:
-    """Pages that these processes and all below them had to be given so far, without a disk."""
+    """Return the pages that these processes and all below them got from the kernel so far, without a disk."""
     return sum(int(fields[7]) for pid in _below(pids) if (fields := _fields(pid)))
 
 
 def _clock(pid: int) -> float:
-    # what clock_getcpuclockid(3) returns: Python has no name for it
+    # the value of clock_getcpuclockid(3), which Python does not have
     with suppress(OSError):
         return time.clock_gettime((~pid << 3) | 2)
     return 0.0
@@ -51,7 +51,7 @@ def _parent(pid: int) -> int:
 
 
 def _fields(pid: int) -> list[str]:
-    """Of ``/proc/PID/stat``, from the state on."""
+    """Return the fields of ``/proc/PID/stat``, from the state on."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

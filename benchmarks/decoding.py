@@ -1,8 +1,8 @@
-"""``python -m benchmarks.decoding``: our images source against bare Pillow that does the same, in one run.
+"""``python -m benchmarks.decoding``: Penstock's images source against bare Pillow, in one run.
 
-Files are JPEGs of 500 x 375, cut from scikit-learn's two photographs. Ours finds, reads, bounds, turns upright, labels
-and seeds; bare Pillow opens, drafts, resizes. CPU time is measured; rounds alternate, and what is quoted is the median
-of the ratios of neighbouring rounds. It needs an inside, the source, so it measures its own tree alone.
+Files are JPEGs of 500 x 375, cut from scikit-learn's two photographs. The source finds, reads, bounds, turns upright,
+labels and seeds. Bare Pillow opens, drafts and resizes. Rounds alternate, and the result is the median of the CPU time
+ratios of neighbouring rounds. It needs an internal part, the source, so it measures only its own tree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bare = Callable[[Path, int], NDArray[Any]]
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each side (default 9)")
     args = parser.parse_args()
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def measure(images: ImagesSource, paths: list[Path], bare: Bare, rounds: int) -> tuple[list[float], float, float]:
-    """Ratios of neighbouring rounds, and the medians of both sides in milliseconds of CPU per image."""
+    """Return the ratios of neighbouring rounds, and the medians of both sides in milliseconds of CPU per image."""
 
     def ours() -> None:
         for index in range(len(images)):

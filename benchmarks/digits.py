@@ -1,8 +1,8 @@
 """Handwritten digits behind a transform of 5 ms, as a torch user would have them: one object for every side.
 
-The transform moves and blurs the picture, and then takes its time: computing, or asleep, as one that waits for a disk
-or a service is. What it computes is a fixed number of turns, counted once: time itself would stand still while others
-have the core.
+The transform moves and blurs the picture, and then computes, or sleeps like one that waits for a disk or a service. It
+computes a fixed number of turns, which is measured once. A fixed time would be shorter work while other processes have
+the core.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from numpy.typing import NDArray
 
 TRANSFORM_S = 0.005
 SETTINGS = "PENSTOCK_BENCH_DIGITS"
-"""Environment variable: ``samples side channels turns``; no turns: asleep. Processes started elsewhere get it."""
+"""The environment variable with ``samples side channels turns``. Without turns the transform sleeps. Workers that are
+started elsewhere get it, too.
+"""
 HELD_OUT = 261
-"""Of the 1,797 digits, for the test."""
+"""The digits that are held out for the test, of 1,797."""
 WARM_UP = 64
 """Samples that are made before a clock starts."""
 
 
 class Digits:
-    """``{"x": uint8 [channels, side, side], "y": int}`` by index: as many samples as asked for, digits repeat."""
+    """``{"x": uint8 [channels, side, side], "y": int}`` by index.
+
+    Digits repeat if more samples are wanted.
+    """
 
     def __init__(self, samples: int, side: int, channels: int, turns: int) -> None:
         self._samples, self._side, self._channels, self._turns = samples, side, channels, turns
@@ -43,14 +48,14 @@ class Digits:
         return made
 
     def quick(self, index: int) -> dict[str, Any]:
-        """The same sample without what takes its time."""
+        """Return the same sample without the slow part."""
         place = index % (len(self._labels) - HELD_OUT)
         shift = random.randint(-1, 1), random.randint(-1, 1)
         picture = np.roll(self._pictures[place], shift, (0, 1)) + random.uniform(-1, 1)
         return {"x": self._drawn(picture), "y": int(self._labels[place])}
 
     def held_out(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Those nobody trains on: ``[n, channels, side, side]`` and labels."""
+        """Return the digits that no training uses: ``[n, channels, side, side]`` and labels."""
         pictures = np.stack([self._drawn(picture) for picture in self._pictures[-HELD_OUT:]])
         return pictures, self._labels[-HELD_OUT:].astype(np.int64)
 
@@ -68,7 +73,7 @@ def _load() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def take_turns(turns: int) -> float:
-    """Some Python, some numpy, as transforms are."""
+    """Do some Python and some numpy work, as transforms do."""
     picture, total = np.ones((32, 32), np.float32), 0.0
     for turn in range(turns):
         total += float((picture * turn).sum())
@@ -76,7 +81,7 @@ def take_turns(turns: int) -> float:
 
 
 def count_turns() -> int:
-    """How many of them take 5 ms of CPU here."""
+    """Return how many turns take 5 ms of CPU here."""
     turns = 1000
     taken = []
     for _ in range(20):
@@ -87,11 +92,11 @@ def count_turns() -> int:
 
 
 def digits() -> Digits:
-    """All that are trained on."""
+    """Return all digits that are trained on."""
     return Digits(*map(int, os.environ[SETTINGS].split()))
 
 
 def warm_up() -> Digits:
-    """The first few."""
+    """Return the first few digits."""
     _, *others = map(int, os.environ[SETTINGS].split())
     return Digits(WARM_UP, *others)

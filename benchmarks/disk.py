@@ -1,8 +1,9 @@
 """An epoch larger than memory, on a disk: ``python -m benchmarks.disk DIR``, against ``cat FILES > /dev/null``.
 
-One producer writes it once into segments; two processes at once replay it three times each; then it is exported,
-and read from the files without a server. Every pass begins with the files out of the page cache; the readers' resident
-memory is told. A disk's speed drifts, so each figure stands beside a ``cat`` of the same files, right before and after.
+One producer writes it once into segments. Two processes replay it at the same time, three times each. Then it is
+exported, and read from the files without a server. Every pass begins with the files out of the page cache. The resident
+memory of the readers is shown. A disk's speed drifts, so each figure has a ``cat`` of the same files, immediately
+before and after.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SAMPLE_BYTES, BATCH = 150_528, 64
 
 
 def dropped(files: list[Path]) -> None:
-    """Takes the files out of the page cache."""
+    """Remove the files from the page cache."""
     for path in files:
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
@@ -37,7 +38,7 @@ def dropped(files: list[Path]) -> None:
 
 
 def cat(files: list[Path]) -> float:
-    """Bytes a second that cat gets from the disk."""
+    """Return the bytes a second that cat gets from the disk."""
     dropped(files)
     began = time.perf_counter()
     subprocess.run(["sh", "-c", 'cat "$@" > /dev/null', "sh", *map(str, files)], check=True)
@@ -45,12 +46,12 @@ def cat(files: list[Path]) -> float:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def passes(batches: Callable[[], Iterator[object]], files: list[Path], total: int, rounds: int) -> None:
-    """Prints speed and memory of each pass beside a cat's."""
+    """Print speed and memory of each pass, next to the speed of a cat."""
     ratios = []
     before = cat(files)
     for number in range(rounds):
@@ -70,7 +71,7 @@ def passes(batches: Callable[[], Iterator[object]], files: list[Path], total: in
 
 
 def replaying(url: str, prefetch: int, rounds: int) -> None:
-    """A process of its own: replays, tells seconds and memory after each."""
+    """Replay in a separate process, and report seconds and memory after each pass."""
     with penstock.Replay(
         "disk", url=url, epoch=0, batch_size=BATCH, tuning=penstock.Tuning(prefetch_bytes=prefetch)
     ) as replay:
@@ -83,7 +84,7 @@ def replaying(url: str, prefetch: int, rounds: int) -> None:
 
 
 def at_once(url: str, prefetch: int, files: list[Path], total: int) -> None:
-    """Two groups' processes, three passes each."""
+    """Run the processes of two groups at once, three passes each."""
     dropped(files)
     ours = [sys.executable, "-m", "benchmarks.disk", "--replay", url, "--prefetch", str(prefetch), "unused"]
     both = [subprocess.Popen(ours, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -97,7 +98,7 @@ def at_once(url: str, prefetch: int, files: list[Path], total: int) -> None:
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("directory", type=Path, help="on the disk to be measured; used and emptied")
     arguments.add_argument("--megabytes", type=int, default=1500)
@@ -116,7 +117,7 @@ def main() -> None:
 
 
 def measure(root: Path, nbytes: int, prefetch: int, rounds: int) -> None:
-    """All of it, in a folder."""
+    """Measure all passes in a folder."""
     steps = nbytes // (SAMPLE_BYTES * BATCH)
     rows = np.random.default_rng(0).integers(0, 255, (BATCH, SAMPLE_BYTES), dtype=np.uint8)
     total = steps * rows.nbytes

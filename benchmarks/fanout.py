@@ -1,7 +1,7 @@
-"""Decode once, train many: everything to each of 1, 2, 4 and 8 trainers, and what they get in sum.
+"""Decode once, train many: everything to each of 1, 2, 4 and 8 trainers, and what they get together.
 
-Twice: samples that are there (what the transport itself gives), and samples that cost a millisecond of Python each,
-which whoever broadcasts spends once and a loader for each trainer as often as there are trainers.
+It runs with ready samples (the limit of the transport itself), and with samples that cost a millisecond of Python each.
+A broadcasting side spends that once, and a loader for each trainer spends it as often as there are trainers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ GRAPH_ONLY = "its workers run graphs, no Python"
 
 @dataclass
 class Fanned:
-    """One cost of a sample."""
+    """The results for one cost of a sample."""
 
     make_s: float
     rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
-    """Side and trainers -> its rounds; those of one number are neighbours."""
+    """(side, trainers) -> its rounds. Rounds of one number are neighbours."""
     failed: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The same -> why it has none, or no more."""
+    """(side, trainers) -> the reason why it has no rounds, or no more."""
     case: Case = IMAGE
 
 
@@ -38,9 +38,9 @@ def measure(
     found: Fanned, pairs: Sequence[tuple[Side, int]], rounds: int, seconds_of: Callable[[int], float],
     piece: Piece, keep: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Each round all pairs of a side and a number of trainers; as ``transport.measure``.
+    """Run a round of all pairs of a side and a number of trainers in turn, as ``transport.measure`` does.
 
-    ``seconds_of``: about so long so many trainers are on the clock.
+    ``seconds_of`` returns the approximate time on the clock for a number of trainers.
     """
     for number in range(rounds):
         if not piece.has_room_for(number):
@@ -62,7 +62,7 @@ def measure(
 
 
 def shown(found: Fanned, sides: Sequence[Side], trainers: Sequence[int]) -> str:
-    """A heading and the table: a row for each side, also of those without figures."""
+    """Return a heading and the table, with a row for each side, also those without figures."""
     cost = f"{1000 * found.make_s:.0f} ms of Python a sample" if found.make_s else "samples that are there"
     head = ["", *(f"{count} trainer{'s' * (count > 1)}" for count in trainers)]
     head += [f"{trainers[-1]} in sum, to one inline", "CPU ms a sample made", f"lost by {trainers[-1]}, or why not"]

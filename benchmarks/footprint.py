@@ -1,9 +1,9 @@
-"""What it costs before the first batch, and to be there: ``python -m benchmarks.footprint``.
+"""The cost before the first batch, and of an idle process: ``python -m benchmarks.footprint``.
 
-- Imports: seconds and CPU seconds of ``import X`` in a fresh interpreter, less those of an empty one, and how much of
-  it is Penstock's own modules (the sum of their own times in ``-X importtime``).
+- Imports: seconds and CPU seconds of ``import X`` in a fresh interpreter, less those of an empty one, and the part of
+  Penstock's own modules (the sum of their own times in ``-X importtime``).
 - First batch: from the start of a trainer's process whose data is ready, cold and on resume from a checkpoint.
-- Memory: resident, and of it what no other process shares, of each process in the middle of a small run.
+- Memory: the resident memory of each process in the middle of a small run, and the part that no other process shares.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IMPORTS = {
     "streaming": ("mosaic", "import streaming"),
     "tensorflow": ("tfdata", "import tensorflow"),
 }
-"""What is shown -> environment, and the line that is run."""
+"""Name -> environment, and the line that is run."""
 TOLD = (
     "; import resource as r, time as t; u = r.getrusage(r.RUSAGE_SELF); print(t.monotonic(), u.ru_utime + u.ru_stime)"
 )
@@ -55,16 +55,16 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Import:
-    """Medians of one line."""
+    """The medians of one line."""
 
     seconds: float
     cpu_s: float
     own_s: float
-    """In Penstock's own modules."""
+    """The time in Penstock's own modules."""
 
 
 def imported(name: str, rounds: int) -> Import:
-    """The line and an empty one in turn; the first round warms the file cache. Raises Unavailable."""
+    """Run the line and an empty one in turn. The first round warms the file cache. Raises Unavailable."""
     environment, line = IMPORTS[name]
     python = python_of(environment)
     found = []
@@ -85,7 +85,10 @@ def _timed(python: Path, line: str) -> tuple[float, float]:
 
 
 def _own_seconds(python: Path, line: str) -> float:
-    """Lines of ``-X importtime`` are: own microseconds | with what it imports | module."""
+    """Return the time of Penstock's own modules.
+
+    Lines of ``-X importtime`` are: own microseconds | with what it imports | module.
+    """
     done = subprocess.run(
         [python, "-X", "importtime", "-c", line], capture_output=True, text=True, cwd=ROOT, check=True
     )
@@ -95,7 +98,7 @@ def _own_seconds(python: Path, line: str) -> float:
 
 @dataclass(frozen=True)
 class FirstBatch:
-    """Seconds from the start of the trainer's process; in brackets those after its imports."""
+    """Seconds from the start of the trainer's process. Those after its imports are in brackets."""
 
     cold_s: float
     cold_ready_s: float
@@ -104,11 +107,11 @@ class FirstBatch:
 
 
 def first_batch(peer: Peer, size: Size) -> FirstBatch:
-    """With the producer well ahead, so that nobody waits for samples to be made."""
+    """Measure with the producer far ahead, so that no trainer waits for samples to be made."""
     with Stage(peer, size) as stage:
         producer = stage.produce()
         if producer is not None and peer.backing == "server":
-            time.sleep(2)  # it is ahead, or waits for room
+            time.sleep(2)  # it is ahead, or waits for space
         trainer = stage.train()
         wait_for(lambda: bool(trainer.steps) or trainer.is_over, "the first batch", [trainer])
         if not trainer.steps:
@@ -122,7 +125,7 @@ def first_batch(peer: Peer, size: Size) -> FirstBatch:
 
 
 def memory(peer: Peer, size: Size) -> dict[str, Resident]:
-    """Role -> of its process, when the trainer has had a half; several of one role: the largest."""
+    """Return role -> memory of its largest process, when the trainer has had a half."""
     with Stage(peer, size) as stage:
         trainer = stage.train()
         stage.produce()
@@ -136,7 +139,7 @@ def memory(peer: Peer, size: Size) -> dict[str, Resident]:
 
 
 def fleet_memory() -> dict[str, Resident]:
-    """The command with a worker: its processes in the middle of an epoch."""
+    """Return the memory of the processes of the command with a worker, in the middle of an epoch."""
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -179,7 +182,7 @@ def _largest(pids: list[tuple[str, int]]) -> dict[str, Resident]:
 
 
 def tried(ask: Callable[[], Any], what: str) -> Any:
-    """The answer, or why there is none."""
+    """Return the answer, or the reason why there is none."""
     progress(what)
     try:
         return ask()
@@ -190,7 +193,7 @@ def tried(ask: Callable[[], Any], what: str) -> Any:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.footprint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -198,7 +201,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="systems whose name contains this, such as 'Penstock'")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed was compiled, as the first round does then
+    # an installed package is compiled, and so is this one after the first round
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items()) + "\n")
     results: dict[str, Any] = {"environment": describe_machine(), "imports": {}, "systems": {}}
     print("| import | seconds | CPU s | Penstock's own, s |\n|---|---|---|---|")

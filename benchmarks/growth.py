@@ -1,13 +1,13 @@
-"""What a sample costs as everything grows: ``python -m benchmarks.growth``.
+"""The cost of a sample as everything grows: ``python -m benchmarks.growth``.
 
-One thing grows at a time: samples, partitions, members, groups, shards, retained epochs, ranks of an ordered group.
-What is told is CPU time of all processes (writer, members, server) for each sample that was handed out, so that other
-work on the machine's cores decides little, against the smallest size of the same round; rounds of one axis take turns.
-Members are processes, forked from one that has imported everything, one training loop each; they join and read a
-smaller epoch before the clock starts, and leave after it stops: so what is compared is what goes on costing as long as
-a training lasts. What a process costs once is told apart, with that epoch's samples. ``waiting`` is what it costs to be
-there while nothing comes; ``wakeups`` what waking costs with no Penstock at all: a plain redis-py GET among 32
-processes.
+One thing grows at a time: samples, partitions, members, groups, shards, retained epochs, ranks of an ordered group. The
+result is the CPU time of all processes (writer, members, server) for each sample that was yielded, as a ratio to the
+smallest size of the same round. So other work on the machine's cores has little influence. Rounds of one axis
+alternate. Members are processes with one training loop each, forked from one that has imported everything. They join
+and read a smaller epoch before the clock starts, and leave after it stops. So the comparison has only the costs that
+last as long as a training. The initial cost of a process is shown separately, with that epoch's samples. ``waiting`` is
+the cost of a member while no samples come. ``wakeups`` is the cost of waking without Penstock: a plain redis-py GET
+among 32 processes.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from benchmarks.machine import describe_machine
 
 WAKEUPS = "wakeups"
 TARGET = 1.3
-"""Times the smallest size's cost: so much is called flat."""
+"""The ratio to the smallest size's cost up to which a cost counts as flat."""
 SMALL_SHARDS = 128
-"""A shard is to fit into its partition's part of the budget, else its writer waits in the middle of each."""
+"""A shard must fit into its partition's part of the budget. Otherwise its writer waits in the middle of each."""
 WHOLE_BLOCKS = 32 * 76 * BATCH
-"""Samples: the batches of ranks are whole blocks then, which are fetched by one rank each."""
+"""A number of samples in which the batches of ranks are whole blocks, which one rank each fetches."""
 WHOLE_SHARDS = 1000 * 2 * BATCH
-"""Samples: each shard is whole blocks then, two of them at least, and there are as many blocks in ten shards as in a
-thousand. Where a shard's end is less than a block, 300 samples a shard, there are 1.7 times as many: that is told
-apart."""
+"""A number of samples in which each shard is whole blocks, at least two. Ten shards then have as many blocks as a
+thousand. If the end of a shard is less than a block, as with 300 samples a shard, there are 1.7 times as many. That is
+shown separately."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What grows."""
+    """A dimension that grows."""
 
     name: str
     sizes: dict[str, Size]
-    """What is shown -> the round; the first is the smallest."""
+    """Name -> size of the round. The first is the smallest."""
     is_waiting: bool = False
 
 
@@ -78,7 +78,7 @@ AXES = (
 
 
 def per_sample(cost: Cost, size: Size) -> dict[str, float]:
-    """Microseconds of CPU for each sample handed out, and commands for a thousand of them."""
+    """Return microseconds of CPU for each sample that was yielded, and commands for a thousand of them."""
     parts = {"writer": cost.writer_cpu_s, "members": cost.readers_cpu_s, "server": cost.server_cpu_s}
     found = {name: seconds / size.delivered * 1e6 for name, seconds in parts.items()}
     count = size.groups * size.members
@@ -89,14 +89,14 @@ def per_sample(cost: Cost, size: Size) -> dict[str, float]:
 
 
 def per_second(cost: Cost, size: Size) -> dict[str, float]:
-    """Milliseconds of CPU for each second that a member waits, and commands."""
+    """Return milliseconds of CPU, and commands, for each second that a member waits."""
     waited = cost.seconds * size.groups * size.members
     found = {"members": cost.readers_cpu_s / waited * 1e3, "server": cost.server_cpu_s / waited * 1e3}
     return {**found, "all": sum(found.values()), "commands": cost.calls / waited}
 
 
 def measure(axis: Axis, rounds: int) -> dict[str, Any]:
-    """All sizes in turn, ``rounds`` times; ratios are of sizes of the same round."""
+    """Run all sizes in turn, ``rounds`` times. Ratios are of sizes of the same round."""
     told = per_second if axis.is_waiting else per_sample
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in axis.sizes}
     calls: dict[str, dict[str, int]] = {}
@@ -121,7 +121,7 @@ def measure(axis: Axis, rounds: int) -> dict[str, Any]:
 
 
 def print_axis(result: dict[str, Any]) -> None:
-    """Its rows."""
+    """Print the rows of an axis."""
     for name, one in result["sizes"].items():
         median, ratio = one["median"], one["ratio"]
         text = f"{ratio['median']:.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f})"
@@ -135,7 +135,7 @@ def print_axis(result: dict[str, Any]) -> None:
 
 
 def print_head(is_waiting: bool) -> None:
-    """The columns."""
+    """Print the head of the table."""
     if is_waiting:
         print("\n| waiting | members, CPU ms/s each | server | relative | commands/s each |\n|---|---|---|---|---|")
     else:
@@ -144,7 +144,7 @@ def print_head(is_waiting: bool) -> None:
 
 
 def run(axes: Iterable[Axis], rounds: int) -> list[dict[str, Any]]:
-    """Measures and prints."""
+    """Measure and print."""
     results: list[dict[str, Any]] = []
     for axis in axes:
         found = measure(axis, rounds)
@@ -156,7 +156,7 @@ def run(axes: Iterable[Axis], rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,8 @@
-"""One round of growth: a fresh server, one writer process and one process a member; CPU of all, calls of the server.
+"""One round of growth: a fresh server, one writer process and one process for each member. It measures the CPU time of
+all, and the calls of the server.
 
-What is small stays small on purpose: samples of 1 kB in blocks of 256 kB, so that the protocol is seen. What a process
-does once (fresh memory, connections, code run for the first time) it does in an epoch before the clock starts.
+Samples of 1 kB in blocks of 256 kB are small, so that the protocol dominates. The initial work of a process (fresh
+memory, connections, code run for the first time) happens in an epoch before the clock starts.
 """
 
 from __future__ import annotations
@@ -20,56 +21,58 @@ from penstock import EmbeddedServer, Loader, Writer
 STREAM = "growth"
 SAMPLE_BYTES = 1024
 BATCH = 256
-"""Samples in a batch, and in a block: so a rank's batch is an entry, and an entry is as large in a small shard."""
+"""Samples in a batch, and in a block. So a rank's batch is an entry, and entries are as large in a small shard."""
 BUDGET_BYTES = 256 << 20
-"""Below what a round writes: entries are trimmed while it lasts, as in a long run."""
+"""The budget. It is below what a round writes, so that entries are trimmed during the round, as in a long run."""
 OLD_SAMPLES = 64
-"""In each epoch that is retained before the one that is measured."""
+"""The samples of each older retained epoch."""
 WARM_SHARE = 4
-"""The epoch before has this part of the samples, 1 / 4, in as many shards."""
+"""The epoch before has this part of the samples, 1 / 4, in equally many shards."""
 WARM_PATIENCE_S = 20.0
-"""A member that was handed nothing of it, for others were faster, goes on into the one that is measured."""
+"""A member that got nothing of that epoch, because others were faster, continues in the measured one after this
+time.
+"""
 PATIENCE_S = 170.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """What one round is made of."""
+    """The parameters of one round."""
 
     samples: int = 300_000
     partitions: int = 1
     groups: int = 1
     members: int = 1
-    """Of each group; of an ordered one the ranks."""
+    """The members of each group, or the ranks of an ordered one."""
     shards: int = 32
     retained: int = 1
-    """Epochs, with the one that is measured, and without the one in which processes warm up."""
+    """The retained epochs, with the measured one, and without the one in which processes warm up."""
     is_ordered: bool = False
 
     @property
     def delivered(self) -> int:
-        """Samples that all groups together are handed."""
+        """Return the samples that all groups get together."""
         return self.samples * self.groups
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one round took, the joining, warming up and leaving of members counted apart."""
+    """The cost of one round. Joining, warming up and leaving are counted separately."""
 
     seconds: float
     writer_cpu_s: float
     readers_cpu_s: float
     server_cpu_s: float
     joining_cpu_s: float
-    """Of all members, to join and to read the epoch before, and to leave after."""
+    """The CPU time of all members to join, to read the epoch before, and to leave."""
     calls: int
-    """Commands that clients sent."""
+    """The commands that clients sent."""
     commands: dict[str, int] = field(default_factory=dict)
-    """Command -> calls, also those made by scripts."""
+    """Command -> calls, including those of scripts."""
 
 
 def run_round(size: Size) -> Cost:
-    """Everybody has joined and read an epoch when the clock starts, and nobody has left when it ends."""
+    """Run a round. All members have joined and read an epoch when the clock starts, and none has left when it ends."""
     with EmbeddedServer() as server:
         _prepare(server.url, size)
         context = _context()
@@ -103,7 +106,7 @@ def run_round(size: Size) -> Cost:
 
 
 def run_waiting(size: Size, seconds: float = 5.0) -> Cost:
-    """What it costs to be there: an open epoch in which nothing comes, for so long."""
+    """Measure the cost of waiting: an open epoch without samples, for ``seconds``."""
     with EmbeddedServer() as server:
         _prepare(server.url, size)
         context = _context()
@@ -131,14 +134,14 @@ def run_waiting(size: Size, seconds: float = 5.0) -> Cost:
 
 
 def _context() -> Any:
-    """Children are forked from one process that has imported everything, and has no threads."""
+    """Return a context that forks children from one process that has imported everything, and has no threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # its imports are what a member needs
+    context.set_forkserver_preload([__name__])  # a member needs the imports of this module
     return context
 
 
 def _prepare(url: str, size: Size) -> None:
-    """The stream, and the epochs before: written, read by every group, and kept."""
+    """Make the stream and the earlier epochs. They are written, read by every group, and kept."""
     with Writer(
         STREAM, url=url, spec={"x": ("uint8", (SAMPLE_BYTES,))}, partitions=size.partitions,
         budget_bytes=BUDGET_BYTES, **QUIET, **BLOCKS,
@@ -163,12 +166,12 @@ def _loader(url: str, size: Size, group: int, member: int) -> Any:
 
 
 def _silent(_: str) -> None:
-    """What members have to say."""
+    """Ignore the notices of members."""
 
 
 QUIET: dict[str, Any] = {"notify": _silent}
 BLOCKS: dict[str, Any] = {"block_bytes": BATCH * SAMPLE_BYTES}
-"""Named as in the tree that `benchmarks.between` compares with: both take it."""
+"""Options by their names in the oldest tree that `benchmarks.between` compares with. Both trees take them."""
 
 
 def _rows() -> Any:
@@ -215,7 +218,7 @@ def _read(
     loader = _loader(url, size, group, member)
     start.wait(PATIENCE_S)
     epoch = -1
-    while epoch < size.retained:  # the one that is measured: those before it have the numbers below
+    while epoch < size.retained:  # the epochs before the measured one have the lower numbers
         before = _own_cpu()
         for batch in loader:
             epoch = batch.epoch
@@ -233,7 +236,7 @@ def _own_cpu() -> float:
 
 
 def _look(url: str) -> tuple[float, int, dict[str, int]]:
-    """CPU seconds of the server, commands it was sent, and calls by command, those of scripts too."""
+    """Return CPU seconds of the server, the commands it got, and calls by command, including those of scripts."""
     with redis.Redis.from_url(url) as client:
         told: dict[str, Any] = client.info("all")
     commands = {name.removeprefix("cmdstat_"): one["calls"] for name, one in told.items() if name[:8] == "cmdstat_"}

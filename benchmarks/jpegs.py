@@ -1,8 +1,8 @@
 """One round of JPEGs that become torch batches: ``penstock produce`` with two workers, a server, a trainer.
 
-``python -m benchmarks.between COMMIT --jpegs`` runs it on both commits in turn, so it uses what users use and nothing
-else. Beside torch's DataLoader it is `benchmarks.loading`. The first epochs are on nobody's clock: in them every
-process starts, and what payloads are written into is found.
+``python -m benchmarks.between COMMIT --jpegs`` runs it on both commits in turn, so it uses only what users use.
+`benchmarks.loading` compares it with torch's DataLoader. The first epochs are not timed. In them every process starts,
+and memory for payloads is allocated.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock import EmbeddedServer, Loader
 ROOT = Path(__file__).parents[1]
 STREAM, BATCH, WORKERS = "photographs", 64, 2
 WARM, EPOCHS = 2, 2
-"""Epochs before the clock starts, and on it."""
+"""The epochs before the clock starts, and the timed ones."""
 BUDGET = "512mb"
 
 
 def run(payload: str) -> dict[str, Any]:
-    """Seconds, samples, and CPU seconds by role."""
+    """Return seconds, samples, and CPU seconds by role."""
     with EmbeddedServer() as server:
         trainers = Trainers(1, lambda _: _train(server.url))
         producer = subprocess.Popen(
@@ -58,7 +58,7 @@ def run(payload: str) -> dict[str, Any]:
 
 
 def _end_with(producer: int, trainers: list[int]) -> None:
-    """Ends all of this where the producer fails: a trainer would wait for what never comes."""
+    """End all processes if the producer fails, because a trainer would wait for samples that never come."""
     found = os.waitid(os.P_PID, producer, os.WEXITED | os.WNOWAIT)  # its CPU time is read after its end
     if found is None or found.si_status in (0, signal.SIGTERM):
         return
@@ -80,7 +80,7 @@ def _train(url: str) -> Iterator[int]:
 
 
 def main() -> None:
-    """Prints the round as JSON."""
+    """Print the round as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jpegs", description=__doc__)
     parser.add_argument("payload", help="inline, or segments:DIR")
     print(json.dumps(run(parser.parse_args().payload)))

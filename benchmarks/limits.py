@@ -1,13 +1,13 @@
-"""``python -m benchmarks.limits``: what moving bytes costs on this machine with no protocol at all, in CPU s/GB.
+"""``python -m benchmarks.limits``: the cost of moving bytes on this machine without any protocol, in CPU s/GB.
 
-Bare sockets, one copy, one checksum, and files in shared memory: mapped before or anew, or written and read by calls;
-in blocks as large as Penstock's. Nothing that uses them can cost less. Their sum, for a writer that copies a sample
-once, so that its array may be used again, and for both ends' checksums, stands beside what Penstock's writer and reader
-take inline in the same rounds; what the server takes is in neither.
+It measures bare sockets, one copy, one checksum, and files in shared memory: mapped before or mapped newly, or written
+and read by calls. Blocks are as large as Penstock's. No program that uses these can cost less. Their sum is for a
+writer that copies a sample once, so that its array may be used again, and for the checksums of both ends. The table has
+it next to the cost of Penstock's writer and reader, inline, in the same rounds. Neither includes the server.
 
-Small samples are what a call for each of them costs: a bare loop that looks at an array's dtype and shape and copies it
-into a kept map, beside Penstock's writer in segments. The loop has the cores' caches to itself, and hashes, sends and
-waits for nothing.
+For small samples, the cost is one call for each. A bare loop checks an array's dtype and shape and copies it into a
+kept map. The table has it next to Penstock's writer in segments. The loop has the cores' caches alone, and does not
+hash, send or wait.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from benchmarks.transports.protocol import Load
 
 BLOCK = 6 * 224 * 224 * 3
 ROOM = 64 << 20
-"""Larger than what a core keeps in its caches."""
+"""The bytes of the memory, more than a core's caches hold."""
 
 
 SENDER, RECEIVER, COPY, CHECKSUM = "bare socket, sender", "receiver", "one copy", "one xxh3"
 LEAST = f"sum of {SENDER} and {RECEIVER}, {COPY}, two xxh3"
 PENSTOCK = "Penstock inline, writer and reader"
 TARGET = 0.40
-"""CPU s/GB of writer and reader at 150 kB inline, as ``benchmarks.targets`` has it."""
+"""CPU s/GB of writer and reader at 150 kB inline, the same as in ``benchmarks.targets``."""
 SMALL = (next(case for case in CASES if case.name == "4 kB"), ONE_BY_ONE)
-"""Payloads whose samples are written one by one."""
+"""The payloads whose samples are written separately."""
 SMALL_SAMPLES = 200_000
-"""Of a turn of what is not Penstock."""
+"""The samples of a turn without Penstock."""
 LOOP, BARE, WRITER = "the loop that makes samples", "looked at and copied in a bare loop", "Penstock's writer, segments"
 
 
 def main() -> None:
-    """Prints a Markdown table: median, lowest and highest of the rounds."""
+    """Print a Markdown table: median, lowest and highest of the rounds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
@@ -88,13 +88,13 @@ def main() -> None:
 
 
 def note(found: dict[str, list[float]], seconds: dict[str, float]) -> None:
-    """Adds a round's figures."""
+    """Add the figures of a round."""
     for name, one in seconds.items():
         found.setdefault(name, []).append(one)
 
 
 def bare() -> dict[str, float]:
-    """What is done -> CPU seconds per GB, once."""
+    """Return operation -> CPU seconds per GB, measured once."""
     source, target = np.ones(ROOM, dtype=np.uint8), np.ones(ROOM, dtype=np.uint8)
     sender, receiver = over_loopback(source, target)
     found = {
@@ -108,7 +108,7 @@ def bare() -> dict[str, float]:
 
 
 def verdict(found: dict[str, list[float]]) -> str:
-    """Whether the target could be reached by somebody who did nothing else."""
+    """Return whether a program that does nothing else could reach the target."""
     least = spread(found[LEAST])
     over = spread(ours / one for ours, one in zip(found[PENSTOCK], found[LEAST], strict=True))
     is_possible = "leaves room for" if least.median < TARGET else "does not leave room for"
@@ -119,7 +119,7 @@ def verdict(found: dict[str, list[float]]) -> str:
 
 
 def shown(case: Case, found: dict[str, list[float]]) -> list[str]:
-    """Lines of the table of samples that are written one by one."""
+    """Return the table's lines for samples that are written separately."""
     lines = []
     for name, taken in found.items():
         each = spread(one * case.sample_bytes / 1e3 for one in taken)
@@ -129,12 +129,12 @@ def shown(case: Case, found: dict[str, list[float]]) -> list[str]:
 
 
 def writer_cpu_s_per_gb(one: Round) -> float:
-    """Of the process that writes alone."""
+    """Return the CPU s/GB of the writing process alone."""
     return one.writer_cpu_s / (one.samples * one.sample_bytes) * 1e9
 
 
 def used_map() -> mmap.mmap:
-    """A file in shared memory whose pages are there, as large as what lies between writer and reader."""
+    """Return a map of a file in shared memory whose pages exist, as large as the space between writer and reader."""
     with tempfile.TemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
         os.ftruncate(file.fileno(), ONE_BY_ONE.room_bytes)
         kept = mmap.mmap(file.fileno(), ONE_BY_ONE.room_bytes)
@@ -143,7 +143,7 @@ def used_map() -> mmap.mmap:
 
 
 def one_by_one(case: Case, kept: mmap.mmap) -> dict[str, float]:
-    """What is done with samples that are made as for Penstock's writer -> CPU seconds per GB, once."""
+    """Return operation -> CPU seconds per GB, measured once, for samples that are made as for Penstock's writer."""
     load = Load("write", "", case.shape, case.dtype, case.batch)
     like, gigabytes = load.pool()[0], SMALL_SAMPLES * case.sample_bytes / 1e9
     found = {}
@@ -155,13 +155,13 @@ def one_by_one(case: Case, kept: mmap.mmap) -> dict[str, float]:
 
 
 def only_made(samples: Iterable[NDArray[Any]]) -> None:
-    """What the benchmark's own loop costs, which is in the others, too."""
+    """Run the benchmark's own loop, whose cost is in the others, too."""
     for sample in samples:
         {"x": sample}  # noqa: B018 - as it is given to `write`
 
 
 def copied(samples: Iterable[NDArray[Any]], like: NDArray[Any], kept: mmap.mmap) -> None:
-    """Copies samples of the dtype and shape of ``like`` into the map, one after the other; raises TypeError."""
+    """Copy samples of the dtype and shape of ``like`` into the map, one after another. Raises TypeError."""
     dtype, shape, size, begin = like.dtype, like.shape, like.nbytes, 0
     for sample in samples:
         value = {"x": sample}["x"]
@@ -173,7 +173,7 @@ def copied(samples: Iterable[NDArray[Any]], like: NDArray[Any], kept: mmap.mmap)
 
 
 def each_block(work: Callable[[int], object]) -> float:
-    """CPU seconds per GB of doing this to every block of the memory."""
+    """Return the CPU seconds per GB of doing ``work`` to every block of the memory."""
     starts = range(0, ROOM - BLOCK, BLOCK)
     began = time.thread_time()
     for start in starts:
@@ -182,7 +182,7 @@ def each_block(work: Callable[[int], object]) -> float:
 
 
 def by_files(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> dict[str, float]:
-    """The same of files in shared memory, or in the folder of temporary files where there is none."""
+    """Measure files in shared memory, or in the folder of temporary files if there is none."""
     with tempfile.TemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
         number = file.fileno()
 
@@ -206,7 +206,7 @@ def by_files(source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> dict
 def over_loopback(
     source: np.ndarray[Any, Any], target: np.ndarray[Any, Any], blocks: int = 1000
 ) -> tuple[float, float]:
-    """CPU seconds per GB of who sends and of who receives in place, over TCP on this host."""
+    """Return CPU seconds per GB of the sender, and of the receiver in place, over TCP on this host."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as server:
         answers = context.Queue()

@@ -1,14 +1,16 @@
 """``python -m benchmarks.loading``: 2,000 JPEGs as torch batches, by Penstock and by torch's DataLoader, in one run.
 
-Three measures. The tax: CPU time of a worker's jobs beside that of a bare loop that decodes and transforms as many
-of the same files, in turns in one process, in a long run; for segments also in a run that has yet to find their pages.
-One trainer: two workers, server and trainer against a DataLoader with two workers. Four trainers: four groups on one
-stream of two workers against four DataLoaders at once, with one worker each, which is best for them. All make the same
-samples with the same lines, and end with tensors. DataLoaders run twice: as they come, and tuned, with worker
-processes that keep freed memory as Penstock's do (mallopt), which every user could write. Rounds of all sides
-alternate; what is quoted is the median of the ratios of neighbouring rounds, with their spread: of rates (which mean
-little where others use the cores), and of CPU seconds over all processes, the server's included. Starts are left out
-on all sides: each makes a small epoch first, and whole ones on the clock.
+There are three measures. The tax is the CPU time of a worker's jobs compared with that of a bare loop, which decodes
+and transforms as many of the same files. Both alternate in one process, in a long run, and for segments also in a run
+that has no pages yet. One trainer: two workers, server and trainer against a DataLoader with two workers. Four
+trainers: four groups on one stream of two workers against four DataLoaders at once, with one worker each, which is best
+for them.
+
+All make the same samples with the same code, and end with tensors. DataLoaders run both with defaults and tuned: their
+worker processes then keep freed memory as Penstock's do (mallopt), which every user could write. Rounds of all sides
+alternate. The results are the medians of the ratios of neighbouring rounds, with their spread. The ratios are of rates,
+which mean little if other programs use the cores, and of CPU seconds over all processes, including the server. Starts
+are left out on all sides: each makes a small epoch first, and whole ones on the clock.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ from benchmarks.photographs import FOLDER, SAMPLE_BYTES, cut_photographs
 from benchmarks.tax import Paid, pay
 
 SEGMENTS = "/dev/shm"  # noqa: S108 - the fast lane itself
-"""Where segments lie, unless this is no folder: then that plane is left out."""
+"""The folder of segments. If it does not exist, segments are left out."""
 EPOCHS = 2
-"""On the trainers' clocks."""
+"""The timed epochs."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Penstock in each plane, beside DataLoaders."""
+    """A measure: Penstock with each payload setting, compared with DataLoaders."""
 
     name: str
     ours: Job
@@ -59,11 +61,13 @@ MEASURES = (
 )  # fmt: skip
 TAX, TAX_TARGET = "tax", "at most 10 %"
 LARGER_SAMPLES, LARGER = 8000, "shards of 500"
-"""An epoch of so many samples, and how it is cut by default: 2,000 make jobs of 88, which are a tenth of a second."""
+"""The samples of a larger epoch, and how it is cut by default. 2,000 samples make jobs of 88, which take a tenth of a
+second.
+"""
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side per measure (default 5)")
     parser.add_argument("--files", type=int, default=2000, help="JPEGs of 500 x 375 (default 2000)")
@@ -106,7 +110,7 @@ def _segments(stack: ExitStack) -> dict[str, str]:
 
 
 def measure_tax(planes: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Rounds of all planes in turn."""
+    """Run rounds of all payload settings in turn."""
     ways = {plane: partial(pay, payload) for plane, payload in planes.items()}
     ways |= {f"{plane}, {LARGER}": partial(pay, payload, of=LARGER_SAMPLES) for plane, payload in planes.items()}
     if "segments" in planes:
@@ -137,7 +141,7 @@ def measure_tax(planes: dict[str, str], rounds: int) -> dict[str, Any]:
 
 
 def show_parts(planes: dict[str, str], rounds: int) -> int:
-    """What each part adds to a bare loop, in microseconds of CPU a sample."""
+    """Print what each part adds to a bare loop, in microseconds of CPU a sample."""
     taken: dict[str, list[tuple[float, dict[str, float]]]] = {plane: [] for plane in planes}
     for number in range(1, rounds + 1):
         for plane in in_turn(list(planes), number):
@@ -158,7 +162,7 @@ def show_parts(planes: dict[str, str], rounds: int) -> int:
 
 
 def measure(one: Measure, planes: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Interleaved rounds of all sides."""
+    """Run interleaved rounds of all sides."""
     ours = {f"penstock, {plane}": replace(one.ours, payload=payload) for plane, payload in planes.items()}
     theirs = {side: replace(one.theirs, side=side) for side in ("torch", "torch, tuned")}
     sides = ours | theirs
@@ -184,7 +188,7 @@ def measure(one: Measure, planes: dict[str, str], rounds: int) -> dict[str, Any]
 
 
 def in_turn(sides: list[str], number: int) -> list[str]:
-    """The order of a round: every other one backwards."""
+    """Return the order of a round: every other one is reversed."""
     return sides if number % 2 else sides[::-1]
 
 

@@ -1,9 +1,9 @@
-"""The processes of ``benchmarks.loading``: one round of one side, in a process that is started clean for it.
+"""The processes of ``benchmarks.loading``: one round of one side, in a new process.
 
-Every side makes the same samples with the same lines (``photographs``), in batches of the same size, and ends with
-torch tensors. Before the clock starts each process has done some of it: imports, starts and first connections are
-nobody's, file caches are warm. And the stream has carried its budget a few times, as it has in a long run: what
-payloads are written into, memory of the server's or files of segments, is there. The tax is ``tax``'s.
+Every side makes the same samples with the same code (``photographs``), in batches of the same size, and ends with torch
+tensors. Before the clock starts, each process has done some of the work. So imports, starts and first connections are
+not timed, and file caches are warm. The stream has also carried its budget a few times, as in a long run, so that
+memory for payloads exists in the server or in segments. ``tax`` measures the tax.
 """
 
 from __future__ import annotations
@@ -25,52 +25,57 @@ STREAM = "photographs"
 BATCH = 64
 SPEC = {"x": ("uint8", (SIDE, SIDE, 3)), "y": ("int64", ())}
 BUDGET_BYTES, EARLIER = 512 << 20, 12
-"""Of the stream, and how many epochs of ready-made samples it carries before the clock starts: a process keeps a file
-of segments mapped from the second time that it writes to it."""
+"""The budget of the stream, and the epochs of ready-made samples that it carries before the clock starts. A process
+keeps a segment mapped from the second time that it writes to it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one round of one side does."""
+    """The parameters of one round of one side."""
 
     side: str
-    """``penstock``; ``torch``, as it comes; or ``torch, tuned``, with `keep_freed` in its workers as ours have it."""
+    """``penstock``, ``torch`` with its defaults, or ``torch, tuned``, with `keep_freed` in its workers as in
+    Penstock's.
+    """
     workers: int
-    """Of torch: of each trainer."""
+    """The worker processes of each trainer, for torch."""
     trainers: int
     payload: str = "inline"
     epochs: int = 1
-    """On the clock, one after the other."""
+    """The timed epochs, one after another."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What it took."""
+    """The result of a round."""
 
     seconds: float
     samples: int
-    """That trainers got in all."""
+    """The samples of all trainers."""
     cpu_s: dict[str, float] = field(default_factory=dict)
     """Role -> CPU seconds of its processes."""
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Return the samples a second."""
         return self.samples / self.seconds
 
     @property
     def cpu_ms(self) -> float:
-        """Of all processes, for each sample."""
+        """Return the CPU milliseconds of all processes, for each sample."""
         return 1000 * sum(self.cpu_s.values()) / self.samples
 
     @property
     def cores(self) -> float:
-        """That it kept busy: fewer than there are where it waited, or where others had them."""
+        """Return the cores that it kept busy.
+
+        They are fewer than exist if it waited, or if other programs used them.
+        """
         return sum(self.cpu_s.values()) / self.seconds
 
 
 def run_round(job: Job) -> Round:
-    """One round. Raises RuntimeError if it does not end well."""
+    """Run one round. Raises RuntimeError if it fails."""
     found: Round = in_clean_process(_penstock if job.side == "penstock" else _torch, job)
     return found
 
@@ -83,7 +88,7 @@ def _count(passes: Iterator[Any], epochs: int) -> int:
 
 
 class Order:
-    """Batches of places: of the first few, until `length` says otherwise."""
+    """Batches of positions: of the first few, until `length` sets another number."""
 
     def __init__(self, length: int, batch: int = BATCH, seed: int = 1) -> None:
         self.length, self._batch, self._seed = length, batch, seed
@@ -94,7 +99,7 @@ class Order:
 
 
 def _torch(job: Job) -> Round:
-    """Every trainer has a DataLoader of its own, and that its worker processes."""
+    """Run torch. Every trainer has a separate DataLoader with separate worker processes."""
     from torch.utils.data import DataLoader
 
     def passes() -> Iterator[Any]:
@@ -128,7 +133,10 @@ def _torch(job: Job) -> Round:
 
 
 def _penstock(job: Job) -> Round:
-    """One server, one fleet, one stream; a group for each trainer. The epoch is planned and queued on the clock."""
+    """Run Penstock: one server, one fleet, one stream, a group for each trainer.
+
+    The epoch is planned and queued on the clock.
+    """
     with EmbeddedServer() as server:
         with Writer(STREAM, url=server.url, spec=SPEC, payload=job.payload, budget_bytes=BUDGET_BYTES, **QUIET):
             pass

@@ -1,6 +1,7 @@
-"""``python -m benchmarks.looks``: five prepared situations, 45 looks of the monitor each; counts the wrong causes.
+"""``python -m benchmarks.looks``: 45 looks of the monitor at each of five prepared situations, counting wrong causes.
 
-Real processes: a production with workers, trainers, a server of its own for each situation. It takes six minutes.
+The processes are real: a production with workers, trainers, and a private server for each situation. It takes six
+minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from benchmarks.streams import paces
 
 STREAM = "looked-at"
 SETTLE_S = 15.0
-"""The verdict is of the last ten seconds: those before the situation was there are none of its business."""
+"""The pause before the looks. A verdict is of the last ten seconds, which must not include the time before the
+situation.
+"""
 SAMPLE_BYTES = 50_000
 WORKERS = 2
 ROW = np.zeros(SAMPLE_BYTES, np.uint8)
@@ -37,15 +40,15 @@ class Prepared:
     """One situation."""
 
     cause: tuple[str, ...]
-    """What the monitor should name."""
+    """The cause that the monitor should name."""
     make: str = "quickly"
     budget: str = "16mb"
     trainers: tuple[tuple[str, float], ...] = (("resnet", 0.02),)
     """(group, seconds in each step of four samples)."""
     killed: bool = False
-    """The trainers are killed in the midst."""
+    """Whether the trainers are killed during the situation."""
     foreign_keys: bool = False
-    """Others fill the server's memory."""
+    """Whether other keys fill the server's memory."""
 
 
 SITUATIONS = {
@@ -58,23 +61,23 @@ SITUATIONS = {
 
 
 def data() -> range:
-    """Numbers of samples, more than are made in a minute."""
+    """Return the numbers of samples, more than are made in a minute."""
     return range(10_000_000)
 
 
 def quickly(number: int) -> dict[str, Any]:
-    """A sample that costs next to nothing."""
+    """Return a sample that costs next to nothing."""
     return {"x": ROW, "y": np.int64(number)}
 
 
 def slowly(number: int) -> dict[str, Any]:
-    """A sample that takes a worker 50 ms."""
+    """Return a sample that takes a worker 50 ms."""
     time.sleep(0.05)
     return quickly(number)
 
 
 def train(url: str, group: str, step_s: float) -> None:
-    """Train on and on."""
+    """Train without an end."""
     with penstock.Loader(
         STREAM, group=group, batch_size=4, url=url, tuning=penstock.Tuning(notify=lambda _: None)
     ) as loader:
@@ -84,7 +87,7 @@ def train(url: str, group: str, step_s: float) -> None:
 
 @contextmanager
 def command(url: str, *argv: str, **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """A penstock command that runs beside."""
+    """Run a penstock command in another process during the block."""
     ran = subprocess.Popen(
         [sys.executable, "-m", "penstock", *argv], env={**os.environ, "PENSTOCK_URL": url}, text=True, **how
     )
@@ -96,14 +99,14 @@ def command(url: str, *argv: str, **how: Any) -> Iterator[subprocess.Popen[str]]
 
 
 def await_all(url: str, trainers: int) -> None:
-    """Return once all workers and trainers are at work: how long they start is no situation to look at."""
+    """Wait until all workers and trainers are at work, because their start is not part of a situation."""
     with redis.Redis.from_url(url) as client:
         while (there := paces(client, STREAM))["w"] < WORKERS or there["t"] < trainers:
             time.sleep(0.2)
 
 
 def looks_at(prepared: Prepared, count: int) -> Counter[str]:
-    """Return cause -> how many of so many looks named it."""
+    """Return cause -> the number of looks that named it."""
     context = multiprocessing.get_context("spawn")
     making = [
         "dataset",
@@ -140,7 +143,7 @@ def looks_at(prepared: Prepared, count: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Return 1 where more than two looks of a situation named another cause."""
+    """Run the command. Return 1 if more than two looks of a situation named another cause."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--looks", type=int, default=45)
     parser.add_argument("only", nargs="*", choices=[[], *SITUATIONS])

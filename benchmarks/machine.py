@@ -1,4 +1,4 @@
-"""What figures depend on, and what is going on meanwhile."""
+"""The machine and the versions on which figures depend, and progress lines."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from benchmarks.sides import SHARED_MEMORY, Side
 from penstock import EmbeddedServer, PenstockError
 
 PROGRESS_S = 15.0
-"""Between lines of progress, where there is no terminal."""
+"""The time between two lines of progress without a terminal."""
 
 
 def describe_machine() -> dict[str, str]:
-    """Name -> value."""
+    """Return the facts by name."""
     return {
         "cores": str(len(os.sched_getaffinity(0))),
         "machine": platform.machine(),
@@ -37,7 +37,7 @@ def describe_machine() -> dict[str, str]:
 
 @cache
 def _server() -> str:
-    """Name and version of the server that a benchmark starts, like ``redis-7.0.15``."""
+    """Return name and version of the server that a benchmark starts, like ``redis-7.0.15``."""
     try:
         with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
             told: Any = client.info("server")
@@ -48,7 +48,7 @@ def _server() -> str:
 
 
 def describe_more(sides: Iterable[Side]) -> dict[str, str]:
-    """The machine itself, and the peers' versions."""
+    """Return the facts on the machine, and the peers' versions."""
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     found = {"processor": _processor(), "memory": f"{gigabytes:.0f} GB", "system": platform.release()}
     found["/dev/shm"] = "there" if SHARED_MEMORY.is_dir() else "not there: no segments in memory"  # noqa: S108
@@ -73,13 +73,13 @@ def _version(package: str, environment: str) -> str:
 
 
 class _Told:
-    """When a line was last written where there is no terminal."""
+    """The time of the last line without a terminal."""
 
     at = 0.0
 
 
 def progress(text: str) -> None:
-    """What is going on: on a terminal all of it in one line, else a line now and then. ``""`` clears the line."""
+    """Show progress: on a terminal always in one line, else a line now and then. ``""`` clears the line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     elif text and time.monotonic() - _Told.at > PROGRESS_S:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Resident:
-    """Of one process, in bytes."""
+    """The memory of one process in bytes."""
 
     whole: int
-    """All pages, also those that others map: what `ps` shows as RSS."""
+    """All pages, including those that other processes map. `ps` shows it as RSS."""
     own: int
-    """Pages that nobody else has, so what its end gives back."""
+    """Pages that no other process has, so that its end frees them."""
 
 
 def resident(pid: int) -> Resident:
-    """Zeros of one that has ended."""
+    """Return the memory of a process, with zeros if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -27,7 +27,7 @@ def resident(pid: int) -> Resident:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of those that it started and that live."""
+    """Return the process ids of its live children."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     try:
         return [int(child) for child in listed.read_text().split()]

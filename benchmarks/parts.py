@@ -1,9 +1,9 @@
-"""Where a worker's CPU goes beyond decode and transform: each side does one thing more than the side before it.
+"""The parts of a worker's CPU time apart from decode and transform: each side does one thing more than the side before.
 
-All in one process and in turns of some fifty samples, the same ones with the same crops for every side. What a side
-costs is therefore what it costs here, between decodes, which need all caches: alone, in a loop, it is a fraction
-of that. The last side is all of a shard; the jobs around it are in ``tax``. It needs an inside, the parts, so it
-measures its own tree alone.
+All sides run in one process, in turns of about fifty samples, the same ones with the same crops for every side. So a
+side costs what it costs between decodes, which need all caches. Alone, in a loop, it would cost a fraction of that. The
+last side is all of a shard; ``tax`` has the jobs around it. It needs an internal part, the worker's writer, so it
+measures only its own tree.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmarks.tax import begin_stream
 from benchmarks.trainers import QUIET, in_clean_process
 
 SAMPLES = 53
-"""A turn: as many as a block in a segment has."""
+"""The samples of a turn, as many as a block in a segment has."""
 TURNS = 40
 SIZES = [SAMPLES] * (TURNS + 1)
 
 
 class SameCrops(Photographs):
-    """Whose samples do not depend on who asks."""
+    """Photographs whose samples are the same for every side."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         random.seed(index)
@@ -36,7 +36,10 @@ class SameCrops(Photographs):
 
 
 def take_apart(payload: str) -> tuple[float, dict[str, float]]:
-    """CPU milliseconds a sample of the bare loop, and side -> what it takes more: medians over the turns."""
+    """Return CPU milliseconds a sample of the bare loop, and side -> its further cost.
+
+    Both are medians over the turns.
+    """
     found: tuple[float, dict[str, float]] = in_clean_process(_take_apart, payload)
     return found
 
@@ -52,7 +55,7 @@ def _take_apart(payload: str) -> tuple[float, dict[str, float]]:
         begin_stream(server.url, payload, SIZES)
         with Writer(STREAM, url=server.url, **QUIET) as writer:
             spent = _in_turns(data, writer)
-            delete_stream(writer.client, STREAM)  # and its segments
+            delete_stream(writer.client, STREAM)  # with its segments
     bare, *more = (taken[1:] for taken in spent.values())  # the first turn is not warm
     beyond = [statistics.median([one - other for one, other in zip(taken, bare, strict=True)]) for taken in more]
     return statistics.median(bare), dict(zip(list(spent)[1:], beyond, strict=True))
@@ -110,7 +113,7 @@ def _sides(data: Any, writer: Any, epoch: Any) -> dict[str, Callable[[list[int],
 
 
 class Nowhere:
-    """Takes samples as a shard, and blocks as a committer, and keeps none."""
+    """A shard and a committer that keep nothing."""
 
     position = 0
 
@@ -118,20 +121,20 @@ class Nowhere:
         self._see = see
 
     def write(self, sample: Any) -> None:
-        """One sample."""
+        """Take one sample."""
 
     def place(self, count: int) -> None:
-        """Blocks are made anywhere."""
+        """Return None: blocks may be made anywhere."""
 
     def commit(self, block: Any, bad: Any = None) -> None:
-        """One block."""
+        """Take one block."""
         self._see(block)
 
     def settle(self) -> None:
-        """All is kept that will be."""
+        """Do nothing, because nothing is kept."""
 
     def require_whole(self, end: int) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     def finish(self) -> None:
-        """The end."""
+        """Do nothing."""

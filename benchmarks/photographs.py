@@ -1,6 +1,6 @@
 """A folder of JPEGs as a torch user would have it: one object with a length and items, for every side of a comparison.
 
-Files are 500 x 375, cut from scikit-learn's two photographs. Whoever reads the object decodes with the same lines.
+Files are 500 x 375, cut from scikit-learn's two photographs. Every reader of the object decodes with the same code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from PIL import Image
 SIDE = 224
 SAMPLE_BYTES = SIDE * SIDE * 3
 FOLDER = "PENSTOCK_BENCH_PHOTOGRAPHS"
-"""Environment variable: where the files lie. Workers that were started elsewhere get it with their environment."""
+"""The environment variable with the folder of the files. Workers that are started elsewhere get it in their
+environment.
+"""
 WARM_UP = 128
-"""Files that are read before a clock starts."""
+"""The files that are read before a clock starts."""
 
 
 def cut_photographs(folder: Path, files: int) -> list[Path]:
-    """So many JPEGs in a sub-folder; all other than each other."""
+    """Write ``files`` different JPEGs into a sub-folder."""
     from sklearn.datasets import load_sample_images
 
     rng = np.random.default_rng(0)
@@ -57,7 +59,10 @@ class Photographs:
 
 
 def _random_box(width: int, height: int) -> tuple[float, float, float, float]:
-    """A quarter to all of the area, its sides at most 3 to 4: torchvision's random-resized crop, but not as small."""
+    """Return a box of a quarter to all of the area, with sides of at most 3 to 4.
+
+    It is torchvision's random-resized crop, but not as small.
+    """
     area, ratio = width * height * random.uniform(0.25, 1.0), math.exp(random.uniform(-0.28, 0.28))
     across, down = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
     left, top = random.uniform(0, width - across), random.uniform(0, height - down)
@@ -65,17 +70,17 @@ def _random_box(width: int, height: int) -> tuple[float, float, float, float]:
 
 
 def photographs() -> Photographs:
-    """All there are."""
+    """Return all photographs."""
     return Photographs(sorted(Path(os.environ[FOLDER]).glob("photo/*.jpg")))
 
 
 def warm_up() -> Photographs:
-    """The first few."""
+    """Return the first few photographs."""
     return Photographs(sorted(Path(os.environ[FOLDER]).glob("photo/*.jpg"))[:WARM_UP])
 
 
 class Ready(Photographs):
-    """As many samples of the same size that nobody has to decode."""
+    """The same number of samples of the same size, which need no decoding."""
 
     _sample = np.zeros((SIDE, SIDE, 3), np.uint8)
 
@@ -84,5 +89,5 @@ class Ready(Photographs):
 
 
 def ready() -> Ready:
-    """For each file."""
+    """Return a ready sample for each file."""
     return Ready(photographs().paths)

@@ -1,8 +1,8 @@
-"""Curves as SVG, written by hand: a plot needs no more, and no dependency.
+"""Curves as SVG, written without a dependency.
 
     python -m benchmarks.plots FIGURES.json [FIGURES.json ...] FOLDER
 
-draws again what ``python -m benchmarks`` and ``python -m benchmarks.growth`` wrote with ``--json``.
+draws the figures again that ``python -m benchmarks`` and ``python -m benchmarks.growth`` wrote with ``--json``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 310, 50, 60
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#555555", "#862e9c", "#c2255c", "#e8a200", "#1864ab", "#5c940d", "#a61e4d",
            "#087f5b", "#999999")  # fmt: skip
 Curve = Sequence[tuple[int, float]]
-"""Points: which tick, from 0, and the value."""
+"""Points: the index of the tick, from 0, and the value."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The values' axis: from 0, or logarithmic between two ends, where what lies beyond is drawn at the edge."""
+    """The axis of values: from 0, or logarithmic between two ends. Values beyond the ends are drawn at the edge."""
 
     label: str
     marks: Sequence[float]
 
     @property
     def is_logarithmic(self) -> bool:
-        """Where it does not begin at 0."""
+        """Return whether it does not begin at 0."""
         return self.marks[0] > 0
 
     def place(self, value: float) -> float:
-        """From 0 (bottom) to 1 (top)."""
+        """Return the position of a value from 0 (bottom) to 1 (top)."""
         low, high = self.marks[0], self.marks[-1]
         if self.is_logarithmic:
             return min(1.0, max(0.0, math.log(max(value, 1e-12) / low) / math.log(high / low)))
@@ -53,12 +53,12 @@ class Axis:
 
 
 TELLING = 0.01
-"""Less than this share of the samples may be those under way when a turn ended."""
+"""The share of lost samples below which they may be those under way when a turn ended."""
 RATIO = Axis("times plain redis-py", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20))
 
 
 def from_zero(label: str, most: float) -> Axis:
-    """With about five marks, up to the largest value."""
+    """Return an axis with about five marks, up to the largest value."""
     step = _round_step(most / 5)
     return Axis(label, [number * step for number in range(math.ceil(most / step - 1e-9) + 1)])
 
@@ -69,7 +69,7 @@ def _round_step(least: float) -> float:
 
 
 def plot(path: Path, title: str, x_label: str, ticks: Sequence[str], axis: Axis, curves: Mapping[str, Curve]) -> None:
-    """Lines over ticks that are equally far from each other."""
+    """Draw lines over equally spaced ticks."""
     xs = [LEFT + number * (WIDTH - LEFT - RIGHT) / max(1, len(ticks) - 1) for number in range(len(ticks))]
     parts = [_text(LEFT, 22, title, "start", 16), *_axes(xs, ticks, x_label, axis)]
     for number, (name, curve) in enumerate(curves.items()):
@@ -115,13 +115,13 @@ def _text(x: float, y: float, text: str, anchor: str, size: int = 12) -> str:
 
 
 def draw(plain: dict[str, Any], folder: Path) -> list[Path]:
-    """What a file of figures has something for; the files that were written."""
+    """Draw the curves that a file of figures has, and return the files that were written."""
     found = [*_transport(plain.get("transport", []), folder), *_growth(plain.get("axes", []), folder)]
     return found + [path for one in plain.get("trainers", []) for path in _trainers(one, folder)]
 
 
 def _transport(measured: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Ratios to plain redis-py, payload by payload."""
+    """Draw the ratios to plain redis-py, payload by payload."""
     curves: dict[str, list[tuple[int, float]]] = {}
     lost: dict[str, float] = {}
     for at, one in enumerate(measured):
@@ -136,7 +136,7 @@ def _transport(measured: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _trainers(fanned: dict[str, Any], folder: Path) -> list[Path]:
-    """What all trainers get together."""
+    """Draw what all trainers get together."""
     counts = sorted({one["trainers"] for one in fanned["rounds"]})
     curves: dict[str, list[tuple[int, float]]] = {}
     lost: dict[str, float] = {}
@@ -157,7 +157,7 @@ def _trainers(fanned: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _named(curves: Mapping[str, Curve], lost: Mapping[str, float]) -> dict[str, Curve]:
-    """In the tables' order, so that a side has its colour; speed that loses samples says so."""
+    """Return the curves in the tables' order, so that a side keeps its colour. A side that loses samples is marked."""
     order = [side.name for side in (*ONE_READER, *BROADCAST)]
     names = sorted(curves, key=lambda name: order.index(name) if name in order else len(order))
     return {
@@ -167,7 +167,7 @@ def _named(curves: Mapping[str, Curve], lost: Mapping[str, float]) -> dict[str, 
 
 
 def _growth(axes: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Cost a sample beside that of the smallest size, axis by axis."""
+    """Draw the cost of a sample relative to that of the smallest size, axis by axis."""
     curves = {}
     for one in axes:
         if not one["is_waiting"]:
@@ -190,7 +190,7 @@ def _drawn(
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,11 @@
-"""``python -m benchmarks.profiles``: what writer, reader and server spend, and on what, of the transport's own rounds.
+"""``python -m benchmarks.profiles``: the CPU time of writer, reader and server by purpose, in the transport's own
+rounds.
 
-The same processes as in ``python -m benchmarks transport``: a filled budget, guarantees on. They take three turns: one
-with nothing beside them, for CPU s/GB and for the server's own count of its commands; one for py-spy, which tells
-Python lines by module, of the time that a process holds the interpreter's lock; and one for perf, which tells all of
-a process's CPU by kernel, interpreter, copies and checksums. A sampler slows what it looks at, so only shares come from
-its turn. Where a tool is missing it is said, and the rest goes on.
+The processes are those of ``python -m benchmarks transport``: a filled budget, guarantees on. They take three turns.
+One runs without a sampler, for CPU s/GB and for the server's own count of its commands. One is for py-spy, which counts
+Python lines by module in the time that a process holds the interpreter's lock. One is for perf, which divides all of a
+process's CPU into kernel, interpreter, copies and checksums. A sampler slows the processes that it samples, so its turn
+gives shares only. A missing tool is reported, and the other turns run.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from benchmarks.spread import table
 
 SIZES = (BY_BATCH.name, IMAGE.name, "10 MB")
 LEAST_SHARE = 2.0
-"""Percent: what is less is told together."""
+"""In percent. Smaller shares are shown together."""
 LEAST_MICROSECONDS = 1.0
-"""For an entry, of a command of the server."""
+"""Microseconds for an entry. Smaller costs of a server's command are shown together."""
 ROLES = ("writer", "reader", "server")
 
 Shares = dict[str, dict[str, float]]
-"""Process -> what -> percent."""
+"""Process -> purpose -> percent."""
 
 
 @dataclass
 class Profile:
-    """Of one side and payload."""
+    """The profile of one side and payload."""
 
     case: str
     side: str
     cpu_s_per_gb: dict[str, float]
-    """Process -> figure."""
+    """Process -> CPU s/GB."""
     faults_per_gb: dict[str, float]
-    """Writer and reader -> pages that the kernel had to give."""
+    """Writer and reader -> pages that the kernel had to supply."""
     entries: int
     commands: dict[str, tuple[float, float]]
     """Command -> calls for an entry, microseconds for an entry, by the server's own count."""
@@ -59,7 +60,7 @@ class Profile:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 130 if it was interrupted."""
+    """Run the command. Return 130 if it was interrupted."""
     args = _parser().parse_args(arguments)
     wanted = args.size or SIZES
     cases = [case for case in CASES if any(size in case.name for size in wanted)]
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def taken(side: Side, case: Case, seconds: float) -> Profile:
-    """One of them."""
+    """Take one profile."""
     with ExitStack() as stack:
         progress(f"{case.name}, {side.name}: warming up")
         stage = set_up(stack, side, case)
@@ -117,7 +118,7 @@ def taken(side: Side, case: Case, seconds: float) -> Profile:
 
 
 def _counted(stage: Stage, side: Side, case: Case, samples: int) -> Profile:
-    """A turn with nothing beside it."""
+    """Take a turn without a sampler."""
     with redis.Redis.from_url(stage.place) as client:
         client.config_resetstat()
         one = stage.turn(case, samples)
@@ -138,7 +139,7 @@ def _sampled(
     sampler: Callable[[Sequence[int]], AbstractContextManager[dict[int, Counter[str]]]], pids: dict[str, int],
     turn: Callable[[], object],
 ) -> Shares:  # fmt: skip
-    """Of a turn under a sampler; nothing where it cannot be used, which is told."""
+    """Return the shares of a turn under a sampler, or nothing if the sampler cannot be used, which is reported."""
     try:
         with sampler(list(pids.values())) as counts:
             turn()
@@ -149,7 +150,7 @@ def _sampled(
 
 
 def shown(found: Profile) -> str:
-    """As Markdown."""
+    """Return the profile as Markdown."""
     cpu = ", ".join(f"{role} {figure:.2f}" for role, figure in found.cpu_s_per_gb.items())
     faults = ", ".join(f"{role} {count:,.0f}" for role, count in found.faults_per_gb.items())
     parts = [
@@ -169,7 +170,7 @@ def shown(found: Profile) -> str:
 
 
 def _table(shares: Shares, roles: Sequence[str]) -> str:
-    """A row for each purpose that is large in any process."""
+    """Return a row for each purpose that is large in any process."""
     order = sorted({what for one in shares.values() for what in one})
     rows = [[what, *(f"{shares[role].get(what, 0.0):.0f}" for role in roles)] for what in order]
     large = [row for row, what in zip(rows, order, strict=True) if _most(shares, what) >= LEAST_SHARE]
@@ -181,7 +182,7 @@ def _most(shares: Shares, what: str) -> float:
 
 
 def _lists(shares: Shares) -> str:
-    """A line for each process: its modules, the largest first."""
+    """Return a line for each process: its modules, the largest first."""
     lines = []
     for role, found in shares.items():
         large = [f"`{name}` {share:.0f}" for name, share in found.items() if share >= LEAST_SHARE]

@@ -1,6 +1,7 @@
 """ResNets of bottlenecks in plain torch, so that a GPU's benchmark needs no torchvision.
 
-As He et al. 2015 with the stride in the 3x3 convolution, as torchvision has it; ``sizes`` (3, 4, 6, 3) is ResNet-50.
+They follow He et al. 2015, with the stride in the 3x3 convolution, as in torchvision. ``sizes`` (3, 4, 6, 3) is
+ResNet-50.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, and the way around."""
+    """A bottleneck: 1x1, 3x3, 1x1 convolutions and the shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -29,12 +30,12 @@ class Bottleneck(nn.Module):
             self.around = nn.Sequential(nn.Conv2d(channels, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, channels, side, side]`` to ``[n, 4 * width, side / stride, side / stride]``."""
+        """Map ``[n, channels, side, side]`` to ``[n, 4 * width, side / stride, side / stride]``."""
         return nn.functional.relu(self.through(x) + self.around(x))
 
 
 def resnet(sizes: Sequence[int] = RESNET50, width: int = 64, classes: int = 10) -> nn.Sequential:
-    """For pictures of three channels."""
+    """Return a ResNet for pictures of three channels."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
     ]  # fmt: skip

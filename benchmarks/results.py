@@ -1,4 +1,4 @@
-"""What a run of ``python -m benchmarks`` found, and the file that has it: written anew after every round."""
+"""The results of a run of ``python -m benchmarks``, and their file, which is rewritten after every round."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from benchmarks.spread import Spread, ratios, table
 
 @dataclass
 class Results:
-    """As far as it got."""
+    """The results so far."""
 
     environment: dict[str, str]
     transport: list[transport.Measured] = field(default_factory=list)
     fanned: list[fanout.Fanned] = field(default_factory=list)
     tfdata: dict[str, Spread] | str = field(default_factory=dict)
-    """Or why there is none."""
+    """The ratios, or the reason why there are none."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether Penstock carried everything."""
+        """Return whether Penstock carried everything."""
         failed = [name for one in self.transport for name in one.failed]
         failed += [name for one in self.fanned for name, _ in one.failed]
         return not any(name in (INLINE, SEGMENTS) for name in failed) and not isinstance(self.tfdata, str)
 
     def targets(self) -> list[targets.Target]:
-        """Those that there are figures for."""
+        """Return the targets for which there are figures."""
         return targets.targets(self.transport, self.fanned, {} if isinstance(self.tfdata, str) else self.tfdata)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the results for JSON."""
         return {
             "environment": self.environment,
             "transport": [asdict(one) for one in self.transport],
@@ -58,7 +58,7 @@ class Results:
         }
 
     def save(self, path: Path) -> None:
-        """All of it, or what was there before: an interruption leaves no half a file."""
+        """Write all of it atomically: an interruption leaves the old file or the new one."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(path.name + ".new")
         beside.write_text(json.dumps(self.plain(), indent=1))
@@ -66,12 +66,12 @@ class Results:
 
 
 def rounds_of(plain: dict[str, Any]) -> dict[str, list[Round]]:
-    """Side -> rounds, of one payload of such a file."""
+    """Return side -> rounds, of one payload in such a file."""
     return {side: [Round(**one) for one in rounds] for side, rounds in plain["rounds"].items() if rounds}
 
 
 def compared(now: list[transport.Measured], before: dict[str, Any]) -> str:
-    """Ratios to plain redis-py, which a machine that has become slower moves less than times."""
+    """Return ratios to plain redis-py, which depend less on a slower machine than times do."""
     then = {one["case"]["name"]: rounds_of(one) for one in before["transport"]}
     rows = []
     for measured in now:

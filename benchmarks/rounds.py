@@ -1,7 +1,7 @@
-"""One round of one side: processes started clean, a warm-up, and one turn on the clock; CPU of all of them.
+"""One round of one side: new processes, a warm-up, and one turn on the clock, with the CPU time of all of them.
 
-The warm-up says how much a turn has to move to take as long as was asked for, so that a slow side does not hold up
-the others. The clock runs from when all are told to go until the last of them has, or has written, everything.
+The warm-up measures how much a turn must move to take the wanted time, so that a slow side does not delay the others.
+The clock starts when all processes get their turn, and stops when the last of them has read, or written, everything.
 """
 
 from __future__ import annotations
@@ -32,75 +32,79 @@ from penstock import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0
-"""For a line of a child; a turn lasts seconds, TensorFlow's import some ten of them on slow cores."""
+"""The longest wait for a line of a child. A turn takes seconds, and TensorFlow's import about ten seconds on slow
+cores.
+"""
 END_S = 5.0
-"""For a process to end by itself."""
+"""The time that a process has to end."""
 GROWTH = 8
-"""A turn of the warm-up is at most so many times the one before."""
+"""The largest ratio of a turn of the warm-up to the one before."""
 FILLED = 1.25
-"""Payload of a warm-up, in times of the room between writer and reader."""
+"""The payload of a warm-up, relative to the space between writer and reader."""
 LEAST_SHARE = 0.2
-"""A shorter turn says too little of the rate."""
+"""A turn that is shorter than this share of the wanted time says too little about the rate."""
 LEAST_WARM_UP_S = 1.0
 MOST_WARM_UP_S = 5.0
-"""Of each quarter of a GiB of room: whoever cannot fill it in this time is measured without."""
+"""The warm-up time for each quarter of a GiB of space. A side that cannot fill it in this time is measured without
+that.
+"""
 
 
 class Failed(Exception):
-    """A side that does not end well; says its last words."""
+    """A side that fails. The message has its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one turn of one side took."""
+    """The result of one turn of one side."""
 
     seconds: float
     samples: int
-    """Sent to each reader."""
+    """The samples that were sent to each reader."""
     got: int
-    """By all readers together."""
+    """The samples that all readers got together."""
     readers: int
     sample_bytes: int
     writer_cpu_s: float
     reader_cpu_s: float
     server_cpu_s: float
     writer_faults: int = 0
-    """Pages that it was given by the kernel meanwhile."""
+    """The pages that the kernel gave the writer during the turn."""
     reader_faults: int = 0
 
     @property
     def samples_per_s(self) -> float:
-        """Of all readers together."""
+        """Return the rate of all readers together."""
         return self.got / self.seconds
 
     @property
     def gb_per_s(self) -> float:
-        """Of all readers together."""
+        """Return the rate of all readers together."""
         return self.samples_per_s * self.sample_bytes / 1e9
 
     @property
     def cpu_s(self) -> float:
-        """Of all processes."""
+        """Return the CPU time of all processes."""
         return self.writer_cpu_s + self.reader_cpu_s + self.server_cpu_s
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """Of all processes, for what readers got."""
+        """Return the CPU time of all processes, for each GB that readers got."""
         return self.cpu_s / (self.got * self.sample_bytes / 1e9)
 
     @property
     def client_cpu_s_per_gb(self) -> float:
-        """Of writer and reader."""
+        """Return the CPU time of writer and reader, for each GB."""
         return (self.writer_cpu_s + self.reader_cpu_s) / (self.got * self.sample_bytes / 1e9)
 
     @property
     def lost(self) -> float:
-        """The share that did not arrive."""
+        """Return the share that did not arrive."""
         return max(0.0, 1 - self.got / (self.samples * self.readers))
 
 
 class Child:
-    """A process that speaks the protocol."""
+    """A child process that speaks the protocol."""
 
     def __init__(self, side: Side, role: str) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by `close`
@@ -116,19 +120,19 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the pid of the process."""
         return self._popen.pid
 
     def begin(self, load: Load) -> None:
-        """Its part, once; before, it imports what it needs."""
+        """Send the work of the process, once. It imports before that."""
         self._tell(asdict(load))
 
     def go(self, samples: int) -> None:
-        """Its next turn."""
+        """Start its next turn."""
         self._tell({"samples": samples})
 
     def hear(self) -> dict[str, Any]:
-        """Its next line. Raises Failed."""
+        """Return its next line. Raises Failed."""
         try:
             said = self._said.get(timeout=PATIENCE_S)
         except queue.Empty:
@@ -138,7 +142,7 @@ class Child:
         return said
 
     def close(self) -> None:
-        """Ends it with all its children."""
+        """End it with all its children."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         with suppress(BrokenPipeError):
@@ -180,10 +184,10 @@ class Stage:
     readers: list[Child]
     servers: list[int]
     place: str
-    """Where they meet: the server's URL, or a folder."""
+    """The address where they meet: the server's URL, or a folder."""
 
     def turn(self, case: Case, samples: int) -> Round:
-        """Everybody at once."""
+        """Run a turn of all processes at once."""
         everyone = [*self.writers, *self.readers]
         before, given = self._cpu(), self._faults()
         began = time.monotonic()  # one clock for all processes of the machine
@@ -212,9 +216,10 @@ class Stage:
 def run_round(
     side: Side, case: Case, seconds: float, readers: int = 1, make_s: float = 0.0, kept: Path | None = None
 ) -> Round:
-    """One turn of processes that are started for it.
+    """Run one turn of processes that are started for it.
 
-    ``seconds``: about so long on the clock. ``kept``: a folder of this side and case, for what is made once.
+    ``seconds`` is the approximate time on the clock. ``kept`` is a folder of this side and case for data that is made
+    once.
     """
     with ExitStack() as stack:
         return warmed_up(stack, side, case, seconds, readers, make_s, kept)()
@@ -224,18 +229,19 @@ def warmed_up(
     stack: ExitStack, side: Side, case: Case, seconds: float, readers: int = 1, make_s: float = 0.0,
     kept: Path | None = None,
 ) -> Callable[[], Round]:  # fmt: skip
-    """Processes that are ready for turns, as many as are called for, until ``stack`` is closed."""
+    """Return a function that runs a turn. The processes are ready, and live until ``stack`` is closed."""
     stage = set_up(stack, side, case, readers, make_s, kept)
     return partial(stage.turn, case, warm_up(stage, case, seconds))
 
 
 def warm_up(stage: Stage, case: Case, seconds: float) -> int:
-    """Longer and longer turns, until the room was filled or cannot be in time; the samples that take that time.
+    """Run longer and longer turns until the space was filled, or cannot be in time. Return the samples for one turn.
 
-    Memory that is touched for the first time costs as much as several copies; a stream keeps what there is room for.
+    Memory that is touched for the first time costs as much as several copies. A stream keeps its memory while there is
+    space.
     """
     samples, missing = 2 * case.unit, FILLED * case.room_bytes
-    stage.turn(case, samples)  # says nothing of the rate: what is imported late is imported now
+    stage.turn(case, samples)  # it says nothing about the rate, because late imports happen now
     most = max(2, int(case.most_bytes / case.sample_bytes / case.unit)) * case.unit
     began, most_s = time.monotonic(), MOST_WARM_UP_S * max(1.0, case.room_bytes / (256 << 20))
     while True:
@@ -253,7 +259,7 @@ def warm_up(stage: Stage, case: Case, seconds: float) -> int:
 def set_up(
     stack: ExitStack, side: Side, case: Case, readers: int = 1, make_s: float = 0.0, kept: Path | None = None
 ) -> Stage:
-    """All of them ready, until ``stack`` is closed."""
+    """Start all processes, and return once they are ready. They live until ``stack`` is closed."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
     place, servers, extra = str(kept or folder), [], {"address": f"127.0.0.1:{_free_port()}"}
     if side.has_server:

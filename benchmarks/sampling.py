@@ -1,7 +1,7 @@
-"""Where running processes spend their CPU, by the tools that are here: py-spy for Python, perf for everything else.
+"""The purposes of a running process's CPU time, by the tools of this machine: py-spy for Python, perf for all else.
 
-Samples become counts: Python lines by the module they lie in, all else by what a symbol's library does. A tool that is
-not here, or that may not look at other processes, raises what is to be told of it.
+Samples become counts. Python lines are counted by their module, all else by the work of a symbol's library. A missing
+tool, or one that may not examine other processes, raises a message for the user.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from pathlib import Path
 
 PER_SECOND = 400
 START_S = 1.0
-"""Until a sampler has found a process that waits."""
+"""The time in which a sampler finds a waiting process."""
 END_S = 30.0
-"""Until it has written what it has."""
+"""The time in which it writes its results."""
 PTRACE = "run this as root, or with sysctl kernel.yama.ptrace_scope=0; in a container with --cap-add SYS_PTRACE"
 PARANOID = "run this as root, or with sysctl kernel.perf_event_paranoid=1; in a container with --cap-add PERFMON"
 OURS = "penstock"
 NAMES = {"redis": "redis-py", "hiredis": "redis-py", "numpy": "numpy", "benchmarks": "the benchmark"}
-"""First part of a module's name -> what it is called; ours are told apart, and the rest is Python's."""
+"""First part of a module's name -> the name that is shown. Penstock's modules are shown separately, and the rest is
+Python's.
+"""
 COPIED_BY_KERNEL = re.compile(r"copy_(user|to_iter|from_iter|page)|copyin|copyout|rep_movs|_copy_|memcpy")
 PAGES = re.compile(r"clear_page|page_fault|handle_mm|do_anonymous|shmem_|zap_|unmap_|alloc_pages|free_(unref_)?page")
 COPIED = re.compile(r"mem(cpy|move|set)|^0x0*$")
@@ -35,19 +37,19 @@ PERF_LINE = re.compile(r"^\s*(\d+)\s+[0-9a-f]+\s+(.+?)\s+\((.+)\)\s*$")
 
 
 class Unsampled(Exception):
-    """A tool that cannot be used here; says what to do."""
+    """A tool cannot be used here. The message says what to do."""
 
 
 def tool(name: str) -> str | None:
-    """Beside this interpreter, or on PATH."""
+    """Return a tool next to this interpreter, or on PATH."""
     return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
 @contextmanager
 def python_lines(pids: Iterable[int]) -> Iterator[dict[int, Counter[str]]]:
-    """Fills process -> module -> samples when the block ends: by the innermost Python line that holds the GIL.
+    """Fill process -> module -> samples when the block ends, by the innermost Python line that holds the GIL.
 
-    Sockets, and copies and checksums of what is large, are done without it. Raises Unsampled.
+    Sockets, and copies and checksums of large data, run without it. Raises Unsampled.
     """
     if (program := tool("py-spy")) is None:
         raise Unsampled("no py-spy, so Python lines are left out: pip install py-spy, or pip install -e '.[dev]'")
@@ -70,7 +72,7 @@ def python_lines(pids: Iterable[int]) -> Iterator[dict[int, Counter[str]]]:
 
 @contextmanager
 def symbols(pids: Iterable[int]) -> Iterator[dict[int, Counter[str]]]:
-    """Fills process -> what is done -> samples when the block ends. Raises Unsampled."""
+    """Fill process -> purpose -> samples when the block ends. Raises Unsampled."""
     if (program := tool("perf")) is None:
         raise Unsampled(
             "no perf, so kernel, interpreter, copies and checksums are left out: apt-get install linux-perf"
@@ -108,13 +110,13 @@ class _Sampler:
         self._words.close()
 
     def begin(self) -> None:
-        """Return when it samples. Raises Unsampled of one that ends instead."""
+        """Return once it samples. Raises Unsampled if it ends instead."""
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(START_S)
             self._fail()
 
     def end(self, file: Path) -> None:
-        """It writes what it has. Raises Unsampled if that is nothing."""
+        """Interrupt it, so that it writes its results. Raises Unsampled if there are none."""
         self._popen.send_signal(signal.SIGINT)
         self._popen.wait(END_S)
         if not file.exists():
@@ -129,7 +131,7 @@ class _Sampler:
 
 
 def by_module(raw: str) -> Counter[str]:
-    """Of py-spy's raw form: ``outer (file:line);inner (file:line) samples`` a line."""
+    """Count py-spy's raw form by module: ``outer (file:line);inner (file:line) samples`` a line."""
     found: Counter[str] = Counter()
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -138,7 +140,7 @@ def by_module(raw: str) -> Counter[str]:
 
 
 def _module(frame: str) -> str:
-    """Ours by its module, others by their library."""
+    """Return the module of Penstock's code, or the library of other code."""
     path = frame.rpartition("(")[2].rpartition(":")[0].removesuffix(".py").replace("\\", "/")
     first = path.split("/")[0]
     if first.startswith(OURS):
@@ -147,7 +149,7 @@ def _module(frame: str) -> str:
 
 
 def by_purpose(script: str) -> dict[int, Counter[str]]:
-    """Of what ``perf script -F pid,ip,sym,dso`` prints: process -> what is done -> samples."""
+    """Count the output of ``perf script -F pid,ip,sym,dso``: process -> purpose -> samples."""
     found: dict[int, Counter[str]] = {}
     for line in script.splitlines():
         if (matched := PERF_LINE.match(line)) is not None:
@@ -157,26 +159,26 @@ def by_purpose(script: str) -> dict[int, Counter[str]]:
 
 
 def purpose(symbol: str, library: str) -> str:
-    """What a function is for, by its library first."""
+    """Return the purpose of a function, by its library first."""
     name = Path(library.split(maxsplit=1)[0]).name
-    # 1. the kernel, in three
+    # 1. the kernel, in three parts
     if name.startswith("[k") or library.endswith(".ko"):
         if COPIED_BY_KERNEL.search(symbol):
             return "kernel: copying"
         return "kernel: pages" if PAGES.search(symbol) else "kernel: the rest"
-    # 2. libraries whose whole work has a name
+    # 2. libraries with a single purpose
     for part, what in (("xxhash", "xxh3"), ("numpy", "numpy"), ("hiredis", "hiredis"), ("jemalloc", "allocator")):
         if part in library:
             return what
     if re.match(r"(redis|valkey)-", name) or name.startswith("liblua"):
         return "server's own code"
-    # 3. copies and checksums are the C library's; all else is the interpreter and what it calls
+    # 3. copies and checksums are in the C library; all else is the interpreter and its callees
     if name.startswith(("libc.", "libc-")):
         return "libc: copying" if COPIED.search(symbol) else "libc: the rest"
     return "interpreter" if "python" in name or "lib-dynload" in library else "other"
 
 
 def shares(counts: Counter[str]) -> dict[str, float]:
-    """Percent, the largest first."""
+    """Return the counts in percent, the largest first."""
     whole = counts.total() or 1
     return {name: 100 * count / whole for name, count in counts.most_common()}

@@ -1,4 +1,4 @@
-"""The four questions of ``benchmarks.correctness``, asked of one peer: real processes, real kills."""
+"""The four questions of ``benchmarks.correctness`` for one peer: real processes, real kills."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from benchmarks.peers.protocol import Job
 from penstock import EmbeddedServer
 
 QUIET_S = 4.0
-"""Silence after which a system that knows no end has nothing more to give: twice a lease."""
+"""The silence after which a system without an end has nothing more to give: twice a lease."""
 SLOWER = 4
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where segments are meant to be
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is moved, and how fast."""
+    """The samples that are moved, and their rate."""
 
     samples: int = 2000
     batch: int = 20
@@ -37,22 +37,22 @@ class Size:
 
     @property
     def room(self) -> int:
-        """Samples between producer and trainer: a quarter of all."""
+        """Return the samples between producer and trainer: a quarter of all."""
         return self.samples // 4
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was counted."""
+    """The counts of one run."""
 
     count: Count
     steps: tuple[int, ...] = ()
-    """Of each rank."""
+    """The steps of each rank."""
     first_batch_s: float | None = None
-    """From the start of the process that resumes until it has its first batch, without its imports."""
+    """The time from the start of a resuming process to its first batch, without its imports."""
     with_imports_s: float | None = None
     note: str = ""
-    """What went wrong aloud."""
+    """The reported failures."""
 
 
 class Stage:
@@ -65,7 +65,7 @@ class Stage:
         self._extra: dict[str, str] = {}
         self._place = ""
         self.servers: list[int] = []
-        """Process ids."""
+        """The process ids of servers."""
 
     def __enter__(self) -> Stage:
         folder = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY if self.peer.segments else None)
@@ -95,11 +95,11 @@ class Stage:
         self._stack.close()
 
     def produce(self) -> Process | None:
-        """Starts the producer; None where the trainers bring their own, or all is written."""
+        """Start the producer. Returns None if the trainers make their samples, or if all is written."""
         return None if self.peer.inside or self.peer.backing == "folder" else self._start("produce")
 
     def train(self, **fields: Any) -> Process:
-        """Starts a trainer."""
+        """Start a trainer."""
         return self._start("read", **fields)
 
     def _start(self, role: str, **fields: Any) -> Process:
@@ -113,7 +113,7 @@ class Stage:
         return process
 
     def finish(self, trainers: list[Process], producer: Process | None) -> str:
-        """Waits until there is nothing more to come; what was said on the way out."""
+        """Wait until nothing more will come, and return the reports at the end."""
         living = [one for one in trainers if not one.was_killed]
         if self.peer.ends:
             wait_for(lambda: all(one.is_over for one in living), "the epoch's end", living)
@@ -130,24 +130,24 @@ def _last(process: Process) -> float:
 
 
 def free_port() -> int:
-    """Of this host."""
+    """Return a free port of this host."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def handed(process: Process) -> int:
-    """Samples handed to a training so far."""
+    """Return the samples that a training got so far."""
     return sum(map(len, process.steps))
 
 
 def _until(process: Process, is_so: Callable[[], bool], what: str) -> None:
-    """Also over once the process has ended."""
+    """Wait until ``is_so`` returns True, or the process has ended."""
     wait_for(lambda: is_so() or process.is_over, what, [process])
 
 
 def producer_killed(peer: Peer, size: Size) -> Answer:
-    """Twice, after a third and after two; it is started again at once, as a supervisor would."""
+    """Kill the producer twice, after a third and after two. It is started again at once, as by a supervisor."""
     with Stage(peer, size) as stage:
         trainers = [stage.train()]
         producer = None
@@ -160,13 +160,16 @@ def producer_killed(peer: Peer, size: Size) -> Answer:
                 continue
             os.kill(trainers[-1].all("workers")[0]["pids"][0], signal.SIGKILL)
             wait_for(lambda: trainers[-1].is_over, "the trainer whose worker is dead", trainers)
-            trainers.append(stage.train())  # it ends with its worker
+            trainers.append(stage.train())  # a worker process of the trainer, which ends with it
         note = stage.finish(trainers[-1:], stage.produce())
         return Answer(counted(trainers, size.samples), note=note)
 
 
 def trainer_killed(peer: Peer, size: Size) -> Answer:
-    """In a step, after a part of the epoch. Others of its group take over; a rank, or one alone, is started again."""
+    """Kill a trainer in a step, after a part of the epoch.
+
+    Others of its group take over. A rank, or a single trainer, is started again.
+    """
     with Stage(peer, size) as stage:
         world = {"members": 1, "ranks": 2, "one": 1}[peer.crew]
         places: list[dict[str, Any]] = [{"member": f"m{n}", "rank": n % world, "world": world} for n in range(2)]
@@ -184,7 +187,7 @@ def trainer_killed(peer: Peer, size: Size) -> Answer:
 
 
 def one_slowed(peer: Peer, size: Size) -> Answer:
-    """Two trainers, one with four times as long a step."""
+    """Run two trainers, one with a step that takes four times as long."""
     with Stage(peer, size) as stage:
         world = 2 if peer.fan == "ranks" else 1
         trainers = [
@@ -205,7 +208,10 @@ def one_slowed(peer: Peer, size: Size) -> Answer:
 
 
 def resumed(peer: Peer, size: Size) -> Answer:
-    """Killed between two checkpoints; model and data go back to the last one, and what was trained since is undone."""
+    """Kill a trainer between two checkpoints.
+
+    Model and data go back to the last checkpoint, and later training is undone.
+    """
     with Stage(peer, size) as stage:
         first = stage.train(checkpoint_every=size.checkpoint_every)
         producer = stage.produce()

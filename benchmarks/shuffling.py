@@ -1,8 +1,9 @@
-"""How well the two ways of shuffling shuffle, against a true permutation: ``python -m benchmarks.shuffling``.
+"""The quality of the two ways of shuffling, against a true permutation: ``python -m benchmarks.shuffling``.
 
-The stages and the permutation themselves are measured, on samples whose number is their place and whose label is
-constant over long stretches, as in a folder of images by class; then what a window costs, by itself and behind a
-server. The tables are those of docs/shuffling.md. It needs an inside, the stages, so it measures its own tree alone.
+The stages and the permutation themselves are measured. The number of a sample is its position, and its label is
+constant over long stretches, as in a folder of images by class. Then the cost of a window is measured, alone and behind
+a server. The tables are those of docs/shuffling.md. It needs an internal part, the stages, so it measures only its own
+tree.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ SAMPLES, BATCH, CLASSES, ENTRY = 100_000, 64, 100, 128
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How far an order is from the one it was made of."""
+    """The distance of an order from the one that it was made of."""
 
     displacement: float
-    """Mean distance of a sample from its old place, as a share of all; 1/3 for a true permutation."""
+    """Mean distance of a sample from its old position, as a share of all. It is 1/3 for a true permutation."""
     correlation: float
-    """Spearman's, of old and new places; 0 for a true permutation."""
+    """Spearman's correlation of old and new positions. It is 0 for a true permutation."""
     run: float
-    """Mean length of a run of equal labels, where an epoch has ``CLASSES`` labels in sorted order."""
+    """Mean length of a run of equal labels, if an epoch has ``CLASSES`` labels in sorted order."""
     labels: float
     """Mean number of different labels in a batch."""
 
 
 def measured(order: NDArray[np.int64], *, classes: int = CLASSES, batch: int = BATCH) -> Quality:
-    """``order`` holds at each place the sample that came there."""
+    """Measure an order. ``order`` holds for each position the sample that came there."""
     n = len(order)
     places = np.arange(n)
     labels = order * classes // n
@@ -56,7 +57,7 @@ def measured(order: NDArray[np.int64], *, classes: int = CLASSES, batch: int = B
 
 
 def windowed(order: NDArray[np.int64], samples: int, seed: int, *, batch: int = BATCH) -> NDArray[np.int64]:
-    """What a window of so many samples makes of an order of arrival."""
+    """Return the order that a window of ``samples`` samples makes of an order of arrival."""
     window = ShuffleWindow(
         StageContext(Spec.of({"y": ("int64", ())}), ArrayPool(8), 0, batch, False), seed, samples=samples, nbytes=None
     )
@@ -77,7 +78,7 @@ def windowed(order: NDArray[np.int64], samples: int, seed: int, *, batch: int = 
 
 
 def interleaved(order: NDArray[np.int64], producers: int) -> NDArray[np.int64]:
-    """Arrival where so many producers write shards of one permutation side by side, an entry each in turn."""
+    """Return the order of arrival if several producers write shards of one permutation, one entry each in turn."""
     parts = np.array_split(order, producers)
     entries = [[part[at : at + ENTRY] for at in range(0, len(part), ENTRY)] for part in parts]
     turns = max(len(part) for part in entries)
@@ -85,7 +86,7 @@ def interleaved(order: NDArray[np.int64], producers: int) -> NDArray[np.int64]:
 
 
 def again(order: NDArray[np.int64], entry: int, samples: int, seed: int, number: int) -> NDArray[np.int64]:
-    """What a shuffled pass of a `Replay` or of `Files` makes of an order: blocks permuted, then a window."""
+    """Return the order of a shuffled pass of a `Replay` or of `Files`: permuted blocks, then a window."""
     shuffle = ShuffleOptions(seed, number, samples, 0)
     blocks = [order[at : at + entry] for at in range(0, len(order), entry)]
     permuted = np.concatenate([blocks[place] for place in shuffle.blocks(len(blocks))])
@@ -93,7 +94,7 @@ def again(order: NDArray[np.int64], entry: int, samples: int, seed: int, number:
 
 
 def cost(sample_bytes: int, *, batches: int = 400) -> float:
-    """GB/s of payload through a window of ten batches, in and out: two copies of each sample."""
+    """Return GB/s of payload through a window of ten batches: two copies of each sample."""
     spec = Spec.of({"x": ("uint8", (sample_bytes,))})
     window = ShuffleWindow(StageContext(spec, ArrayPool(8), 0, BATCH, False), 1, samples=10 * BATCH, nbytes=None)
     values = np.ones((BATCH, sample_bytes), np.uint8)
@@ -107,7 +108,7 @@ def cost(sample_bytes: int, *, batches: int = 400) -> float:
 
 
 def rate(server: EmbeddedServer, sample_bytes: int, n: int, batch: int, samples: int | None) -> float:
-    """Samples a second from a server to a loop that does nothing, all acknowledged, through a window of ``samples``."""
+    """Return samples a second from a server to an empty loop, all acknowledged, through a window of ``samples``."""
     quiet: dict[str, Any] = {"url": server.url, "notify": lambda _: None}
     name = f"{sample_bytes}-{samples}"
     with Writer(name, spec={"x": ("uint8", (sample_bytes,))}, budget_bytes=2 << 30, **quiet) as writer:
@@ -123,7 +124,7 @@ def rate(server: EmbeddedServer, sample_bytes: int, n: int, batch: int, samples:
 
 
 def costs() -> None:
-    """Prints what a window costs."""
+    """Print the cost of a window."""
     print("| sample | through a window alone, GB/s |\n|---|---|")
     for size in (256, 4096, 150_000):
         print(f"| {size} bytes | {cost(size, batches=4000 if size < 10_000 else 100):.2f} |")
@@ -140,7 +141,7 @@ def costs() -> None:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--samples", type=int, default=SAMPLES)
     arguments.add_argument("--seed", type=int, default=1)

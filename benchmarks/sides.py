@@ -1,4 +1,4 @@
-"""Who carries samples: every transport in every variant that matters, and why one cannot carry something."""
+"""The transports: every system in every variant that matters, and why one cannot carry something."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Side:
 
     name: str
     module: str
-    """Of ``benchmarks.transports``."""
+    """The module in ``benchmarks.transports``."""
     environment: str
-    """Of ``benchmarks.peers.environments``."""
+    """The environment in ``benchmarks.peers.environments``."""
     mode: str = ""
     has_server: bool = False
-    """Redis, started for each round."""
+    """Whether Redis is started for each round."""
     has_writer: bool = True
-    """A process of its own that writes, or serves; else readers have workers."""
+    """Whether a separate process writes, or serves. Otherwise readers have workers."""
     package: str = ""
-    """Whose version is printed."""
+    """The package whose version is printed."""
     path: str = ""
-    """Folders to import from first, as PYTHONPATH: another commit's packages."""
+    """The folders to import from first, as PYTHONPATH: another commit's packages."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Case -> why it cannot carry that."""
+    """Case -> the reason why it cannot carry that."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is Penstock's."""
+        """Return whether it is Penstock's."""
         return self.module == "ours"
 
 
@@ -46,7 +46,7 @@ OURS = (
     Side(SEGMENTS, "ours", "penstock", "segments", has_server=True),
 )
 IN_PLACE = Side(VIEWS, "ours", "penstock", "segments views", has_server=True)
-"""A block is a batch, and is trained on where it lies."""
+"""A block is a batch, and is trained on in its place."""
 BASELINE = Side(PLAIN, "plain_redis", "penstock", has_server=True)
 ONE_READER = (
     *OURS,
@@ -62,7 +62,7 @@ ONE_READER = (
     Side(TORCH, "torch_loader", "torch", has_writer=False, package="torch"),
     Side("mosaicml-streaming", "mosaic", "mosaic", has_writer=False, package="mosaicml-streaming"),
 )
-"""Of the transport's comparison."""
+"""The sides of the transport's comparison."""
 BROADCAST = (
     *OURS,
     IN_PLACE,
@@ -70,15 +70,18 @@ BROADCAST = (
     Side("tf.data service, cross-trainer cache", "tfdata_service", "tfdata", "caching", package="tensorflow"),
     Side("torch DataLoaders", "torch_loader", "torch", has_writer=False, package="torch"),
 )
-"""Those that give everything to each of several trainers."""
+"""The sides that give everything to each of several trainers."""
 
 
 def ours(parts: Sequence[str]) -> list[Side]:
-    """Penstock's own whose name contains one of these, all if there is none; views only where they are asked for."""
+    """Return Penstock's own sides whose name contains one of these, or all if there is none.
+
+    Views are included only by name.
+    """
     every = here((*OURS, IN_PLACE) if any("views" in part for part in parts) else OURS)
     return [side for side in every if not parts or any(part in side.name for part in parts)]
 
 
 def here(sides: tuple[Side, ...]) -> list[Side]:
-    """Without segments where there is no memory to put them into."""
+    """Return the sides without segments if there is no memory for them."""
     return [side for side in sides if "segments" not in side.mode or SHARED_MEMORY.is_dir()]

@@ -1,4 +1,4 @@
-"""Ratios of neighbouring rounds, and what is shown of them: the median with the lowest and the highest."""
+"""Ratios of neighbouring rounds, shown as the median with the lowest and the highest."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from benchmarks.rounds import Round
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the rounds of a run."""
+    """The spread of one figure over the rounds of a run."""
 
     median: float
     low: float
     high: float
 
     def shown(self, unit: str = "x") -> str:
-        """As in a table: with digits enough to compare, whatever the size."""
+        """Return the text for a table, with enough digits to compare at any size."""
         if self.low == self.high:
             return f"{_digits(self.median)}{unit}"
         return f"{_digits(self.median)}{unit} ({_digits(self.low)}-{_digits(self.high)})"
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """At least one."""
+    """Return the spread of at least one value."""
     found = list(values)
     return Spread(statistics.median(found), min(found), max(found))
 
 
 def ratios(ours: Sequence[Round], theirs: Sequence[Round]) -> Spread | None:
-    """Of what readers got a second, round by round; None if they have no round together."""
+    """Return the ratios of what readers got a second, round by round, or None without a common round."""
     pairs = [(one.gb_per_s, other.gb_per_s) for one, other in zip(ours, theirs, strict=False)]
     return spread(one / other for one, other in pairs) if pairs and all(other for _, other in pairs) else None
 
 
 def median(rounds: Sequence[Round], of: Callable[[Round], float]) -> float:
-    """Over rounds."""
+    """Return the median of a figure over rounds."""
     return statistics.median(of(one) for one in rounds)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown, the columns aligned so that it reads well as it is."""
+    """Return a Markdown table with aligned columns, which is readable as plain text."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     lines.insert(1, ["-" * width for width in widths])

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.start``: from a command line to the first batch, `penstock run` beside a torch DataLoader.
+"""``python -m benchmarks.start``: from a command line to the first batch, with `penstock run` and with a torch
+DataLoader.
 
-Both decode the same JPEGs with two workers and import torch. Their runs alternate; the ratio is that of neighbouring
-runs. Warm runs find their files in the page cache. For cold runs the files of the environment are dropped from the page
-cache first, as far as no other process maps them. Bytecode is compiled beforehand, as an installer does.
+Both decode the same JPEGs with two workers and import torch. Their runs alternate, and the ratio is that of
+neighbouring runs. Warm runs find their files in the page cache. For cold runs, the files of the environment are dropped
+from the page cache first, unless another process maps them. Bytecode is compiled before, as by an installer.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def make_photos(folder: Path) -> None:
 
 
 def first_batch_s(command: list[str], folder: Path, environment: dict[str, str]) -> float:
-    """Run a command and return the seconds until it says that it has a batch."""
+    """Run a command and return the seconds until it reports a batch."""
     began = time.time()
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     said = [line for line in ended.stdout.splitlines() if line.startswith("first batch")]
@@ -84,7 +85,7 @@ def first_batch_s(command: list[str], folder: Path, environment: dict[str, str])
 
 
 def drop_from_page_cache() -> None:
-    """Have the kernel read the environment's and our own files from the disk again."""
+    """Make the kernel read the environment's and Penstock's files from the disk again."""
     for folder in (Path(sysconfig.get_path("purelib")), _ROOT):
         for path in _files(folder):
             descriptor = os.open(path, os.O_RDONLY)
@@ -109,7 +110,7 @@ def measure(folder: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
     paths = [str(_ROOT / name) for name in ("common", "producer", "consumer", "front")]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_") and k != "PYTHONDONTWRITEBYTECODE"}
     environment = {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-    for command in (ours, theirs):  # compiles
+    for command in (ours, theirs):  # to compile bytecode
         first_batch_s(command, folder, environment)
     found: dict[str, list[tuple[float, float]]] = {"warm": [], "cold": []}
     for _ in range(rounds):
@@ -135,7 +136,7 @@ def shown(found: dict[str, list[tuple[float, float]]]) -> str:
 
 
 def main() -> int:
-    """Measure, print the table, and write the figures where ``--json`` says."""
+    """Measure, print the table, and write the figures to the file of ``--json``."""
     parser = argparse.ArgumentParser("python -m benchmarks.start", description=__doc__)
     parser.add_argument("--rounds", type=whole_number(1), default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")

@@ -1,4 +1,4 @@
-"""What Penstock is to reach, beside what it reached in a run: pure, from rounds to rows of a table."""
+"""Penstock's targets, with the results of a run: pure, from rounds to rows of a table."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from benchmarks.spread import Spread, median, ratios, spread, table
 from benchmarks.transport import Measured
 
 LEAST_BYTES = 4096
-"""From here to the largest payload the curve is to be flat."""
+"""The smallest payload of the curve that should be flat."""
 
 IN_MEMORY = {SEGMENTS: "segments", VIEWS: "segments with views"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """One of them."""
+    """One target."""
 
     what: str
     wanted: float
     is_most: bool
-    """Not to be more; else not to be less."""
+    """Whether the value is an upper limit. Otherwise it is a lower one."""
     found: Spread
     unit: str = "x"
 
     @property
     def is_met(self) -> bool:
-        """By the median."""
+        """Return whether the median reaches the target."""
         return self.found.median <= self.wanted if self.is_most else self.found.median >= self.wanted
 
     def row(self) -> list[str]:
-        """Of the table."""
+        """Return a row of the table."""
         wanted = spread([self.wanted]).shown(self.unit)
         return [
             self.what,
@@ -46,12 +46,12 @@ class Target:
         ]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the target for JSON."""
         return asdict(self) | {"is_met": self.is_met}
 
 
 def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Mapping[str, Spread]) -> list[Target]:
-    """Those that the run has figures for."""
+    """Return the targets for which the run has figures."""
     by_case = {one.case.name: one.rounds for one in transport}
     found = [*_images(by_case.get(IMAGE.name, {})), *_rows(by_case)]
     found += [Target(f"tf.data dataset, {what}, to the numpy path", 0.9, False, one) for what, one in tfdata.items()]
@@ -62,7 +62,7 @@ def targets(transport: Sequence[Measured], fanned: Sequence[Fanned], tfdata: Map
 
 
 def shown(found: Sequence[Target]) -> str:
-    """As a table."""
+    """Return the targets as a table."""
     return "### Targets\n\n" + table(("", "wanted", "found", "reached"), [one.row() for one in found]) + "\n"
 
 

@@ -1,15 +1,15 @@
-"""What a worker uses beyond decode and transform: shards of jobs, and as many samples by a bare loop, in turns.
+"""The cost of a worker beyond decode and transform: shards of jobs, and as many samples by a bare loop, in turns.
 
-Both in one process that allocates alike, a fraction of a second each: what else the machine does meets both. The
-worker's side is all of its work on a job: the queue's bookkeeping, order and seeds, blocks, checksums, commits,
-heartbeats, making room. Before the clock starts the stream has carried its budget a few times, as it has in a long run:
-what it writes into, memory of the server's or files of segments, is there. What finding it costs is measured by itself.
+Both run in one process with the same allocator, a fraction of a second each, so that other load on the machine affects
+both. The worker's side is all of its work on a job: the queue's bookkeeping, order and seeds, blocks, checksums,
+commits, heartbeats, freeing space. Before the clock starts, the stream has carried its budget a few times, as in a long
+run. So its memory exists, in the server or in segments. The cost of allocating it is measured separately.
 
-Of what a worker uses more than the loop, a part is spent in the user's own lines, which find caches that hold other
-things. So the time in those lines is taken, too: what is outside of them is ours alone, and a machine whose speed
-changes from one turn to the next changes both at once.
+A part of a worker's extra time is spent in the user's own code, whose caches hold other data. So the time in that code
+is measured, too. The time outside of it is Penstock's alone, and a machine whose speed changes from one turn to the
+next changes both at once.
 
-It needs an inside, the worker whose jobs run in turns with the loop, so it measures its own tree alone.
+It needs an internal part, the worker whose jobs run in turns with the loop, so it measures only its own tree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.photographs import SIDE, Photographs, photographs
 from benchmarks.trainers import QUIET, Trainers, in_clean_process, own_seconds
 
 WORKERS = 2
-"""An epoch is cut for so many."""
+"""The number of workers for which an epoch is cut."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +39,24 @@ class Paid:
     ours: float
     bare: float
     inside: float
-    """Of `ours`: in the user's decode and transform."""
+    """The part of `ours` in the user's decode and transform."""
 
     @property
     def tax(self) -> float:
-        """What it costs more than the bare loop."""
+        """Return the extra cost relative to the bare loop."""
         return self.ours / self.bare - 1
 
     @property
     def outside(self) -> float:
-        """What is not decode and transform, of what is, in the same process and moment."""
+        """Return the cost outside decode and transform, relative to them, in the same process and turn."""
         return self.ours / self.inside - 1
 
 
 class Clocked(Photographs):
-    """That know how long they take."""
+    """Photographs that measure their own time."""
 
     spent_s = 0.0
-    """Of the thread that reads them, in all."""
+    """The total time of the thread that reads them."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         began = time.thread_time()
@@ -66,14 +66,14 @@ class Clocked(Photographs):
 
 
 def clocked() -> Clocked:
-    """All there are."""
+    """Return all photographs."""
     return Clocked(photographs().paths)
 
 
 def pay(payload: str, *, is_new: bool = False, of: int = 0) -> Paid:
-    """One epoch, with the payloads there; of a stream that has carried nothing before where it ``is_new``.
+    """Run one epoch with existing memory for payloads, or with ``is_new`` on a stream that has carried nothing before.
 
-    Shards are as large as in an epoch ``of`` so many samples; 0: of as many as there are.
+    Shards are as large as in an epoch ``of`` samples. 0 means as many as there are.
     """
     found: Paid = in_clean_process(_pay, (payload, is_new, of))
     return found
@@ -106,13 +106,13 @@ def _pay(job: tuple[str, bool, int]) -> Paid:
             for _ in run:
                 pass
         client = connect(server.url)
-        delete_stream(client, STREAM)  # and its segments
+        delete_stream(client, STREAM)  # with its segments
         client.close()
         return paid
 
 
 def begin_stream(url: str, payload: str, sizes: list[int], earlier: int = EARLIER) -> None:
-    """The stream, to which this process has written so many epochs of shards of these sizes, and which were read."""
+    """Make a stream to which this process has written ``earlier`` epochs of these shards, all of them read."""
     from penstock import Writer
 
     reader = Trainers(1, partial(_read, url, earlier))  # forked while there are no threads
@@ -129,7 +129,7 @@ def begin_stream(url: str, payload: str, sizes: list[int], earlier: int = EARLIE
 
 
 def _read(url: str, epochs: int, _: int) -> Iterator[int]:
-    """The earlier epochs: in a process of its own, as a process keeps so much mapped and no more."""
+    """Read the earlier epochs in a separate process, because a process limits what it keeps mapped."""
     from penstock import Loader
 
     if not epochs:

@@ -1,11 +1,11 @@
-"""The tf.data path against the numpy path: the same produced epoch read by groups that take turns, batch by batch.
+"""The tf.data path against the numpy path: groups that take turns, batch by batch, read the same produced epoch.
 
-``python -m benchmarks tf.data`` asks for the target only; ``python -m benchmarks.tfdata`` also where the limit is: a
-dataset behind a transformation, what `from_generator` gives anybody, and what it carries where nothing feeds it.
+``python -m benchmarks tf.data`` measures the target only. ``python -m benchmarks.tfdata`` also measures the limits: a
+dataset behind a transformation, a bare `from_generator`, and `from_generator` without a loader.
 
-The clock starts a quarter into a pass. Before it a pass finds the memory of its batches, a tenth of a second where they
-are 38 MB, and that falls before tf.data's first batch or after it, as it happens. What a pass takes to begin, mostly
-tf.data's tracing of it, which a longer epoch pays no oftener, is in the ratio of whole passes.
+The clock starts a quarter into a pass. Before that, a pass allocates the memory of its batches. For batches of 38 MB
+this takes a tenth of a second, sometimes before tf.data's first batch and sometimes after it. The start of a pass is
+mostly tf.data's tracing, which a longer epoch needs no more often. It is in the ratio of whole passes.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from penstock import EmbeddedServer, Loader, Writer
 SHAPE, SAMPLES = (224, 224, 3), 8000
 BATCHES = (64, 256)
 COLD = {size: SAMPLES // size // 4 + 1 for size in BATCHES}
-"""Batches of a pass before the clock starts."""
+"""The batches of a pass before the clock starts."""
 NUMPY, DATASET, PREFETCHED, BARE, ALONE = "numpy", "dataset", "prefetched", "bare", "alone"
 LIMITS = {
     PREFETCHED: "behind a transformation, prefetch(1)",
     BARE: "a bare from_generator over the loader",
     ALONE: "from_generator over arrays that are there",
 }
-"""The last two acknowledge nothing by the step."""
+"""The last two do not acknowledge by the step."""
 ALIGNED = 64
-"""Bytes, as a loader's arrays are."""
+"""The alignment in bytes, the same as of a loader's arrays."""
 READY = 4
-"""Arrays that `ALONE` gives in turn: as many as a loader's memory holds when tf.data reads it."""
+"""The arrays that `ALONE` gives in turn, as many as a loader has in memory when tf.data reads it."""
 
 
 def measure(rounds: int) -> dict[str, Spread]:
-    """What of a pass -> tf.data's speed in it to numpy's."""
+    """Return part of a pass -> the ratio of tf.data's speed to numpy's in it."""
     return {what: one for size, passes in read(rounds, (NUMPY, DATASET)).items() for what, one in _told(size, passes)}
 
 
 def read(rounds: int, sides: Iterable[str]) -> dict[int, dict[str, list[Pass]]]:
-    """Batch size -> side -> what it took in each round; the first round is not counted."""
+    """Return batch size -> side -> its passes, one for each round. The first round is not counted."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with EmbeddedServer() as server:
         spec = {"x": ("uint8", SHAPE), "y": ("int64", ())}
@@ -58,7 +58,7 @@ def read(rounds: int, sides: Iterable[str]) -> dict[int, dict[str, list[Pass]]]:
                 epoch.write({"x": image, "y": number})
         passes: dict[tuple[int, str], list[Pass]] = {(size, side): [] for size in BATCHES for side in sides}
         for number in range(rounds + 1):
-            for turn, (size, side) in enumerate([*passes, *reversed(passes)]):  # a drift meets all sides alike
+            for turn, (size, side) in enumerate([*passes, *reversed(passes)]):  # a drift affects all sides alike
                 passes[size, side].append(_pass(server.url, side, size, f"{side}-{size}-{number}-{turn}"))
     return {size: {side: _rounds(passes[size, side])[1:] for side in sides} for size in BATCHES}
 
@@ -67,15 +67,15 @@ class Pass(NamedTuple):
     """One pass over the epoch."""
 
     seconds: float
-    """Of all of it."""
+    """The time of the whole pass."""
     warm_s: float
-    """Of what came behind its first quarter."""
+    """The time after its first quarter."""
     cpu_s: float
-    """Of the trainer's process, behind it too; the server is another."""
+    """The CPU time of the trainer's process after its first quarter. The server is another process."""
 
 
 def _rounds(passes: list[Pass]) -> list[Pass]:
-    """The two passes of a side in each round as one."""
+    """Join the two passes of a side in each round."""
     return [
         Pass(*(sum(both) for both in zip(one, other, strict=True)))
         for one, other in zip(passes[::2], passes[1::2], strict=True)
@@ -93,7 +93,7 @@ def _told(batch: int, passes: dict[str, list[Pass]]) -> Iterator[tuple[str, Spre
 
 
 def _pass(url: str, side: str, batch: int, group: str) -> Pass:
-    gc.collect()  # what tf.data traced for the pass before is a lot of rubbish
+    gc.collect()  # the tracing of the pass before leaves much garbage
     if side == ALONE:
         return _clocked(lambda: _from_generator(_ready(batch)), batch)
     with Loader("tf", group=group, batch_size=batch, url=url, **QUIET) as loader:
@@ -121,14 +121,14 @@ def _from_generator(batches: Iterable[Any]) -> Any:
 
 
 def _ready(batch: int) -> Iterator[dict[str, Any]]:
-    """As many batches as an epoch has, of memory that was found and is as aligned as a loader's."""
+    """Yield as many batches as an epoch has, in existing memory that is aligned like a loader's."""
     arrays = [{"x": _aligned((batch, *SHAPE), np.uint8), "y": _aligned((batch,), np.int64)} for _ in range(READY)]
     for number in range(-(-SAMPLES // batch)):
         yield arrays[number % READY]
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros that begin at a multiple of 64 bytes."""
+    """Return zeros that begin at a multiple of 64 bytes."""
     nbytes = prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(nbytes + ALIGNED, np.uint8)
     start = -memory.ctypes.data % ALIGNED
@@ -146,7 +146,7 @@ def _clocked(batches: Callable[[], Iterable[Any]], size: int) -> Pass:
 
 
 def main() -> None:
-    """Prints all of it."""
+    """Measure and print everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tfdata", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     for size, passes in read(parser.parse_args().rounds, (NUMPY, DATASET, *LIMITS)).items():

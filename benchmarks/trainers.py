@@ -1,7 +1,7 @@
-"""Training processes that begin together, and the production beside them: what comparisons of whole feeds share.
+"""Training processes that begin together, and their production: the common part of comparisons of whole feeds.
 
-Nothing here knows what is trained, or compared. Starts, imports and first connections are nobody's: every side does
-something small first, and then what is on the clock.
+Nothing here knows what is trained, or compared. Starts, imports and first connections are not timed: every side does
+something small first, and then the timed part.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.command import penstock
 from benchmarks.streams import expect_epochs
 
 PATIENCE_S = 300.0
-"""Longer than any part of a round takes on a machine that does ten other things."""
+"""The longest time of any part of a round, on a machine that does ten other things."""
 QUIET: Any = {"notify": lambda _: None}
 
 
 def in_clean_process(function: Callable[[Any], Any], job: Any) -> Any:
-    """What ``function(job)`` returns, from an interpreter that has done nothing else. Raises RuntimeError."""
+    """Return the result of ``function(job)`` from a new interpreter. Raises RuntimeError."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     process = context.Process(target=_put, args=(function, job, results))
@@ -39,10 +39,10 @@ def _put(function: Callable[[Any], Any], job: Any, results: Any) -> None:
 
 
 class Trainers:
-    """Forked processes that go through the same course, part by part, each part begun by all at once."""
+    """Forked processes that run the same parts. All begin each part together."""
 
     def __init__(self, count: int, course: Callable[[int], Iterator[Any]]) -> None:
-        """``course(number)`` runs in trainer ``number``; what it yields is the result of one part."""
+        """Fork the trainers. ``course(number)`` runs in trainer ``number``, and yields the result of each part."""
         context = multiprocessing.get_context("fork")
         self._gate = context.Barrier(count + 1)
         self._results = context.Queue()
@@ -65,38 +65,38 @@ class Trainers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes."""
+        """Return the pids of the processes."""
         return [process.pid or 0 for process in self._processes]
 
     def begin(self) -> float:
-        """Lets all begin the next part; returns when that was."""
+        """Let all begin the next part, and return the time of that."""
         self._gate.wait(PATIENCE_S)
         return time.perf_counter()
 
     def end(self) -> tuple[float, list[Any]]:
-        """When the last of them was through its part, and what came of it."""
+        """Return the time when the last of them finished its part, and all results."""
         found = [self._results.get(timeout=PATIENCE_S) for _ in self._processes]
         return max((at for at, _ in found), default=time.perf_counter()), [result for _, result in found]
 
     def close(self) -> None:
-        """After the last part."""
+        """End after the last part."""
         self._gate.wait(PATIENCE_S)
         for process in self._processes:
             process.join(PATIENCE_S)
 
 
 def produce(url: str, stream: str, name: str, epochs: int) -> None:
-    """Epochs of the dataset ``name``, as ``penstock produce`` makes them beside workers that are there."""
+    """Produce epochs of the dataset ``name`` as ``penstock produce`` does, with existing workers."""
     arguments = ("produce", "dataset", name, "--stream", stream, "--epochs", epochs, "--workers", 0, "--json")
     penstock(*arguments, "--url", url)
 
 
 def expect_more(url: str, stream: str) -> None:
-    """A production announced its last epoch, and trainers would wait for no other."""
+    """Announce more epochs, because a production announced its last one, and trainers would not wait for another."""
     expect_epochs(url, stream, None)
 
 
 def own_seconds() -> float:
-    """CPU time of this process."""
+    """Return the CPU time of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime

@@ -1,16 +1,17 @@
-"""``python -m benchmarks.training``: how long a training waits for its batches, by who feeds it.
+"""``python -m benchmarks.training``: how long a training waits for its batches, with each feed.
 
 A small convolutional network learns digits behind a Python transform of 5 ms a sample, for the same number of steps
-each: fed by Penstock, by torch's DataLoader with 0, 1 and 2 worker processes, and from memory (synthetic: as fast as it
-can be). A trainer computes on one core. With ``--transform compute`` the transform wants a core, too, which on few
-cores is taken from the training: ``at most`` says what the cores allow if nothing is ever idle, by the CPU time of a
-step alone and of the transform as the cheapest DataLoader had it. With ``--transform io`` it sleeps, as one that waits
-for a disk or a service. Several trainers read one stream, or have a DataLoader with one worker each. Rounds of all
-feeds alternate; ratios are of neighbouring rounds, and mean little where a feed had fewer ``cores`` than it wanted,
-because others used them. What is learnt must not depend on the feed: ``right`` is the share of held-out digits.
+each. It is fed by Penstock, by torch's DataLoader with 0, 1 and 2 worker processes, and from memory (synthetic, the
+upper limit). A trainer computes on one core. With ``--transform compute`` the transform needs a core, too, which few
+cores take from the training. ``at most`` is what the cores allow if none is ever idle, by the CPU time of a step alone
+and of the transform in the cheapest DataLoader. With ``--transform io`` it sleeps, as one that waits for a disk or a
+service. Several trainers read one stream, or have a DataLoader with one worker each. Rounds of all feeds alternate.
+Ratios are of neighbouring rounds, and mean little if a feed had fewer ``cores`` than it needed because other programs
+used them. The learning must not depend on the feed: ``right`` is the share of held-out digits that are classified
+correctly.
 
-``--device cuda`` trains ResNet-50 on 224 x 224, with batches copied ahead; wanted is 0.97x of synthetic. No GPU was to
-be had where this was written: on one it has not been run.
+``--device cuda`` trains ResNet-50 on 224 x 224, with batches copied ahead. The target is 0.97x of synthetic. No GPU was
+available for it, so it has not been run on one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MINUTES = 3.7
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -80,7 +81,10 @@ def _has_gpu() -> bool:
 
 
 def _lessons(args: argparse.Namespace, trainers: int, model: str) -> dict[str, Lesson]:
-    """Every feed, by name. Several trainers have a DataLoader with one worker each: more only get in the way."""
+    """Return every feed by name.
+
+    Several trainers have a DataLoader with one worker each, because more would slow them down.
+    """
 
     def lesson(feed: str, workers: int) -> Lesson:
         return Lesson(feed, workers, trainers, args.batch, args.device, model)
@@ -112,7 +116,7 @@ def _measure(lessons: dict[str, Lesson], args: argparse.Namespace, piece: Piece)
     print("| feed | of synthetic | at most | waits | steps/s | CPU ms a step | cores | right | by |\n|" + "---|" * 9)
     step_s, made_s = _step_s(taken[SYNTHETIC]), float(args.batch * TRANSFORM_S)
     is_computing = args.transform == "compute"
-    if is_computing:  # as it was beside a training: cores are not as fast all the time
+    if is_computing:  # measured next to a training, because the speed of cores varies
         made_s = min(_step_s(taken[name]) for name, one in lessons.items() if one.feed == "torch") - step_s
     for name, rounds in taken.items():
         _print_feed(name, rounds, taken[SYNTHETIC], _at_most(lessons[name], step_s, made_s, is_computing))
@@ -121,14 +125,14 @@ def _measure(lessons: dict[str, Lesson], args: argparse.Namespace, piece: Piece)
 
 
 def _step_s(rounds: Sequence[Round]) -> float:
-    """CPU seconds of all processes for a step."""
+    """Return the CPU seconds of all processes for a step."""
     return statistics.median([sum(one.cpu_s.values()) / one.steps for one in rounds])
 
 
 def _at_most(lesson: Lesson, step_s: float, made_s: float, is_computing: bool) -> float | None:
-    """What these cores allow beside the synthetic feed; None where the model is not on them.
+    """Return the limit of these cores relative to the synthetic feed, or None if the model is not on them.
 
-    ``step_s`` is the CPU time of a step alone, ``made_s`` what the transform of its samples takes.
+    ``step_s`` is the CPU time of a step alone, ``made_s`` that of the transform of its samples.
     """
     if lesson.device != "cpu":
         return None
@@ -138,7 +142,7 @@ def _at_most(lesson: Lesson, step_s: float, made_s: float, is_computing: bool) -
         return 1.0
     if lesson.feed == "torch" and not lesson.workers:
         return alone / (step_s + made_s)
-    # a feed makes each batch once, or once for each trainer; by so many workers
+    # a feed makes each batch once, or once for each trainer, with this number of workers
     times = 1 if lesson.feed == "penstock" else trainers
     workers = lesson.workers if lesson.feed == "penstock" else lesson.workers * trainers
     on_cores = trainers * step_s + (times * made_s if is_computing else 0.0)

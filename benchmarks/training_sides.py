@@ -1,8 +1,8 @@
-"""The processes of ``benchmarks.training``: one round of one feed, in a process that is started clean for it.
+"""The processes of ``benchmarks.training``: one round of one feed, in a new process.
 
-Every trainer trains the same model by the same number of steps on the same samples (``digits``), waits counted, and is
-examined on digits that nobody trains on. Batches go to the device ahead of the step, also where that is the CPU. With
-``device='cuda'`` nothing was run: no GPU was to be had; the same lines with a small ResNet on the CPU are tested.
+Every trainer trains the same model for the same number of steps on the same samples (``digits``), with waits counted.
+It is tested on digits that no training uses. Batches go to the device ahead of the step, even if the device is the CPU.
+``device='cuda'`` was not run, because no GPU was available. The same code with a small ResNet on the CPU is tested.
 """
 
 from __future__ import annotations
@@ -22,64 +22,67 @@ from benchmarks.trainers import QUIET, Trainers, expect_more, in_clean_process, 
 from penstock import EmbeddedServer, Loader, Writer
 
 Look = Callable[[], dict[str, float]]
-"""CPU seconds so far, by role."""
+"""A function that returns the CPU seconds so far, by role."""
 STREAM = "digits"
 SYNTHETIC = 16
-"""Batches that the synthetic feed goes round in."""
+"""The number of different batches of the synthetic feed."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one round of one feed does."""
+    """The parameters of one round of one feed."""
 
     feed: str
     """``synthetic``, ``penstock`` or ``torch``."""
     workers: int
-    """Of torch: of each trainer."""
+    """The worker processes of each trainer, for torch."""
     trainers: int
     batch: int
     device: str = "cpu"
     model: str = "cnn"
-    """Of ``MODELS``."""
+    """A name in ``MODELS``."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of one trainer."""
+    """The result of one trainer."""
 
     seconds: float
     waited_s: float
-    """For batches."""
+    """The time that it waited for batches."""
     steps: int
 
 
 @dataclass(frozen=True)
 class Round:
-    """What it took."""
+    """The result of a round."""
 
     seconds: float
-    """Until the last trainer was through."""
+    """The time until the last trainer finished."""
     steps: int
-    """Of all trainers."""
+    """The steps of all trainers."""
     stalled: float
     """The share of their time that they waited for batches."""
     right: float
-    """The share of held-out digits that they get right."""
+    """The share of held-out digits that they classify correctly."""
     cpu_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
-        """Steps a second, of all trainers."""
+        """Return the steps a second of all trainers."""
         return self.steps / self.seconds
 
     @property
     def cores(self) -> float:
-        """That it kept busy: fewer than there are where it waited, or where others had them."""
+        """Return the cores that it kept busy.
+
+        They are fewer than exist if it waited, or if other programs used them.
+        """
         return sum(self.cpu_s.values()) / self.seconds
 
 
 def run_round(lesson: Lesson) -> Round:
-    """One round. Raises RuntimeError if it does not end well."""
+    """Run one round. Raises RuntimeError if it fails."""
     found: Round = in_clean_process({"penstock": _penstock}.get(lesson.feed, _alone), lesson)
     return found
 
@@ -88,7 +91,7 @@ def run_round(lesson: Lesson) -> Round:
 
 
 class Pupil:
-    """A model and what trains it, in one process on one core: the others are the feed's."""
+    """A model and its training, in one process on one core. The other cores are the feed's."""
 
     def __init__(self, lesson: Lesson) -> None:
         import torch
@@ -100,7 +103,7 @@ class Pupil:
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def train(self, batches: Any) -> Trained:
-        """One pass."""
+        """Train for one pass."""
         self.model.train()
         waited, steps = 0.0, 0
         came = iter(batches)
@@ -125,7 +128,7 @@ class Pupil:
         self._optimizer.step()
 
     def examine(self, data: Digits) -> float:
-        """The share it gets right."""
+        """Return the share that it classifies correctly."""
         x, y = (self._torch.from_numpy(array).to(self._device) for array in data.held_out())
         self.model.eval()
         with self._torch.no_grad():
@@ -156,7 +159,7 @@ def _small_resnet() -> Any:
 
 
 MODELS = {"cnn": _cnn, "resnet50": _resnet50, "small resnet": _small_resnet}
-"""Name -> the model of ten classes; a ResNet wants three channels."""
+"""Name -> the model of ten classes. A ResNet needs three channels."""
 
 
 def _course(lesson: Lesson, passes: Iterator[Any]) -> Iterator[Any]:
@@ -195,7 +198,7 @@ def _alone(lesson: Lesson) -> Round:
 
 
 def _synthetic(lesson: Lesson, number: int) -> Iterator[Any]:
-    """Batches that lie in memory, on the device."""
+    """Yield batches that are in memory, on the device."""
     import torch
 
     data, size = digits(), lesson.batch

@@ -1,4 +1,4 @@
-"""From a writer to batches of a trainer's own: every side, every payload, in interleaved rounds."""
+"""From a writer to batches in a trainer's own memory: every side, every payload, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ HEAD = (
     "writer", "reader", "server", "lost, or why not",
 )  # fmt: skip
 REASON_CHARACTERS = 120
-"""Of what a table says of a side without figures; the file of figures has all of it."""
+"""The longest reason in a table, for a side without figures. The file of figures has the whole reason."""
 
 
 @dataclass
 class Measured:
-    """One payload's rounds."""
+    """The rounds of one payload."""
 
     case: Case
     rounds: dict[str, list[Round]] = field(default_factory=dict)
-    """Side -> its rounds, in the order they were run: those of one number are neighbours."""
+    """Side -> its rounds, in the order they were run. Rounds of one number are neighbours."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Side -> why it has none, or no more."""
+    """Side -> the reason why it has no rounds, or no more."""
 
     @property
     def count(self) -> int:
-        """Rounds, of the side that has most."""
+        """Return the most rounds of any side."""
         return max(map(len, self.rounds.values()), default=0)
 
 
@@ -46,11 +46,11 @@ def measure(
     found: Measured, sides: Sequence[Side], rounds: int, seconds: float, piece: Piece, keep: Callable[[], None],
     is_lasting: bool = False,
 ) -> None:  # fmt: skip
-    """Each round all sides in turn, every other round the other way about; a side that fails is left out from then on.
+    """Run rounds of all sides in turn, every other round in reverse order. A side that fails is left out from then on.
 
-    Fills ``found`` as it goes, and calls ``keep`` after each side. Ends early when ``piece`` has no more time.
-    ``is_lasting``: a side's processes are started once for all rounds, and wait while others have their turn: a third
-    of the time, for a few sides.
+    Fills ``found`` as it goes, and calls ``keep`` after each side. Ends early when ``piece`` has no more time. With
+    ``is_lasting``, a side's processes are started once for all rounds, and wait while others have their turn. For a few
+    sides, that takes a third of the time.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as kept, ExitStack() as stack:
         turns: dict[str, Callable[[], Round]] = {}
@@ -84,19 +84,19 @@ def _try(found: Measured, side: Side, work: Callable[[], Round | None]) -> Round
         return None
     try:
         return work()
-    except Exception as error:  # whatever ends one side is told in its row, and ends no other
+    except Exception as error:  # the failure of one side is shown in its row, and does not end another side
         found.failed[side.name] = why(error)
         return None
 
 
 def why(error: Exception) -> str:
-    """In one line."""
+    """Return the reason in one line."""
     text = str(error) or type(error).__name__
     return " ".join(text.split())
 
 
 def shown(found: Measured, sides: Sequence[Side]) -> str:
-    """A heading and the table: a row for each side, also of those without figures."""
+    """Return a heading and the table, with a row for each side, also those without figures."""
     case = found.case
     text = f"### {case.name}: {case.sample_bytes:,} bytes a sample, batches of {case.batch}"
     text += f"; {found.count} round{'s' * (found.count != 1)}\n\n"
@@ -125,13 +125,13 @@ def _row(found: Measured, name: str) -> list[str]:
 
 
 def lost_by(rounds: list[Round]) -> str:
-    """What did not arrive, as a cell."""
+    """Return what did not arrive, as a table cell."""
     lost = median(rounds, lambda one: one.lost)
     return f"{100 * lost:.1f} %" if lost else "0"
 
 
 def told(reason: str) -> str:
-    """As a cell."""
+    """Return the reason as a table cell."""
     return textwrap.shorten(reason.replace("|", "/"), REASON_CHARACTERS, placeholder=" ...")
 
 

@@ -1,7 +1,7 @@
-"""What it costs a process to be woken among many: a plain redis-py ``GET``, which is the least that a client can ask.
+"""The cost of waking one process among many, with a plain redis-py ``GET``, the least request of a client.
 
-Whoever comes back after others had the core finds its caches cold. Only the ``GET`` itself is counted, by the CPU clock
-of its thread, not the passing on and the sleeping between.
+A process that runs again after others had the core finds its caches cold. Only the ``GET`` itself is counted, by the
+CPU clock of its thread, without the passing on and the sleeping between.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock import EmbeddedServer
 
 PROCESSES = 32
 CALLS = 1600
-"""Of each way in a round."""
+"""The calls of each mode in a round."""
 PAUSE_S = 0.03
 PAUSED_CALLS = 100
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
-    """Way -> median microseconds of CPU a ``GET``, of each round."""
+    """Return mode -> median microseconds of CPU for a ``GET``, of each round."""
     found: dict[str, list[float]] = {}
     with EmbeddedServer() as server:
         for _ in range(rounds):
@@ -38,7 +38,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
 
 
 def shown(found: dict[str, list[float]]) -> str:
-    """As a table."""
+    """Return the results as a table."""
     text = "\n| a plain redis-py `GET` | CPU of the client, us |\n|---|---|\n"
     return text + "".join(
         f"| {name} | {statistics.median(taken):.0f} ({min(taken):.0f}-{max(taken):.0f}) |\n"
@@ -47,7 +47,7 @@ def shown(found: dict[str, list[float]]) -> str:
 
 
 def _ring(url: str, processes: int, pause_s: float) -> float:
-    """A byte goes round from process to process; who has it asks once."""
+    """Pass a byte around from process to process. The process that has it sends one request."""
     context = multiprocessing.get_context("fork")
     pipes, results = [os.pipe() for _ in range(processes)], context.SimpleQueue()
     calls = PAUSED_CALLS if pause_s else CALLS // processes

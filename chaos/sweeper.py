@@ -1,6 +1,6 @@
 """Remove the files of dead processes at once, for as long as a run with payloads in segments lasts.
 
-It needs an inside: recycling with hardly any grace, which no command offers.
+It needs an internal part: recycling with hardly any grace period, which no command offers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from penstock_producer.write.cleaner import recycle
 
 EVERY_S = 0.5
 GRACE_S = 0.5
-"""Far less than in earnest: files are taken whose writers have just died, and those of some that live."""
+"""The grace period, much shorter than normal. So files of writers that have just died are taken, and those of some live
+ones.
+"""
 
 
 def sweep(url: str, name: str, grace_s: float) -> None:

@@ -355,7 +355,7 @@ def test_benchmarks_chaos_and_examples_use_what_users_use() -> None:
     found = sorted(_name(path) for path in files if _knows_an_inside(path.read_text()))
     assert found == listed
     for name in listed:
-        assert "needs an inside" in (ast.get_docstring(ast.parse((ROOT / name).read_text())) or ""), name
+        assert "needs an internal part" in (ast.get_docstring(ast.parse((ROOT / name).read_text())) or ""), name
 
 
 def test_what_is_compared_between_commits_uses_what_users_use() -> None:

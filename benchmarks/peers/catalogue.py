@@ -1,4 +1,4 @@
-"""Who is counted: every peer in every variant that matters to correctness, and why a question has no answer."""
+"""The peers: every system in every variant that matters to correctness, and why a question has no answer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ class Peer:
 
     name: str
     module: str
-    """Of ``benchmarks.peers``."""
+    """The module in ``benchmarks.peers``."""
     environment: str
     mode: str = ""
     backing: Literal["server", "folder", "socket", "service", "none"] = "none"
-    """What it needs beside its processes."""
+    """The other things that it needs: a server, a folder, sockets, a service or nothing."""
     crew: Literal["members", "ranks", "one"] = "members"
-    """Trainers when one is killed: members that share (the others go on), ranks or one (started again)."""
+    """The trainers when one is killed: members that share (the others continue), ranks or one (started again)."""
     fan: Literal["groups", "ranks", "members"] = "groups"
-    """Two trainers of which one is slow: each is to see everything, or they share by position, or by who is free."""
+    """The sharing of two trainers, one of them slow. Each must see everything, or they share by position, or by
+    speed.
+    """
     ends: bool = True
-    """Whether a trainer notices the end of an epoch; else silence is taken for it."""
+    """Whether a trainer notices the end of an epoch. Otherwise silence counts as the end."""
     segments: bool = False
     inside: bool = False
-    """The producers are the trainer's own worker processes."""
+    """Whether the producers are the trainer's own worker processes."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Question -> why it cannot be asked."""
+    """Question -> the reason why it cannot be asked."""
 
 
 PENSTOCK = tuple(

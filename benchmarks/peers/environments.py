@@ -1,6 +1,6 @@
 """A virtual environment for each peer that needs one: made on demand, outside the tree, from pinned requirements.
 
-``python -m benchmarks.peers.environments`` makes all of them and says what cannot be had here.
+``python -m benchmarks.peers.environments`` makes all of them and reports those that cannot be made here.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ OWN = {
     "torchdata": "torchdata",
     "tfdata": "tensorflow",
 }
-"""Peers of the development environment -> what must be installed there."""
+"""Peers of the development environment -> the package that must be installed there."""
 PINNED = ("redis", "tensorcom", "mosaic")
-"""Those that have requirements of their own."""
+"""The peers with requirements of their own."""
 CACHE = "~/.cache/penstock"
 INSTALL_S = 1200
 STAMP = "installed"
 
 
 class Unavailable(Exception):
-    """A peer cannot be run here; the message says why."""
+    """A peer cannot be run here. The message gives the reason."""
 
 
 @cache
 def python_of(environment: str) -> Path:
-    """The interpreter of an environment, installed first if it is not there. Raises Unavailable."""
+    """Return the interpreter of an environment, which is installed first if it is missing. Raises Unavailable."""
     if environment in OWN:
         if importlib.util.find_spec(OWN[environment]) is None:
             raise Unavailable(f"{OWN[environment]} is not installed: pip install -e '.[dev]'")
@@ -49,7 +49,7 @@ def python_of(environment: str) -> Path:
 
 
 def _install(folder: Path, requirements: Path) -> None:
-    """The lists are complete, so nothing is resolved: what is not on them is not wanted."""
+    """Install the complete list of packages, without resolving dependencies."""
     print(f"installing {requirements.stem} into {folder} (once; some minutes)", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -75,7 +75,7 @@ def _install(folder: Path, requirements: Path) -> None:
 
 
 def main() -> int:
-    """Makes all of them."""
+    """Make all of them."""
     for name in (*OWN, *PINNED):
         try:
             print(f"{name:12}{python_of(name)}")

@@ -1,6 +1,6 @@
 """mosaicml-streaming: StreamingDataset and StreamingDataLoader over local MDS shards, ``state_dict`` at checkpoints.
 
-The shards are written before anyone trains; nothing is produced meanwhile.
+The shards are written before the training. Nothing is produced during it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ streaming: Any = load()
 
 
 def prepare(job: Job, report: Report) -> None:
-    """Writes the shards."""
+    """Write the shards."""
     with streaming.MDSWriter(out=job.place, columns={"x": f"ndarray:uint8:{SAMPLE_BYTES}"}, size_limit=1 << 20) as out:
         for number in range(job.samples):
             out.write({"x": sample(number)})
 
 
 def read(job: Job, report: Report) -> None:
-    """One epoch."""
+    """Read one epoch."""
     os.environ |= {"RANK": str(job.rank), "WORLD_SIZE": str(job.world), "LOCAL_WORLD_SIZE": str(job.world)}
     os.environ |= {"LOCAL_RANK": str(job.rank), "MASTER_ADDR": "127.0.0.1", **job.extra}
-    if job.world > 1:  # before what is next, which else makes a group of its own for that time
+    if job.world > 1:  # before StreamingDataset, which otherwise makes a temporary group
         importlib.import_module("torch.distributed").init_process_group("gloo")
-    streaming.base.util.clean_stale_shared_memory()  # as its documentation says, after a kill; in every rank
+    streaming.base.util.clean_stale_shared_memory()  # as its documentation asks after a kill, in every rank
     dataset = streaming.StreamingDataset(local=job.place, shuffle=False, batch_size=job.batch)
     loader = streaming.StreamingDataLoader(dataset, batch_size=job.batch, num_workers=0, collate_fn=stacked)
     if job.state:
@@ -44,12 +44,15 @@ def read(job: Job, report: Report) -> None:
 
 
 def stacked(samples: list[Any]) -> Any:
-    """A batch as a tensor: of arrays the loader counts every number as a sample, and its state says so."""
+    """Return a batch as a tensor.
+
+    With arrays, the loader counts every number as a sample, also in its state.
+    """
     return importlib.import_module("torch").from_numpy(np.stack([one["x"] for one in samples]))
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"prepare": prepare, "read": read}[job.role](job, report)

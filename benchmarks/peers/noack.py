@@ -1,7 +1,7 @@
 """A Redis stream as some training code uses it today: COUNT 1, NOACK, pickle, MAXLEN.
 
-Each sample is an entry of its own, pickled; reading it is all there is to it. Nothing tells a producer how far the one
-before it came, so it begins again, and the stream's bound drops what the slowest has not read.
+Each sample is a separate, pickled entry, and reading it is the only record. A restarted producer cannot learn how far
+the earlier one came, so it begins again. The stream's bound drops what the slowest reader has not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY = "noack"
 
 
 def produce(job: Job, report: Report) -> None:
-    """From the beginning."""
+    """Produce from the beginning."""
     client = redis.Redis.from_url(job.place)
     for number in range(job.samples):
         time.sleep(job.make_s)
@@ -29,7 +29,7 @@ def produce(job: Job, report: Report) -> None:
 
 
 def read(job: Job, report: Report) -> None:
-    """Until killed. The group's cursor on the server is all that is kept."""
+    """Read until killed. Only the group's cursor on the server is kept."""
     client = redis.Redis.from_url(job.place)
     with suppress(redis.ResponseError):
         client.xgroup_create(KEY, job.group, "0", mkstream=True)
@@ -45,7 +45,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"produce": produce, "read": read}[job.role](job, report)

@@ -1,6 +1,6 @@
-"""Penstock by the peers' protocol. Modes: ``shared`` or ``ordered``, payloads ``inline`` or ``segments``.
+"""Penstock with the peers' protocol. Modes: ``shared`` or ``ordered``, payloads ``inline`` or ``segments``.
 
-The producer is one job's shard, which a supervisor starts again; the trainer acknowledges when it asks for the next
+The producer is one job's shard, which a supervisor starts again. The trainer acknowledges when it asks for the next
 batch, or with its checkpoints. All guarantees are on.
 """
 
@@ -31,15 +31,16 @@ def _finished_is_an_end() -> Iterator[None]:
 
 
 def produce(job: Job, report: Report) -> None:
-    """One epoch of one shard, going on where it stands."""
+    """Produce one epoch of one shard, from where it stands."""
     import time
 
     room = job.room * 5 // 4 if job.mode == "ordered" else job.room  # a quarter must hold the steps of all ranks
-    settings: dict[str, Any] = {"block_bytes": BLOCK * SAMPLE_BYTES, "notify": _quiet}  # named as `between` needs it
+    # by the name that `between` needs
+    settings: dict[str, Any] = {"block_bytes": BLOCK * SAMPLE_BYTES, "notify": _quiet}
     settings |= {"spec": {"x": ("uint8", (SAMPLE_BYTES,))}, "budget_bytes": room * SAMPLE_BYTES}
     if folder := job.extra.get("segments"):
         settings["payload"] = f"segments:{folder}"
-        settings["budget_bytes"] = 32 << 20  # room in files, which are no smaller than a few megabytes
+        settings["budget_bytes"] = 32 << 20  # space in files, which are no smaller than a few megabytes
     with Writer(STREAM, url=job.place, **settings) as writer:
         expect_epochs(job.place, STREAM, 1)
         with writer.epoch(0, sizes=[job.samples]).shard(0) as shard:
@@ -49,7 +50,7 @@ def produce(job: Job, report: Report) -> None:
 
 
 def read(job: Job, report: Report) -> None:
-    """One epoch."""
+    """Read one epoch."""
     settings: dict[str, Any] = {"member": job.member, "lease_s": job.lease_s, "notify": _quiet}
     if job.mode == "ordered":
         del settings["member"]
@@ -71,7 +72,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"produce": produce, "read": read}[job.role](job, report)

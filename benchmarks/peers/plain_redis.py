@@ -1,8 +1,8 @@
-"""Redis Streams as one would use them well with redis-py and hiredis: groups, XACK after the step, XAUTOCLAIM, a bound.
+"""Redis Streams used well with redis-py and hiredis: groups, XACK after the step, XAUTOCLAIM, a bound.
 
-The producer keeps its progress in a key, set after each block, and waits while the stream is longer than its room; the
-trainer takes its own pending entries first, and those that are idle for a lease. Nothing is atomic across commands, and
-nobody renews what he holds.
+The producer keeps its progress in a key, set after each block, and waits while the stream is longer than its bound. The
+trainer takes its own pending entries first, and then those that are idle for a lease. Nothing is atomic across
+commands, and no member renews its entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY, PROGRESS = "plain", "plain:progress"
 
 
 def produce(job: Job, report: Report) -> None:
-    """From where the progress key says."""
+    """Produce from the position in the progress key."""
     client = redis.Redis.from_url(job.place)
     first = int(client.get(PROGRESS) or 0)
     for start in range(first, job.samples, BLOCK):
@@ -37,7 +37,7 @@ def produce(job: Job, report: Report) -> None:
 
 
 def _trim(client: Any) -> None:
-    """Below what every group has acknowledged."""
+    """Trim entries that every group has acknowledged."""
     marks = []
     for group in client.xinfo_groups(KEY) if client.exists(KEY) else ():
         pending = client.xpending(KEY, group["name"])
@@ -66,7 +66,7 @@ class Reader:
         self.owed: list[bytes] = []
 
     def take(self, entries: Any) -> None:
-        """Entries as they come."""
+        """Take entries as they come."""
         for identity, fields in entries:
             if fields:
                 self.entries.append((identity, np.frombuffer(fields[b"x"], np.uint8).reshape(-1, SAMPLE_BYTES)))
@@ -74,7 +74,7 @@ class Reader:
                 self.step()
 
     def step(self) -> None:
-        """One batch."""
+        """Train on one batch."""
         self.report.step(np.concatenate([rows for _, rows in self.entries]), self.job.step_s)
         self.owed += [identity for identity, _ in self.entries]
         self.entries = []
@@ -86,7 +86,7 @@ class Reader:
 
 
 def read(job: Job, report: Report) -> None:
-    """Until killed: nothing says that an epoch is over."""
+    """Read until killed, because nothing marks the end of an epoch."""
     reader = Reader(job, report)
     client = reader.client
     with suppress(redis.ResponseError):
@@ -106,7 +106,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"produce": produce, "read": read}[job.role](job, report)

@@ -1,6 +1,6 @@
 """mosaicml-streaming, imported without torchvision.
 
-It wants that for its own image datasets, which nobody uses here; where pip finds torch built for the CPU and
+It imports torchvision for its own image datasets, which are not used here. If pip finds torch built for the CPU and
 torchvision built for CUDA, that import is an error.
 """
 
@@ -16,7 +16,7 @@ WANTED = {"torchvision.datasets": "VisionDataset", "torchvision.transforms.funct
 
 
 def load() -> Any:
-    """The package ``streaming``."""
+    """Return the package ``streaming``."""
     for name in ("torchvision", "torchvision.transforms", *WANTED):
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__spec__ = ModuleSpec(name, None)

@@ -1,7 +1,7 @@
 """tensorcom 0.1.0. Modes: ``pushpull`` (trainers share the samples) and ``pubsub`` (each trainer sees them all).
 
-The producer binds, trainers connect, over IPC; ZeroMQ's queues get half the room at either end. Nothing tells a
-producer how far the one before it came.
+The producer binds and trainers connect, over IPC. ZeroMQ's queues get half of the space at either end. A restarted
+producer cannot learn how far the earlier one came.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ KINDS = {
     ("pubsub", "read"): (zmq.SUB, "zsub"),
 }
 SETTLE_S = 1.0
-"""For trainers to connect: what is published before is nobody's."""
+"""The pause for trainers to connect, because a trainer misses what was published before."""
 
 
 def connection(job: Job) -> Any:
-    """With queues of half the room each: tensorcom itself leaves ZeroMQ's default of 1,000 messages."""
+    """Return a connection with queues of half the space each.
+
+    tensorcom itself leaves ZeroMQ's default of 1,000 messages.
+    """
     kind, scheme = KINDS[job.mode, job.role]
     found = tensorcom.Connection()
     found.socket = found.context.socket(kind)
@@ -38,7 +41,7 @@ def connection(job: Job) -> Any:
 
 
 def produce(job: Job, report: Report) -> None:
-    """From the beginning; then waits to be ended, because closing drops what is queued (LINGER 0)."""
+    """Produce from the beginning, and then wait to be ended, because closing drops the queue (LINGER 0)."""
     to = connection(job)
     time.sleep(SETTLE_S)
     for number in range(job.samples):
@@ -49,7 +52,7 @@ def produce(job: Job, report: Report) -> None:
 
 
 def read(job: Job, report: Report) -> None:
-    """Until killed."""
+    """Read until killed."""
     rows: list[Any] = []
     for (row,) in connection(job):
         rows.append(row)
@@ -61,7 +64,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"produce": produce, "read": read}[job.role](job, report)

@@ -1,7 +1,7 @@
 """tf.data service: a dispatcher with a journal, workers, and trainers by ``distribute``.
 
-Modes: ``sharing`` (dynamic sharding; trainers of one job share an epoch) and ``caching`` (cross-trainer cache: each
-trainer is to see everything, which is only for data without an end, of which the first samples are counted).
+With ``sharing`` (dynamic sharding), trainers of one job share an epoch. With ``caching`` (the cross-trainer cache),
+each trainer must see everything. The cache is only for endless data, whose first samples are counted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, begin
 
 service = tf.data.experimental.service
 worker_config: Any = importlib.import_module("tensorflow.core.protobuf.service_config_pb2").WorkerConfig
-"""What the public class does not know: the size of the cross-trainer cache, 10 GB by itself."""
+"""A setting that the public class lacks: the size of the cross-trainer cache, 10 GB by default."""
 
 
 def serve(job: Job, report: Report) -> None:
-    """The dispatcher."""
+    """Run the dispatcher."""
     config = service.DispatcherConfig(
         port=int(job.extra["port"]), fault_tolerant_mode=True, work_dir=job.extra["folder"], protocol="grpc"
     )
@@ -33,7 +33,7 @@ def serve(job: Job, report: Report) -> None:
 
 
 def produce(job: Job, report: Report) -> None:
-    """One worker, on a port that it has again when it is started again."""
+    """Run one worker, on a port that it has again after a restart."""
     config = worker_config(
         dispatcher_address=f"127.0.0.1:{job.extra['port']}",
         worker_address=f"127.0.0.1:{job.extra['worker']}",
@@ -47,12 +47,12 @@ def produce(job: Job, report: Report) -> None:
 
 
 def read(job: Job, report: Report) -> None:
-    """One epoch, or the first samples."""
+    """Read one epoch, or the first samples."""
     endless = job.mode == "caching"
     source = tf.data.Dataset.counter() if endless else tf.data.Dataset.range(job.samples)
 
     def make(number: Any) -> Any:
-        # a graph op, as it has to be: what is Python's runs in the trainer's process only
+        # it must be a graph op, because Python code runs only in the trainer's process
         words = tf.range(SAMPLE_BYTES // 8, dtype=tf.int64) * 1_000_003 + number
         return tf.bitcast(words, tf.uint8)
 
@@ -79,7 +79,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     {"serve": serve, "produce": produce, "read": read}[job.role](job, report)

@@ -19,7 +19,7 @@ WORKERS = 2
 
 
 class Numbered(Dataset):
-    """The samples, each made when it is asked for."""
+    """The samples, each made on demand."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -33,7 +33,7 @@ class Numbered(Dataset):
 
 
 def read(job: Job, report: Report) -> None:
-    """One epoch."""
+    """Read one epoch."""
     dataset = Numbered(job)
     settings: dict[str, Any] = {"batch_size": job.batch, "num_workers": WORKERS}
     if job.world > 1:
@@ -56,7 +56,7 @@ def read(job: Job, report: Report) -> None:
 
 
 def main() -> None:
-    """A child process."""
+    """Run a child process."""
     job, report = begin()
     report.say("ready")
     read(job, report)

@@ -1,6 +1,6 @@
 """mosaicml-streaming, its reading side: StreamingDataset over local MDS shards, StreamingDataLoader with one worker.
 
-The shards are written before anyone trains, and stay in the page cache.
+The shards are written before the training, and stay in the page cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_SAMPLES = 100_000
 
 
 def read(load: Load, turns: Turns) -> None:
-    """As many passes as a turn needs."""
+    """Read as many passes as a turn needs."""
     folder = Path(load.place) / "shards"
     if not (folder / "index.json").exists():
         _write(load, folder)

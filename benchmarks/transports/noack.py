@@ -1,7 +1,7 @@
 """A Redis stream as some training code uses it today: COUNT 1, NOACK, pickle, MAXLEN.
 
-Each sample is an entry of its own, pickled, sent and asked for one at a time; the stream's bound drops what a slow
-reader has not read, so a turn is over when nothing has come for a while.
+Each sample is a separate, pickled entry, sent and requested one at a time. The stream's bound drops what a slow reader
+has not read, so a turn is over when nothing has come for a while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SILENCE_MS = 1000
 
 
 def write(load: Load, turns: Turns) -> None:
-    """One by one, also where the writer has many at once: the pattern knows no blocks."""
+    """Write samples one at a time, even if the writer has many at once, because the pattern has no blocks."""
     client = redis.Redis.from_url(load.place)
     room = max(2, load.room_bytes // load.sample_bytes)
     for samples in turns:
@@ -29,7 +29,7 @@ def write(load: Load, turns: Turns) -> None:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """The group's cursor on the server is all that is kept."""
+    """Read the turn's samples. Only the group's cursor on the server is kept."""
     client: Any = redis.Redis.from_url(load.place)
     client.xgroup_create(KEY, GROUP, "0", mkstream=True)
     for samples in turns:

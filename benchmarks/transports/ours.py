@@ -1,6 +1,6 @@
-"""Penstock doing the job, all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
+"""Penstock with all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
-Modes: ``inline``, ``segments``, and ``segments views``: a block is a batch there, which is handed out where it lies.
+Modes: ``inline``, ``segments``, and ``segments views``, in which a block is a batch that is yielded without a copy.
 Several readers are groups, each of which gets everything.
 """
 
@@ -16,7 +16,7 @@ VIEWS = "segments views"
 
 
 def write(load: Load, turns: Turns) -> None:
-    """Each turn is an epoch."""
+    """Write an epoch for each turn."""
     settings: dict[str, Any] = {"spec": {"x": (load.dtype, load.shape)}, "budget_bytes": load.room_bytes}
     if load.mode != "inline":
         settings["payload"] = f"segments:{load.extra['folder']}"
@@ -34,7 +34,7 @@ def write(load: Load, turns: Turns) -> None:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """Each turn is an epoch."""
+    """Read an epoch for each turn."""
     group = f"group{load.reader}"
     settings: dict[str, Any] = {"views": True} if load.mode == VIEWS else {}  # earlier commits have no views
     with Loader(STREAM, group=group, batch_size=load.batch, url=load.place, **settings) as loader:

@@ -1,7 +1,8 @@
-"""The baseline: the same job as one would write it well with redis-py and hiredis, and nothing guaranteed.
+"""The baseline: the same work, well written with redis-py and hiredis, without guarantees.
 
-Packed into blocks, pipelined, read by a group in blocks, copied into batch arrays, acknowledged and deleted; a bound on
-the stream's length instead of a byte budget. No checksums, no exactly-once, no ledger.
+Samples are packed into blocks, pipelined, read by a group in blocks, copied into batch arrays, acknowledged and
+deleted. There is a bound on the stream's length instead of a byte budget. There are no checksums, no exactly-once and
+no ledger.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from benchmarks.transports.protocol import ROWS, Load, Turns, run
 
 KEY, GROUP = "plain", "bench"
 BLOCK_BYTES = 512_000
-"""The fastest here; a sample that is larger is a block of its own."""
+"""The fastest size here. A sample that is larger is a separate block."""
 REQUEST_BYTES = 2_000_000
-"""Sent, or asked for, at once: hides a round trip."""
+"""The bytes that are sent, or requested, at once, which hides a round trip."""
 
 
 def write(load: Load, turns: Turns) -> None:
-    """In pipelines, up to the bound on the stream's length."""
+    """Write in pipelines, up to the bound on the stream's length."""
     client = redis.Redis.from_url(load.place)
     per_block = max(1, BLOCK_BYTES // load.sample_bytes)
     block_bytes = per_block * load.sample_bytes
@@ -58,7 +59,7 @@ def _blocks(load: Load, samples: int, per_block: int) -> Iterator[bytes]:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """Blocks into batches of the trainer's own."""
+    """Read blocks into batches in the trainer's own memory."""
     client: Any = redis.Redis.from_url(load.place)
     client.xgroup_create(KEY, GROUP, "0", mkstream=True)
     at_once = max(1, REQUEST_BYTES // max(BLOCK_BYTES, load.sample_bytes))

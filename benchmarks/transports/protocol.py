@@ -1,7 +1,8 @@
-"""What a measured process and its observer say to each other: lines of JSON.
+"""The protocol of a measured process and its observer: lines of JSON.
 
-In: a `Load`, then a line for each turn with the number of samples to move; the end of stdin ends the process. Out, on
-the stdout it was started with: ``ready`` once, then ``done`` for each turn. What libraries print goes to stderr.
+The input is a `Load`, then a line for each turn with the number of samples to move. The end of stdin ends the process.
+The output, on the original stdout, is ``ready`` once, then ``done`` for each turn. The output of libraries goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -19,54 +20,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS = 4096
-"""Rows of one write by batch."""
+"""The rows of one write by batch."""
 POOL_BYTES = 64 << 20
-"""Samples come from so much memory, as a job's do: from a small buffer copies look free."""
+"""The bytes of memory that samples come from, as in a real job. From a small buffer, copies look free."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a process is to move, and where."""
+    """The work of one process."""
 
     role: str
     """``write`` or ``read``."""
     place: str
-    """Where the others are: a URL or a folder."""
+    """The address of the other processes: a URL or a folder."""
     shape: tuple[int, ...]
-    """Of a sample."""
+    """The shape of a sample."""
     dtype: str
     batch: int
-    """Samples."""
+    """The samples of a batch."""
     by_batch: bool = False
-    """Whoever writes has ROWS samples at once."""
+    """Whether the writer has ROWS samples at once."""
     room_bytes: int = 256 << 20
-    """Payload that may lie between writer and reader."""
+    """The payload bytes that may lie between writer and reader."""
     make_s: float = 0.0
-    """CPU time that each sample costs whoever makes it."""
+    """The CPU time for making each sample."""
     reader: int = 0
-    """Which of them this is."""
+    """The number of this reader."""
     mode: str = ""
     """The variant of a transport that has several."""
     extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def sample_bytes(self) -> int:
-        """Payload bytes of one sample."""
+        """Return the payload bytes of one sample."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     def pool(self) -> NDArray[Any]:
-        """``[n, *shape]``: different samples, the same in every process; made once in each."""
+        """Return ``[n, *shape]``: different samples, the same in every process, made once in each."""
         return _pool(self.shape, self.dtype, max(2, min(ROWS, POOL_BYTES // self.sample_bytes)))
 
     def samples(self, count: int) -> Iterator[NDArray[Any]]:
-        """Sample after sample, each made."""
+        """Yield one sample after another, each made."""
         pool = self.pool()
         for number in range(count):
             make(self.make_s)
             yield pool[number % len(pool)]
 
     def batches(self, count: int, size: int) -> Iterator[NDArray[Any]]:
-        """The same samples as arrays ``[size, *shape]``: as they lie, if a writer has so many at once, else copied."""
+        """Yield the same samples as arrays ``[size, *shape]``.
+
+        They are copied, unless a writer has that many at once.
+        """
         pool = self.pool()
         if self.by_batch:
             for start in range(0, count, size):
@@ -90,7 +94,7 @@ def _pool(shape: tuple[int, ...], dtype: str, count: int) -> NDArray[Any]:
 
 
 def make(seconds: float) -> None:
-    """So much CPU time in Python."""
+    """Use ``seconds`` of CPU time in Python."""
     if seconds:
         until = time.thread_time() + seconds
         while time.thread_time() < until:
@@ -98,7 +102,7 @@ def make(seconds: float) -> None:
 
 
 class Turns:
-    """The child's side: iterating waits for the observer's next turn, and says that the one before is done."""
+    """The child's side. Iterating waits for the observer's next turn, and reports that the one before is done."""
 
     def __init__(self, load: Load, lines: Iterator[str], out: int) -> None:
         self._load, self._lines, self._out = load, lines, out
@@ -106,7 +110,7 @@ class Turns:
         self._is_checked = False
 
     def __iter__(self) -> Iterator[int]:
-        """The number of samples to move."""
+        """Yield the number of samples to move."""
         self._say(what="ready")
         for line in self._lines:
             self._samples, self._at = 0, 0.0
@@ -114,7 +118,10 @@ class Turns:
             self._say(what="done", at=self._at or time.monotonic(), samples=self._samples)
 
     def got(self, batch: Any) -> None:
-        """Training has this one now, ``[n, *shape]``; the clock stops at the last. The first one is looked at."""
+        """Note that the training has this batch ``[n, *shape]``.
+
+        The clock stops at the last one, and the first one is checked.
+        """
         self._at = time.monotonic()
         self._samples += len(batch)
         if not self._is_checked:
@@ -123,7 +130,7 @@ class Turns:
 
     @property
     def samples(self) -> int:
-        """Got in this turn."""
+        """Return the samples of this turn so far."""
         return self._samples
 
     def _check(self, batch: NDArray[Any]) -> None:
@@ -140,10 +147,11 @@ class Turns:
 
 
 def run(roles: Mapping[str, Callable[[Load, Turns], None]]) -> None:
-    """The child's main: hears what it is to do, and does it.
+    """Run a child: read its work, and do it.
 
-    glibc gives memory back to the kernel until a block of this size was freed once, which costs whoever allocates for
-    each sample twice its time in page faults; any process that trains has freed one, so none is measured without.
+    glibc returns memory to the kernel until a block of this size was freed once. Before that, a program that allocates
+    for each sample spends twice its time in page faults. Any process that trains has freed such a block, so all are
+    measured after it.
     """
     freed = np.ones(30 << 20, np.uint8)
     del freed

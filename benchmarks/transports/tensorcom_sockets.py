@@ -1,8 +1,8 @@
-"""tensorcom 0.1.0. Modes: ``pushpull`` and ``pubsub`` (each reader is to see everything), each over ``tcp`` or ``ipc``.
+"""tensorcom 0.1.0. Modes: ``pushpull`` and ``pubsub`` (each reader must see everything), each over ``tcp`` or ``ipc``.
 
-The writer binds, readers connect; a message is a batch, which is how its examples use it, and what is fastest. A batch
-that arrives is an array over the message's memory, without a copy. ZeroMQ's queues get half the room at either end.
-PUB/SUB drops what a reader's queue has no room for: a turn is over when nothing has come for a while.
+The writer binds, and readers connect. A message is a batch, as in its examples, which is the fastest way. A batch that
+arrives is an array over the message's memory, without a copy. ZeroMQ's queues get half of the space at either end.
+PUB/SUB drops what a reader's queue cannot hold, so a turn is over when nothing has come for a while.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ KINDS = {
 }
 SILENCE_MS = 1000
 SETTLE_S = 0.5
-"""For readers to connect: what is published before is nobody's."""
+"""The pause for readers to connect, because a reader misses what was published before."""
 
 
 def connection(load: Load) -> Any:
-    """Of this role."""
+    """Return the connection of this role."""
     pattern, _, carrier = load.mode.partition(" ")
     kind, scheme = KINDS[pattern, load.role]
     messages = max(1, load.room_bytes // (load.batch * load.sample_bytes) // 2)
@@ -43,7 +43,7 @@ def connection(load: Load) -> Any:
 
 
 def write(load: Load, turns: Turns) -> None:
-    """A message for each batch."""
+    """Send a message for each batch."""
     to = connection(load)
     for samples in turns:
         for batch in load.batches(samples, load.batch):
@@ -51,7 +51,7 @@ def write(load: Load, turns: Turns) -> None:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """Until all is there, or nothing comes any more."""
+    """Read until all samples are there, or nothing comes any more."""
     source = connection(load)
     time.sleep(SETTLE_S)
     for samples in turns:

@@ -1,7 +1,7 @@
 """tf.data service, uncompressed: dispatcher and worker are one process, which counts as the writer, and a reader.
 
-What makes samples has to be a graph: samples lie ready in the worker's memory and are batched there. Modes: ``plain``
-and ``caching``, the cross-trainer cache, with which each reader is to see everything; it wants data without an end.
+Samples must come from a graph. They are ready in the worker's memory, and are batched there. Modes: ``plain`` and
+``caching``, the cross-trainer cache, with which each reader must see everything. The cache needs endless data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.transports.protocol import Load, Turns, run
 
 service = tf.data.experimental.service
 worker_config: Any = importlib.import_module("tensorflow.core.protobuf.service_config_pb2").WorkerConfig
-"""What the public class does not know: the size of the cross-trainer cache, 10 GB by itself."""
+"""A setting that the public class lacks: the size of the cross-trainer cache, 10 GB by default."""
 
 
 def write(load: Load, turns: Turns) -> None:
-    """Serves; a turn needs nothing of it."""
+    """Serve. A turn needs nothing from it."""
     dispatcher = service.DispatchServer()
     config = worker_config(
         dispatcher_address=dispatcher.target.split("://")[1],
@@ -42,7 +42,7 @@ def write(load: Load, turns: Turns) -> None:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """A turn takes batches from a job of its own; with the cache, from the one that all share."""
+    """Read turns. Each takes batches from a separate job or, with the cache, from the one that all share."""
     target = (Path(load.place) / "address").read_text()
     caching = load.mode == "caching"
     cache = service.CrossTrainerCache(trainer_id=str(load.reader)) if caching else None
@@ -56,7 +56,7 @@ def read(load: Load, turns: Turns) -> None:
 
 
 def _made(load: Load) -> Any:
-    """Batches without an end, of samples kept in the worker's memory."""
+    """Return endless batches of samples kept in the worker's memory."""
     pool = load.pool()
     values = [int(sample.flat[0]) for sample in pool]
 

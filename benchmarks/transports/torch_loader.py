@@ -1,5 +1,7 @@
 """PyTorch's DataLoader with one worker process, as a transport: the worker makes samples, collates them into shared
-memory, and hands over tensors. Several readers have a loader, and a worker that makes everything, each.
+memory, and passes tensors on.
+
+Each of several readers has a loader, and a worker that makes everything.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from benchmarks.transports.protocol import ROWS, Load, Turns, make, run
 
 
 class Samples(Dataset):
-    """By place; a list of places at once where whoever makes them has many at once."""
+    """Samples by position, or by a list of positions at once if the maker has many at once."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -29,7 +31,7 @@ class Samples(Dataset):
 
 
 class Order:
-    """Batches of places; how many, each turn says."""
+    """Batches of positions. Each turn sets their number."""
 
     def __init__(self, batch: int) -> None:
         self.batch, self.samples = batch, 0
@@ -39,7 +41,7 @@ class Order:
 
 
 def read(load: Load, turns: Turns) -> None:
-    """The workers are started by the first turn, which warms up, and stay."""
+    """Read turns. The first turn, which warms up, starts the workers, and they stay."""
     order = Order(load.batch)
     how = {"sampler": order, "batch_size": None} if load.by_batch else {"batch_sampler": order}
     loader: Any = DataLoader(Samples(load), num_workers=1, persistent_workers=True, **how)
