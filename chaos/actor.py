@@ -16,7 +16,7 @@ from chaos.journal import read_journal
 from chaos.lives import FAILED, KILLED, LEFT, Life
 
 TRACKER = "resource_tracker"
-"""A helper of multiprocessing that is nobody's worker."""
+"""A helper process of multiprocessing that does no jobs."""
 
 
 class Actor:
@@ -27,7 +27,7 @@ class Actor:
         self.name = life.journal.stem
         self._stopped_ns = 0
         self.is_leaving = False
-        """It was asked to leave."""
+        """Whether it was asked to leave."""
         with life.journal.with_suffix(".out").open("ab") as out, self.errors_file.open("ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
@@ -64,7 +64,7 @@ class Actor:
             self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Send SIGCONT."""
+        """Continue it with SIGCONT."""
         if self._stopped_ns:
             self.process.send_signal(signal.SIGCONT)
             self._note_stop(time.monotonic_ns())
@@ -78,7 +78,8 @@ class Actor:
         """Return its exit code once it has ended, and record an end that no fault caused."""
         code = self.process.poll()
         if code is not None and not self.life.ending:
-            left = code == 0 or (self.is_leaving and code == -signal.SIGTERM)  # before it could answer a signal
+            # it was signalled before it could react to signals
+            left = code == 0 or (self.is_leaving and code == -signal.SIGTERM)
             self.life.ended_ns, self.life.ending = time.monotonic_ns(), LEFT if left else FAILED
         return code
 
@@ -120,4 +121,4 @@ def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        return TRACKER  # gone
+        return TRACKER  # the process has ended

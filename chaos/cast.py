@@ -21,7 +21,7 @@ from chaos.stage import FEED_GROUP, Stage
 
 RESTART_S = 0.5
 UNAVAILABLE = "ServerUnavailable"
-"""The error of who found no server."""
+"""The name of the error of a process that found no server."""
 
 Say = Callable[[str], None]
 
@@ -37,12 +37,12 @@ class Cast:
         self.host: Actor | None = None
         self.feeder: Actor | None = None
         self.own_ends: Counter[str] = Counter()
-        """Role and error -> processes that ended by themselves."""
+        """(role, error) -> the processes that ended without a fault."""
         self.violations: list[str] = []
         self.is_ending = False
-        """No new rounds, no new feed: what is begun is brought to its end."""
+        """Whether no new rounds and no new feed are started. What is begun is completed."""
         self.rounds = 0
-        """`penstock produce` commands that ended well."""
+        """The `penstock produce` commands that succeeded."""
         self._members = 0
 
     def enter(self) -> None:
@@ -95,7 +95,7 @@ class Cast:
             while self.count(group) < self._stage.options.members_of(group):
                 self.add_trainer(stream, group)
 
-    # --- looking after them ---
+    # --- tending them ---
 
     def tend(self) -> None:
         """Notice the processes that ended, and plan their replacement."""
@@ -135,7 +135,7 @@ class Cast:
         role = actor.life.role
         self.own_ends[f"{role}: {error}"] += 1
         self._say(f"{actor.name} ended by itself: {actor.last_words(1) or actor.process.returncode}")
-        is_too_late = self.is_ending and error == "WaitTimeout"  # a minute without an epoch, and there will be none
+        is_too_late = self.is_ending and error == "WaitTimeout"  # no epoch came for a minute, so none will come
         if not is_too_late and not _is_fair(actor, error):
             self.violations.append(f"{actor.name} ended: {actor.last_words()[:500] or error}")
 
@@ -206,6 +206,6 @@ def _is_fair(actor: Actor, error: str) -> bool:
 
 
 def _kind(words: str) -> str:
-    """Return the kind of error that ended a Penstock command, from its last output, which names no class."""
+    """Return the kind of error that ended a Penstock command. Its last output names no class."""
     away = ("closed the connection", "no Redis answers", "does not answer", "still loading")
     return UNAVAILABLE if any(text in words for text in away) else "unknown"

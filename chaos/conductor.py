@@ -20,10 +20,10 @@ from chaos.stage import Stage
 TICK_S = 0.05
 LOOK_S = 0.5
 LEAVE_S = 60.0
-"""How long a process may take to leave."""
+"""The longest time that a process may take to leave."""
 STACKS_S = 2.0
 ENOUGH = 10
-"""Violations after which going on shows nothing more."""
+"""The violations after which a run ends, because it would show nothing more."""
 
 
 class BrokenOff(Exception):
@@ -72,7 +72,7 @@ class Conductor:
         return time.monotonic() - self._began
 
     def _play(self, is_over: Callable[[], bool]) -> None:
-        """Tend the processes and do what is due until ``is_over`` answers True."""
+        """Tend the processes and do what is due until ``is_over`` returns True."""
         while not is_over():
             self._agenda.do_due()
             self.cast.tend()
@@ -84,7 +84,7 @@ class Conductor:
     def _make_peace(self) -> None:
         """End all faults: every process runs, the server answers, and each group has its members.
 
-        The feeder is told to leave. The last round of the dispatcher begins, or continues.
+        The feeder is asked to leave. The last round of the dispatcher begins, or continues.
         """
         self.cast.is_ending = True
         self._agenda.do_all()
@@ -137,7 +137,7 @@ class Conductor:
     # --- the watchdog ---
 
     def _watch(self) -> None:
-        """Raise BrokenOff if no journal has grown for too long: journals grow as long as anything moves."""
+        """Raise BrokenOff if no journal has grown for too long. Journals grow as long as anything moves."""
         if len(self.cast.violations) >= ENOUGH:
             raise BrokenOff("too many violations to go on")
         size = sum(path.stat().st_size for path in self._directory.glob("*.journal"))
@@ -155,6 +155,7 @@ class Conductor:
 def _is_settled(client: redis.Redis, name: str, group: str) -> bool:
     first = partitions(client, name)[0]
     states, known, done = epochs(client, name), rostered(client, first), settled(client, first, group)
-    # off the roster is one whose release was begun by a writer that died: the next who needs room ends it
+    # an epoch that is not on the roster has a release that a dead writer began; the next writer that needs quota ends
+    # it
     there = {epoch: state for epoch, state in states.items() if epoch in known or state != PRODUCED}
     return all(state == PRODUCED and epoch in done for epoch, state in there.items())

@@ -1,4 +1,4 @@
-"""A plain Writer that fills the endless feed, and journals what it gave and what is known to be committed.
+"""A plain Writer that fills the endless feed, and journals which samples it wrote and which are committed.
 
 Start it with ``python -m chaos.feeder URL FIRST JOURNAL``. SIGTERM makes it close the feed.
 """
@@ -24,7 +24,7 @@ MOST_PER_S = 250
 
 
 class Feeder:
-    """A writer of numbered samples that continues until it is told to stop."""
+    """A writer of numbered samples that continues until it is asked to stop."""
 
     def __init__(self, writer: Writer, journal: Journal, options: Options, first: int) -> None:
         self._writer, self._journal, self._options, self._number = writer, journal, options, first

@@ -16,13 +16,13 @@ from chaos.schedule import Fault
 from chaos.stage import Stage
 
 MOST_EXTRA = 2
-"""Trainers a group may have beyond its number."""
+"""The most trainers that a group may have beyond its number."""
 
 One = TypeVar("One")
 
 
 class Inflictor:
-    """The faults that can hit the processes of one run; ``counts`` says how many of each were done."""
+    """The faults that can hit the processes of one run. ``counts`` has the number of each that were done."""
 
     def __init__(self, stage: Stage, cast: Cast, agenda: Agenda) -> None:
         self._stage, self._cast, self._agenda = stage, cast, agenda
@@ -52,7 +52,7 @@ class Inflictor:
         }
 
     def inflict(self, fault: Fault) -> str:
-        """Inflict a fault and return the name of what it hit; return '' if there is nothing to hit now."""
+        """Inflict a fault and return the name of its victim, or '' if there is none now."""
         hit = self._deeds[fault.kind](fault)
         if hit:
             self.counts[fault.kind] += 1
@@ -82,7 +82,7 @@ class Inflictor:
         signal_if_there(found[1], number)
         return f"pid {found[1]} of {found[0].name}"
 
-    # --- those there are one of ---
+    # --- processes that exist once ---
 
     def _the(self, role: str) -> Actor | None:
         actor: Actor | None = getattr(self._cast, role)
@@ -131,7 +131,7 @@ class Inflictor:
         return f"{actor.name}, back as {self._return(actor, fault)}"
 
     def _return(self, actor: Actor, fault: Fault) -> str:
-        """Plan a trainer's return, under its own name or a new one as a new container would have."""
+        """Plan a trainer's return, under its own name or under a new one, as in a new container."""
         life = actor.life
         same = fault.coin or life.group == RANKS
         name = life.member if same else self._cast.new_name(life.group)

@@ -28,14 +28,14 @@ class Findings:
     """The result of comparing a run with its plan."""
 
     epochs: int = 0
-    """Of the main stream."""
+    """The epochs of the main stream."""
     samples: int = 0
-    """Good ones in them."""
+    """The good samples in them."""
     bad: int = 0
-    """Planted bad ones in them."""
+    """The planted bad samples in them."""
     feed_epochs: int = 0
     feed_samples: int = 0
-    """Committed to the feed as far as is known for sure."""
+    """The samples of the feed that are certainly committed."""
     groups: list[GroupVerdict] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
@@ -120,11 +120,11 @@ def expect_epochs(planned: list[PlannedEpoch]) -> Expected:
 
 
 def expect_feed(options: Options, journals: list[Path]) -> Expected:
-    """Return what the feeders know to be committed; what they announced beyond that may exist or not."""
+    """Return what the feeders know to be committed. Samples that they only announced may exist or not."""
     sure: list[int] = []
     open_ended: list[int] = []
     first = 0
-    for path in journals:  # one after the other, each beginning where the one before had announced to go
+    for path in journals:  # one after another, each beginning where the one before had planned to go
         announced = committed = first
         for line in read_journal(path):
             if line.letter == "W":

@@ -1,20 +1,20 @@
-"""Append-only journals: what a process of the run did, line by line, in a file that a kill -9 cannot take back.
+"""Append-only journals: what a process of the run did, line by line, in a file that survives SIGKILL.
 
-A line is one ``write`` to a file opened with O_APPEND: it is the kernel's as soon as the call returns. Times are of the
-monotonic clock, which all processes of a host share. The letters:
+A line is one ``write`` to a file opened with O_APPEND, which the kernel has as soon as the call returns. Times are of
+the monotonic clock, which all processes of a host share. The letters:
 
-    B                 the loader, or the writer, is there
+    B                 the loader, or the writer, is open
     H seq epoch ids position
-                      a batch was handed to the training loop; ids are nonces, proved from the payloads (- if none was
-                      good); position: in ordered reading, where its step ends; before the step
+                      a batch was given to the training loop; ids are nonces, proved from the payloads (- if none was
+                      good); position: in ordered reading, the end of its step; written before the step
     X seq what        a sample in it was corrupt
     D seq             its step is done
     A seq             the call that acknowledged it returned
     F                 everything acknowledged so far has been answered by the server
-    S seconds         this process did not run for so long, though nobody stopped it
-    O text            it was told that its checkpoint is overdue, and settled what it had
+    S seconds         this process did not run for these seconds, without a fault
+    O text            its checkpoint was reported as overdue, and it acknowledged what it had
     W n / C n         the feed's samples below n were given to the writer / are committed
-    Z                 it begins to leave, or an error makes it
+    Z                 it begins to leave, perhaps by an error
     L                 left: the loader or writer was closed and everything is flushed
     E class text      ended by an error
 """
@@ -32,20 +32,20 @@ TICK_S = 0.2
 
 
 class Journal:
-    """One process's journal, open for appending."""
+    """The journal of one process, open for appending."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def note(self, letter: str, *words: object) -> None:
-        """Appends one line; it is kept whatever happens to this process afterwards."""
+        """Append one line, which outlives this process."""
         line = " ".join([letter, str(time.monotonic_ns()), *map(str, words)])
         os.write(self._file, line.replace("\n", " ").encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line read back."""
+    """One line that was read back."""
 
     letter: str
     ns: int
@@ -53,7 +53,7 @@ class Line:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """All whole lines of a journal; nothing if the process never came to write one."""
+    """Yield all complete lines of a journal, or nothing if the process never began one."""
     if not path.exists():
         return
     with path.open() as lines:
@@ -64,7 +64,7 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 def note_stalls(journal: Journal, longest_s: float) -> None:
-    """A thread that notes when this process stood still for longer than ``longest_s``: a loaded machine does that."""
+    """Start a thread that notes when this process stood still for longer than ``longest_s``, as on a loaded machine."""
 
     def watch() -> None:
         last = time.monotonic()

@@ -8,17 +8,17 @@ from typing import Any
 import redis
 
 AWAY = (redis.ConnectionError, redis.TimeoutError)
-"""What redis-py raises where no server answers; a server that is loading its file is one of them."""
+"""The errors of redis-py while no server answers, or while the server loads its file."""
 PRODUCED, ABANDONED = "produced", "abandoned"
 
 
 def meta(client: Any, stream: str) -> dict[str, str]:
-    """Return what is written of the stream itself."""
+    """Return the fields of the stream's meta."""
     return _hash(client, f"penstock:{{{stream}}}:meta")
 
 
 def partitions(client: Any, stream: str) -> list[str]:
-    """Return what the keys of each partition begin with."""
+    """Return the prefix of the keys of each partition."""
     return [f"penstock:{{{stream}.{tag}}}" for tag in json.loads(meta(client, stream)["tags"])]
 
 
@@ -33,7 +33,7 @@ def rostered(client: Any, partition: str) -> set[int]:
 
 
 def settled(client: Any, partition: str, group: str) -> set[int]:
-    """Return the epochs that the group has settled in a partition."""
+    """Return the epochs that the group has acknowledged in a partition."""
     mark = f"d:{group}:"
     return {int(field.removeprefix(mark)) for field in _hash(client, f"{partition}:roster") if field.startswith(mark)}
 
@@ -45,7 +45,7 @@ def quarantine(client: Any, stream: str, epoch: int) -> set[str]:
 
 
 def segments(client: Any, partition: str, epoch: int) -> dict[str, int]:
-    """Return how many entries each segment of an epoch holds, as the partition says."""
+    """Return how many entries each segment of an epoch holds, by the partition's registry."""
     found = _hash(client, f"{partition}:{epoch}:segments")
     return {name: int(count) for name, count in found.items() if not name.startswith("s:")}
 

@@ -1,4 +1,4 @@
-"""Compare a folder of segments after a run with the keys and the headers: what is left over, and what is missing."""
+"""Compare a folder of segments after a run with the keys and the headers: leftover files, and missing ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from chaos.keys import meta, partitions, rostered, segments
 from chaos.sweeper import sweep
 
 PASSES = 3
-"""As many as writers make in half a minute."""
+"""The cleaner's passes, as many as writers make in half a minute."""
 MARK = "stream"
 
 
 def leftovers(url: str, stream: str) -> list[str]:
-    """Return one line for each fault of the folder once nobody writes; return none for inline payloads."""
+    """Return one line for each fault of the folder after all writing has ended, or none for inline payloads."""
     with redis.Redis.from_url(url) as client:
         of_stream = meta(client, stream)
         plane, _, root = of_stream.get("payload", "inline").partition(":")

@@ -10,7 +10,7 @@ from chaos.journal import read_journal
 
 KILLED, LEFT, FAILED, REPLACED = "killed", "left", "failed", "replaced"
 UNANSWERED = 8
-"""Acknowledgements that may be under way at once, as docs/internals/chaos.md says."""
+"""The acknowledgements that may be under way at once (docs/internals/chaos.md)."""
 
 
 @dataclass(slots=True)
@@ -24,13 +24,15 @@ class Life:
     journal: Path
     began_ns: int
     ended_ns: int = 0
-    """0: it runs. Once its journal is read: when it began to leave, if it did."""
+    """The end of its life, or 0 while it runs. Once its journal is read, it is the time when it began to leave, if it
+    did.
+    """
     ending: str = ""
-    """killed, left, failed or replaced."""
+    """The way it ended: killed, left, failed or replaced."""
     stops: list[tuple[int, int]] = field(default_factory=list)
-    """[stopped, continued or killed)."""
+    """The stops: [stopped, continued or killed)."""
     replaced_ns: int = 0
-    """When another process was started under its name; 0: never."""
+    """The time when another process was started under its name, or 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Handed:
     epoch: int
     nonces: tuple[int, ...]
     position: int = 0
-    """Where a rank's step ends, as the batch says."""
+    """The end of a rank's step, by the batch."""
 
 
 @dataclass(slots=True)
@@ -53,15 +55,15 @@ class Diary:
     life: Life
     handed: list[Handed] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
-    """Batches whose step ended."""
+    """The batches whose step ended."""
     corrupt: list[str] = field(default_factory=list)
     stalls: list[tuple[int, int]] = field(default_factory=list)
-    """[from, to) in which it did not run, whoever was to blame."""
+    """The times [from, to) in which it did not run, for any reason."""
     error: str = ""
     acknowledged: dict[int, int] = field(default_factory=dict)
-    """Batch -> its place among all that were acknowledged."""
+    """Batch -> its position among all that were acknowledged."""
     acknowledged_ns: list[int] = field(default_factory=list)
-    """When, by place."""
+    """The times of the acknowledgements, by position."""
     flushed_ns: list[int] = field(default_factory=list)
 
     def is_acknowledged(self, seq: int) -> bool:
@@ -71,7 +73,8 @@ class Diary:
     def is_certain(self, seq: int, at_ns: int) -> bool:
         """Return whether the acknowledgement of a batch had certainly reached the server by then.
 
-        It had if a flush returned after it, or if so many later ones were sent that its answer had been read.
+        It had if a flush returned after it, or if UNANSWERED later ones were sent, because its answer had then been
+        read.
         """
         place = self.acknowledged.get(seq)
         if place is None or self.acknowledged_ns[place] > at_ns:

@@ -7,49 +7,53 @@ import os
 from dataclasses import asdict, dataclass
 
 VARIABLE = "PENSTOCK_CHAOS"
-"""Environment variable with the options as JSON: a source named on a command line has no other way to learn them."""
+"""The environment variable with the options as JSON. A source that a command line names has no other way to get
+them.
+"""
 MAIN, FEED = "main", "feed"
 """The stream that RQ workers fill with epochs, and the endless feed of a plain Writer."""
 POLICIES = ("on_next", "manual", "on_checkpoint")
-"""Acknowledgement of the groups, in turn."""
+"""The acknowledgement policies of the groups, in turn."""
 RANKS = "ranks"
 """The ordered group, whose members are numbers."""
 LARGE_BYTES = 1 << 20
-"""From here on an entry holds one sample."""
+"""The size of a sample from which on an entry holds one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one run. Sizes in bytes, times in seconds unless a name says otherwise."""
+    """The options of one run. Sizes are in bytes, and times in seconds unless a name says otherwise."""
 
     seed: int
     minutes: float
     partitions: int = 2
     sample_bytes: int = 4096
     members: int = 3
-    """Trainers in each group, the feed's included."""
+    """The trainers in each group, the feed's included."""
     groups: int = 3
-    """Groups that read the epochs; the feed has one of its own."""
+    """The groups that read the epochs. The feed has a separate one."""
     ranks: int = 2
-    """Trainers of one more group, which reads the epochs in canonical order; 0: no such group."""
+    """The trainers of one more group, which reads the epochs in canonical order, or 0 for no such group."""
     workers: int = 3
-    """RQ workers: one on a host of its own (`penstock worker`), the others `penstock produce`'s."""
+    """The RQ workers: one on a separate host (`penstock worker`), and the others in `penstock produce`."""
     epoch_samples: int = 0
-    """0: by size."""
+    """The samples of an epoch, or 0 for a number that depends on their size."""
     lease_s: float = 5.0
     pause_s: float = 1.5
-    """Mean time between two faults."""
+    """The mean time between two faults."""
     server_kills: bool = True
     own_queue: bool = False
-    """Whether jobs live on a second server, which is left alone."""
+    """Whether jobs are on a second server, which no fault hits."""
     payload: str = "inline"
-    """``segments``: payloads lie in files in the run's folder, or in memory, and a recycler has hardly any grace."""
+    """With ``segments``, payloads are in files in the run's folder, or in memory, and a cleaner has hardly any grace
+    period.
+    """
     patience_s: float = 120.0
-    """Without any progress for so long something hangs."""
+    """The time without any progress after which the run counts as hanging."""
 
     @property
     def seconds(self) -> float:
-        """Return how long faults are inflicted."""
+        """Return the seconds in which faults are inflicted."""
         return self.minutes * 60
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 TAPER_SHARDS, SMALLEST_PART, MOST_HELPERS = 4, 8, 64
-"""An epoch of more than eight full shards ends with smaller ones, at the least an eighth of a full one."""
+"""An epoch of more than eight full shards ends with smaller ones. The smallest are an eighth of a full one."""
 
 
 def shards(n: int, seed: int, epoch: int, shard_samples: int) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """The content of a sample as a function of seed, index and nonce, and the proof of a received sample.
 
-The nonce differs from epoch to epoch (or is the feed's), so a payload alone says which sample of which epoch it is. The
+The nonce differs from epoch to epoch (or is the feed's), so a payload alone identifies its sample and its epoch. The
 proof reads no header. A payload that was mixed up, cut short or overwritten has no valid nonce.
 """
 
@@ -31,7 +31,10 @@ def spec(size: int) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def prove(seed: int, x: NDArray[np.uint8], y: int) -> int | None:
-    """Return a received sample's nonce after comparing every byte with the sample made again; None if it is corrupt."""
+    """Compare every byte of a received sample with the sample made again.
+
+    Return its nonce, or None if it is corrupt.
+    """
     index, nonce = (int(word) for word in x[:KEY_BYTES].copy().view("<u8"))
     if index != y or not np.array_equal(x[KEY_BYTES:], _body(seed, index, nonce, len(x) - KEY_BYTES)):
         return None

@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def prepare() -> None:
-    """Print the stacks of all threads to stderr on SIGUSR1; on Linux, die with the conductor."""
+    """Print the stacks of all threads to stderr on SIGUSR1. On Linux, end with the conductor."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""The check of the ordered group: every batch of every rank is the one that the canonical order says, by payload.
+"""The check of the ordered group: every batch of every rank is the one of the canonical order, by payload.
 
-A batch here is what a sample is in a shared group: delivered, lost, invented, or duplicated for a reason.
+A batch is judged like a sample of a shared group: delivered, lost, invented, or duplicated for a reason.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class PlannedEpoch:
 
     number: int
     nonces: list[int | None]
-    """By position; None: bad on purpose."""
+    """The nonces by position, with None for a sample that is bad on purpose."""
     bad: set[str]
-    """``shard:offset`` of the bad ones."""
+    """The bad samples, as ``shard:offset``."""
 
 
 def batches_of(epoch: PlannedEpoch, batch: int, ranks: int) -> list[tuple[int, ...]]:
@@ -63,7 +63,7 @@ def judge_ranks(
 def _named(batch: Handed, places: dict[tuple[int, int], tuple[int, ...]], diary: Diary, options: Options) -> Handed:
     """Return the batch under the name of its place if it holds what belongs there, else under an unexpected name.
 
-    Two batches may be equal: each has one sample, and the first stands for a bad one.
+    Two batches may be equal: both have one sample, and one of them replaces a bad sample.
     """
     step = batch.position // (options.rank_batch * options.ranks) - 1
     place = (batch.epoch, step * options.ranks + int(diary.life.member))

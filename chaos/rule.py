@@ -1,8 +1,8 @@
-"""The rule of which samples may be duplicated, as docs/internals/chaos.md promises it: pure, from diaries to a reason.
+"""The rule for duplicated samples, as docs/internals/chaos.md promises it: pure, from diaries to a reason.
 
 A sample that one batch held may be in a later batch of the group only if the earlier batch was not certainly
-acknowledged when something happened to a trainer. That event frees what the trainer held, or makes the trainer hand out
-what others have claimed.
+acknowledged when something happened to a trainer. That event frees what the trainer held, or makes the trainer yield
+entries that others have claimed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed
 
 LAPSES_AFTER = 0.8
-"""Part of a lease: the last renewal before a stop may be a beat old, and a claim wants an entry idle for 0.9 of it."""
+"""The part of a lease after which a stopped trainer may have lost its entries. The last renewal before the stop may be
+one heartbeat old, and an entry is claimed after 0.9 of a lease.
+"""
 
 Spans = Sequence[tuple[int, int]]
 """[from, to) in ns."""
@@ -25,7 +27,7 @@ class Rule:
 
     lease_ns: int
     outages: Spans
-    """When no server answered: nobody can renew, find out or take over meanwhile."""
+    """The times when no server answered. No trainer can renew, notice a loss or take over then."""
 
     def excuse(self, first: Diary, before: Handed, second: Diary, after: Handed) -> str:
         """Return why a sample of batch ``before`` may be in batch ``after`` as well; '' if it may not."""
@@ -40,7 +42,7 @@ class Rule:
         # 2. it left without acknowledging it
         if life.ending == LEFT and life.ended_ns <= by_ns and not diary.is_acknowledged(handed.seq):
             return "handed back"
-        # 2b. it was told to leave when no server answered: two seconds without one, and it goes
+        # 2b. it was asked to leave while no server answered, and left after two seconds
         has_left = life.ending == LEFT and life.ended_ns <= by_ns
         if has_left and self._is_away(life.ended_ns) and not self._was_certain(diary, handed):
             return "left without a server"
@@ -56,7 +58,7 @@ class Rule:
         return ""
 
     def _held_too_long(self, diary: Diary, before_ns: int, after_ns: int) -> str:
-        """Return why the later batch's trainer had lost it and did not know yet."""
+        """Return why the later batch's trainer had lost it and did not know that yet."""
         life = diary.life
         if life.replaced_ns and before_ns >= life.replaced_ns:
             return "by one replaced"
@@ -77,7 +79,7 @@ class Rule:
         return [(start, end) for start, end in spans if end - start >= self.lease_ns * LAPSES_AFTER]
 
     def _finds_out(self, continued_ns: int) -> int:
-        """Return when a trainer that was stopped has certainly renewed, and so learnt what it lost."""
+        """Return when a trainer that was stopped has certainly renewed, and so knows its losses."""
         until = continued_ns + self.lease_ns
         for start, end in self.outages:
             if start < until and end > continued_ns:

@@ -1,6 +1,6 @@
 """The plan of faults as a pure function of the seed: what happens, and when.
 
-Each fault's ``pick`` chooses whom it hits among the processes that are alive.
+Each fault's ``pick`` chooses its victim among the live processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = {
     "restart the server": 1,
     "stop the server": 2,
 }
-"""Kind -> how often, relatively."""
+"""Kind -> its relative frequency."""
 SERVER = ("kill the server", "restart the server", "stop the server")
 
 
@@ -38,14 +38,14 @@ class Fault:
     """One planned fault."""
 
     at_s: float
-    """After the start."""
+    """The time after the start."""
     kind: str
     pick: float
-    """[0, 1): which of those that may be hit."""
+    """A number in [0, 1) that chooses the victim."""
     length: float
-    """[0, 1): how long, between the kind's bounds."""
+    """A number in [0, 1) that chooses the length, between the kind's bounds."""
     coin: bool
-    """Same name or a new one; gently or not."""
+    """A choice between two variants: the same name or a new one, a gentle end or a kill."""
 
 
 def faults(seed: int, seconds: float, pause_s: float, *, server_kills: bool) -> Iterator[Fault]:

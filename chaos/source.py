@@ -14,7 +14,7 @@ from chaos.options import from_environment
 from chaos.payload import is_bad, sample
 
 WORK_S = 0.001
-"""A little work for each sample, so that workers are hit in the middle of a shard."""
+"""The work for each sample in seconds, so that faults hit workers in the middle of a shard."""
 
 _options = from_environment()
 
@@ -25,7 +25,7 @@ def items() -> range:
 
 
 def make(index: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return the sample that the first word of its generator names; raise for one that is planned as bad."""
+    """Return the sample that the first word of its generator names. Raises for a sample that is planned as bad."""
     time.sleep(WORK_S)
     if is_bad(_options.seed, index):
         raise ValueError(f"sample {index} is bad on purpose")

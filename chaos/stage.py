@@ -1,4 +1,6 @@
-"""The stage of a run: servers, streams, and how each process is started. `chaos.conductor` says what happens on it."""
+"""The stage of a run: servers, streams, and how each process is started. `chaos.conductor` decides what happens on
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from chaos.sweeper import Sweeper
 from penstock import EmbeddedServer, Tuning, Writer
 
 AOF = {"appendfsync": "always", "auto-aof-rewrite-min-size": "256mb"}
-"""An answered write survives a kill -9 of the server."""
+"""Settings by which an answered write survives SIGKILL of the server."""
 EPOCHS_A_ROUND = 2
-"""What one `penstock produce` is to make; then the next is started."""
+"""The epochs of one `penstock produce`, after which the next is started."""
 FEED_GROUP = "feeders"
 
 
@@ -33,7 +35,7 @@ class Stage:
         self.options, self.directory = options, directory
         self.is_up = True
         self.outages: list[tuple[int, int]] = []
-        """[down, up) in ns, when nobody could reach the server."""
+        """The times [down, up) in ns in which no process could reach the server."""
         self._down_ns = 0
         self._counts: dict[str, int] = {}
         self._port: int | None = None
@@ -60,7 +62,7 @@ class Stage:
                 payload=self._payload,
             ):
                 pass
-            for group in members:  # declared: what it has not read is kept also while no member is there
+            for group in members:  # declared, so that unread data is also kept while the group has no member
                 kind = ["--ordered"] if group == RANKS else []
                 penstock(self.url, "groups", "declare", name, group, *kind).check_returncode()
 
@@ -79,18 +81,18 @@ class Stage:
         return self._queue.url if self._queue else self.url
 
     def client(self) -> redis.Redis:
-        """Return a connection; raise one of `chaos.keys.AWAY`."""
+        """Return a connection. Raises one of `chaos.keys.AWAY`."""
         return redis.Redis.from_url(self.url, socket_timeout=10, socket_connect_timeout=10)
 
-    # --- the server's troubles ---
+    # --- faults of the server ---
 
     def kill_server(self) -> None:
-        """Kill the server with SIGKILL; all that it had answered is in its file."""
+        """Kill the server with SIGKILL. Its file has everything that it had answered."""
         self._went_down()
         self.server.kill()
 
     def end_server(self) -> None:
-        """End the server as an operator does who restarts it."""
+        """End the server like an operator who restarts it."""
         self._went_down()
         self.server.close()
 
@@ -118,7 +120,7 @@ class Stage:
         self.is_up = True
 
     def cut_connections(self, pick: float, share: float) -> int:
-        """Close some of the connections by CLIENT KILL; return how many."""
+        """Close some of the connections by CLIENT KILL, and return their number."""
         cut = 0
         with suppress(redis.RedisError), redis.Redis.from_url(self.server.url, socket_timeout=5) as client:
             listed = client.client_list()
@@ -128,7 +130,7 @@ class Stage:
         return cut
 
     def end_sweeping(self) -> None:
-        """Stop the sweeper, so that the folder changes no more by itself."""
+        """Stop the sweeper, so that the folder no longer changes without a writer."""
         if self._sweeper is not None:
             self._sweeper.close()
 
@@ -166,7 +168,7 @@ class Stage:
         given = [str(argument) for argument in arguments]
         given += [] if module == "chaos.process" else [str(journal)]
         life = Life(module.partition(".")[2] if group else role, stream, group, member, journal, time.monotonic_ns())
-        # not in the arguments: every user of the host lists those, and the URLs hold passwords
+        # not in the arguments: every user of the host can list those, and the URLs hold passwords
         urls = {"PENSTOCK_URL": self.url, "PENSTOCK_QUEUE_URL": self.queue_url}
         return Actor(life, [module, *given], {**self.options.environment(), **urls})
 

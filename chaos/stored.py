@@ -1,6 +1,6 @@
-"""Stored seeds: runs that are repeated after a change, each for what it covers. They lie in ``stored.json``.
+"""Stored seeds: runs that are repeated after a change, each for what it covers. They are in ``stored.json``.
 
-``faults`` counts the faults that a seed plans in `MINUTES`: if these change, the stored runs are other runs.
+``faults`` counts the faults that a seed plans in `MINUTES`. If the counts change, the stored runs are other runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chaos.schedule import faults
 
 FILE = Path(__file__).with_name("stored.json")
 MINUTES = 2.0
-"""How long a stored run inflicts faults, unless it is told otherwise."""
+"""The minutes in which a stored run inflicts faults, by default."""
 ALL = "stored"
 
 
@@ -27,9 +27,9 @@ class Stored:
     seed: int
     covers: str
     options: dict[str, Any]
-    """Those that are not the default."""
+    """The options that differ from the defaults."""
     faults: dict[str, int]
-    """Kind -> how often it is planned."""
+    """Kind -> the number of planned faults."""
 
     def run_options(self, minutes: float = MINUTES) -> Options:
         """Return the options of its run."""

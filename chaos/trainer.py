@@ -30,14 +30,14 @@ class Left(BaseException):
 
 
 class Trainer:
-    """One member of one group, until it is told to leave."""
+    """One member of one group, until it is asked to leave."""
 
     def __init__(self, loader: Loader, journal: Journal, options: Options, policy: str) -> None:
         self._loader, self._journal, self._options, self._policy = loader, journal, options, policy
         self._pace = random.Random(os.getpid())
         self._seq = self._noted = 0
         self._owed: deque[tuple[int, Any]] = deque()
-        """Stepped on and not acknowledged."""
+        """The batches whose step ended and that are not acknowledged."""
         self._checkpoint: tuple[int, dict[str, Any]] | None = None
         """The last batch in a checkpoint that is being written, and the loader's state in it."""
         self._is_waiting = False
@@ -52,7 +52,7 @@ class Trainer:
             except PenstockError as error:
                 if (kind := type(error).__name__) == "GroupFinished":
                     time.sleep(IDLE_S)
-                elif kind == "CheckpointOverdue":  # several groups may well hold the little room there is
+                elif kind == "CheckpointOverdue":  # several groups may hold all of the little space
                     self._journal.note("O", str(error).replace("\n", " "))
                     self._settle_all()
                 else:
@@ -67,7 +67,7 @@ class Trainer:
                 return
             self._step(batch)
         if self._policy == "manual":
-            self._acknowledge(len(self._owed) - 1)  # the last one's step counts for nothing: it comes again
+            self._acknowledge(len(self._owed) - 1)  # the last step does not count: its batch comes again
 
     def _next(self, batches: object) -> Any:
         self._is_waiting = True
@@ -129,13 +129,13 @@ class Trainer:
             self._note_checkpointed(self._seq)
 
     def _note_acknowledged(self) -> None:
-        """Record what an 'on_next' loader has acknowledged: the last batch, once it gave the next or ended."""
+        """Record what an 'on_next' loader has acknowledged: the last batch, after it gave the next one or ended."""
         if self._policy == "on_next" and self._seq > self._noted:
             self._journal.note("A", self._seq)
             self._noted = self._seq
 
     def left(self) -> None:
-        """Record that the loader was closed: what it acknowledged is on the server."""
+        """Record that the loader was closed: its acknowledgements are on the server."""
         self._note_acknowledged()
         self._journal.note("L")
 
@@ -149,7 +149,7 @@ class Trainer:
 def main(stream: str, group: str, member: str, policy: str, path: str) -> int:
     """Return 0 after leaving, 3 after an error of Penstock."""
     prepare()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # before it has joined there is nothing to leave
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # before it has joined, there is nothing to leave
     options, journal = from_environment(), Journal(Path(path))
     note_stalls(journal, options.lease_s / 4)
     try:

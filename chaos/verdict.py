@@ -1,4 +1,4 @@
-"""Compare what should have been delivered with what was, for each group: every sample, and every duplicate."""
+"""Compare the expected deliveries with the actual ones, for each group: every sample, and every duplicate."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Expected:
 
     nonces: Nonces
     epochs: NDArray[np.int64]
-    """Epoch of each; -1: any, the feed's."""
+    """The epoch of each sample, or -1 for any epoch of the feed."""
     open_ended: Nonces
-    """May be there or not, but for all groups alike: what a writer was killed with."""
+    """Samples that may exist or not, but for all groups alike: a writer was killed while it wrote them."""
 
 
 def expect(nonces: Sequence[int], epochs: Sequence[int], open_ended: Sequence[int]) -> Expected:
@@ -42,18 +42,18 @@ class GroupVerdict:
 
     group: str
     delivered: int = 0
-    """Different samples whose step was done."""
+    """The different samples whose step ended."""
     twice: int = 0
-    """Handings beyond the first of each."""
+    """The deliveries beyond the first of each sample."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why, by the rule."""
+    """The reasons of these, by the rule."""
     optional: frozenset[int] = frozenset()
-    """Those of `Expected.open_ended` that were delivered."""
+    """The delivered samples of `Expected.open_ended`."""
     violations: list[str] = field(default_factory=list)
 
 
 def judge(group: str, diaries: Sequence[Diary], expected: Expected, rule: Rule) -> GroupVerdict:
-    """Return everything that can be said of one group."""
+    """Return the verdict on one group."""
     verdict = GroupVerdict(group)
     batches = sorted((batch for diary in diaries for batch in diary.handed), key=lambda batch: batch.ns)
     nonces = np.array([nonce for batch in batches for nonce in batch.nonces], np.uint64)
@@ -109,7 +109,7 @@ def _judge_twice(
     rule: Rule,
 ) -> None:
     """Require a reason for each delivery of a sample after its first, against each earlier one."""
-    order = np.argsort(nonces, kind="stable")  # batches are in order of time, and stay so
+    order = np.argsort(nonces, kind="stable")  # batches are in order of time, and the sort keeps it
     bounds = np.flatnonzero(np.diff(nonces[order])) + 1
     unexplained: Counter[tuple[int, int]] = Counter()
     for low, high in pairwise([0, *bounds.tolist(), len(order)]):
