@@ -52,7 +52,7 @@ def export_stream(
 ) -> ExportResult:
     """Copy produced epochs to a folder: a new one, or one with an earlier export of the stream.
 
-    What was finished before an error stands, and the same call continues from there.
+    Epochs that were finished before an error stay, and the same call continues from there.
 
     Args:
         client: a connection to the stream's server.

@@ -56,10 +56,10 @@ class Files(Passes):
             epoch: the number of the epoch. None means the only one.
             shuffle: a seed, as in `Replay`.
             window: the samples of the window, as in `Replay`.
-            tuning: what most programs leave as it is: prefetch_bytes, views, notify. See `Tuning`.
+            tuning: rarely changed options: prefetch_bytes, views, notify. See `Tuning`.
 
         Raises:
-            BadExport: the folder is no export, is not whole, or is damaged.
+            BadExport: the folder is not an export, is incomplete, or is damaged.
         """
         tuning = tuning_of("Files", tuning)
         super().__init__(batch_size, shuffle, window, tuning)

@@ -193,12 +193,12 @@ class Passes(Passing):
             sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
             return ArrayPool(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
 
-    # --- for those who read ---
+    # --- for subclasses ---
 
     def _outlet(
         self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool
     ) -> tuple[Assembler, QueueFeeder]:
-        """Return where samples go, and the way from there to the queue."""
+        """Return the assembler for samples, and the feeder that moves its batches into the queue."""
         assembler = Assembler(self.spec, self.batch_size, pool, self.epoch)
         setting = StageContext(self.spec, pool, self.epoch, self.batch_size, is_ordered=False)
         return assembler, QueueFeeder(assembler, queue, None if shuffle is None else shuffle.window(setting))

@@ -41,7 +41,7 @@ from penstock_consumer.stages.stats import ReaderTimes
 AHEAD, AHEAD_HEADERS = 4, 16
 """The entries that are asked for before the first of them arrives; and those of small entries or of segments."""
 LEASE_S = 30.0
-"""A replay that renews nothing for so long keeps the epoch no longer, and ends with ReplayTruncated."""
+"""A replay that has not renewed its lease for this long no longer keeps the epoch, and ends with ReplayTruncated."""
 
 
 class Replay(Passes):
@@ -57,10 +57,10 @@ class Replay(Passes):
         url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
         shuffle: a seed. Blocks are read in a permuted order, and batches are drawn from a window.
         window: the samples of the window. None means as many as ``prefetch_bytes`` hold.
-        tuning: what most programs leave as it is: prefetch_bytes, lease_s, views, notify. See `Tuning`.
+        tuning: rarely changed options: prefetch_bytes, lease_s, views, notify. See `Tuning`.
 
     Raises:
-        EpochNotFound: the epoch is not there.
+        EpochNotFound: the epoch does not exist.
         EpochIncomplete: the epoch is not produced yet.
         ReplayTruncated: entries of the epoch were removed.
 
@@ -173,7 +173,7 @@ class Replay(Passes):
             self.close()
             return
         self._client.hurry(0, AT_ONCE_S)
-        with suppress(PenstockError):  # the lease lapses by itself, and the other error matters
+        with suppress(PenstockError):  # the lease expires anyway, and the other error matters
             self.close()
 
 

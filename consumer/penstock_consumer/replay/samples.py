@@ -92,7 +92,7 @@ class UnreadSamples:
 class SampleReader:
     """A reader of single samples of one epoch, for one thread. It holds a produced epoch until `close`.
 
-    Raises EpochNotFound, and SegmentsUnseen if payloads lie in a folder that this process does not see.
+    Raises EpochNotFound, and SegmentsUnseen if payloads are in a folder that this process does not see.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class SampleReader:
         if kind is None:
             self.close()
             return
-        with suppress(PenstockError):  # the lease expires by itself, and the error matters more
+        with suppress(PenstockError):  # the lease expires anyway, and the error matters more
             self.close()
 
 

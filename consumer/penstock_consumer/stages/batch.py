@@ -211,7 +211,7 @@ class Assembler:
         return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
 
     def accept(self, count: int, spans: Sequence[BatchSpan], ragged: dict[str, Ragged]) -> None:
-        """Take ``count`` samples whose fixed tensors now lie in their `places`."""
+        """Take ``count`` samples whose fixed tensors are in their `places`."""
         done = 0
         rest = deque(spans)
         for opened, rows in self._shares(count):

@@ -1,6 +1,6 @@
-"""Make batches of one size from smaller ones, and decide what becomes of the last, which nothing fills up.
+"""Make batches of one size from smaller ones, and treat the last one, which is not full.
 
-This follows a filter, or serves a trainer that needs equal shapes. Full batches pass as they are.
+This follows a filter, or serves a trainer that needs equal shapes. Full batches pass unchanged.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from penstock_common.pace import Pace
 
 Cause = Literal["producers", "server", "reader"]
-"""What the loop waited for.
+"""The cause of a loop's wait.
 
 ``producers`` stands for samples that were not written yet, and ``server`` for the server and the network to it.
 ``reader`` stands for this process's own work.
