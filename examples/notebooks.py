@@ -1,8 +1,9 @@
-"""Writes the examples' notebooks: `python examples/notebooks.py`. Their cells are the scripts, so nobody edits them.
+"""Writes the examples' notebooks: `python examples/notebooks.py`. Their cells are the scripts, so edit only the
+scripts.
 
-A script with ``# %% Title`` lines becomes a cell for each part; any other file a cell that writes it, and a program
-that is started by a command, which its docstring tells, a cell with that command. Notebooks hold no outputs: what a run
-prints depends on the machine and grows stale, and a test runs all of them.
+A script with ``# %% Title`` lines becomes a cell for each part. Any other file becomes a cell that writes it. A program
+that is started by a command, which its docstring names, gets a cell with that command. Notebooks hold no outputs,
+because what a run prints depends on the machine and becomes outdated. A test runs all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NOTEBOOKS = {
     "resume/crash.ipynb": ["train.py", "crash.py"],
     "ragged_text/train.ipynb": ["train.py"],
 }  # fmt: skip
-"""Notebook -> its files, in their order."""
+"""Notebook -> its files, in order."""
 
 
 def notebook(name: str) -> str:
-    """The notebook's JSON."""
+    """Return the notebook's JSON."""
     cells: list[tuple[str, str]] = []
     for file in NOTEBOOKS[name]:
         cells += _cells(file, ((HERE / name).parent / file).read_text())
@@ -37,7 +38,7 @@ def notebook(name: str) -> str:
 
 
 def _cells(file: str, script: str) -> list[tuple[str, str]]:
-    """Kind and text of each."""
+    """Return the kind and the text of each cell."""
     docstring = ast.get_docstring(ast.parse(script)) or ""
     if "\n# %% " not in script:
         written = [("markdown", docstring), ("code", f"%%writefile {file}\n{script}")]
@@ -50,7 +51,7 @@ def _cells(file: str, script: str) -> list[tuple[str, str]]:
 
 
 def _document(cells: list[tuple[str, str]]) -> dict[str, Any]:
-    """By nbformat 4.5."""
+    """Return the notebook in the format nbformat 4.5."""
     return {
         "cells": [
             {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}

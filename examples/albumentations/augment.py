@@ -1,4 +1,4 @@
-"""albumentations in the workers: a sample's augmentation depends on seed, epoch and sample alone, whoever makes it.
+"""albumentations in the workers: a sample's augmentation depends on seed, epoch and sample alone, not on the worker.
 
 penstock run images photos/ --resize 256x256 --transform augment:augment -- python train.py
 """
@@ -20,10 +20,10 @@ PIPELINE = A.Compose(
         A.CoarseDropout(p=0.3),
     ]
 )
-"""Made once for each worker process; the generators in it are its own."""
+"""The pipeline, made once for each worker process with generators of its own."""
 
 
 def augment(sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """``x`` uint8 [H, W, 3] becomes uint8 [224, 224, 3]; labels stay."""
+    """Augment a sample: ``x`` uint8 [H, W, 3] becomes uint8 [224, 224, 3], and labels stay."""
     PIPELINE.set_random_seed(int(rng.integers(1 << 32)))
     return {**sample, "x": PIPELINE(image=sample["x"])["image"]}

@@ -1,6 +1,6 @@
-"""The example's transform: what a user writes to have every image turned, moved and dirtied a little, anew each epoch.
+"""The example's transform, as a user would write it: each image is turned, moved and made noisy, anew every epoch.
 
-Runs in the workers: `penstock produce images ... --transform augment:augment`.
+It runs in the workers: `penstock produce images ... --transform augment:augment`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import numpy as np
 from PIL import Image
 
 DEGREES, SHIFT, NOISE = 12.0, 2.5, 8.0
-"""Largest turn, largest move in pixels, standard deviation of the noise in grey levels."""
+"""The largest rotation in degrees, the largest move in pixels, and the standard deviation of the noise in grey
+levels.
+"""
 
 
 def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """``x`` uint8 [H, W, 1] to the same; ``rng`` is seeded by epoch and sample: a retried job makes the same again."""
+    """Return a changed image of the same shape: ``x`` uint8 [H, W, 1].
+
+    ``rng`` is seeded by epoch and sample, so a job that is repeated makes the same image.
+    """
     image = Image.fromarray(sample["x"][..., 0])
     moved = image.rotate(
         rng.uniform(-DEGREES, DEGREES),

@@ -1,6 +1,6 @@
 """Writes scikit-learn's handwritten digits as the folder of images that the example's workers read.
 
-``train/<class>/`` holds jpg, png and webp files; the digits held out for testing are arrays in ``test.npz``.
+``train/<class>/`` holds jpg, png and webp files. The digits held out for testing are arrays in ``test.npz``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sklearn.datasets import load_digits
 
 HELD_OUT = 0.2
 SIDE = 32
-"""Pixels. The originals have 8 and are enlarged: a decoder then has something to do."""
+"""Pixels of an image's side. The originals have 8 and are enlarged, which gives a decoder something to do."""
 FORMATS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("jpg", {"quality": 92}),
     ("png", {}),
     ("webp", {"quality": 92}),
 )
-"""Files take turns."""
+"""The file formats, which take turns."""
 
 
 def main() -> None:
-    """Does nothing where all is there: run again, it must not change files that an epoch was planned with."""
+    """Write the files, unless they exist: a second run must not change files that an epoch was planned with."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR")
     folder: Path = parser.parse_args().folder
@@ -57,7 +57,10 @@ def write_digits(folder: Path) -> tuple[Path, Path]:
 
 
 def save_arrays(images: Path, file: Path) -> None:
-    """``x`` uint8 [n, 32, 32, 1] and ``y`` int64 [n]: a trainer then needs no image library."""
+    """Save a folder of images as arrays, so that a trainer needs no image library.
+
+    ``x`` is uint8 [n, 32, 32, 1] and ``y`` int64 [n].
+    """
     paths = sorted(images.rglob("*.*"))
     x = np.stack([np.asarray(Image.open(path).convert("L")) for path in paths])
     np.savez(file, x=x[..., None], y=np.array([int(path.parent.name) for path in paths]))

@@ -1,6 +1,6 @@
 """The example's trainer: a small Keras model fed by one group of the stream, tested on the digits held out.
 
-Started again after a crash it loads the last saved epoch; the stream goes on after the last step that was acknowledged.
+Started again after a crash, it loads the last saved epoch. The stream continues after the last acknowledged step.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import penstock.tensorflow
 BATCH = 16
 CLASSES = 10
 PATIENCE_S = 600.0
-"""A trainer may start long before the first sample is made."""
+"""The longest wait for the first sample, because a trainer may start long before it is made."""
 
 
 def main() -> None:
-    """Trains, saving each epoch, and prints one line an epoch and one at the end."""
+    """Train, save each epoch, and print one line for each epoch and one at the end."""
     args = arguments()
     model, done = load(args.models, args.group) or (build(args.filters), 0)
     with penstock.Loader(
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """See --help."""
+    """Return the arguments; see --help."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--group", required=True, help="every group sees every sample")
     parser.add_argument("--filters", type=int, default=16, help="of the first layer (default: %(default)s)")
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
 
 
 def has_more(loader: penstock.Loader) -> bool:
-    """False where a crash came after the last step and before the last model was saved."""
+    """Return whether the group has more to read. It has not if a crash came between the last step and the last save."""
     try:
         _ = loader.samples
     except penstock.PenstockError as error:
@@ -61,7 +61,7 @@ def has_more(loader: penstock.Loader) -> bool:
 
 
 def build(filters: int) -> Any:
-    """A small convolutional classifier of [32, 32, 1] grey levels."""
+    """Return a small convolutional classifier of [32, 32, 1] grey levels."""
     keras.utils.set_random_seed(1)
     layers = keras.layers
     model = keras.Sequential(
@@ -80,7 +80,7 @@ def build(filters: int) -> Any:
 
 
 def load(folder: Path, group: str) -> tuple[Any, int] | None:
-    """The model saved last and the number of epochs it was trained; None where there is none."""
+    """Return the last saved model and its number of trained epochs, or None if there is none."""
     saved = {int(path.stem.removeprefix(f"{group}-")): path for path in folder.glob(f"{group}-*.keras")}
     return (keras.saving.load_model(saved[max(saved)]), max(saved)) if saved else None
 

@@ -1,5 +1,5 @@
-"""Trains the same network with Keras, PyTorch, JAX and NumPy at once on one stream. Each is a group of its own: every
-sample is made once, and each group gets all of them, in canonical order, so all four see the very same batches.
+"""Trains the same network with Keras, PyTorch, JAX and NumPy at once on one stream. Each framework is a separate group.
+Every sample is made once, and each group gets all of them in canonical order, so all four train on the same batches.
 
 In this folder: `penstock run dataset digits:train --transform digits:noisy --epochs 12 -- python together.py`
 """

@@ -11,13 +11,13 @@ import penstock.jax
 
 
 def logits(params: Any, x: Any) -> Any:
-    """[n, 10] of pixels [n, 64]."""
+    """Return [n, 10] of pixels [n, 64]."""
     return jax.nn.relu(x / 16.0 @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
 
 @jax.jit
 def step(params: Any, speed: Any, x: Any, y: Any) -> Any:
-    """The parameters after one batch, and how fast they move."""
+    """Return the parameters after one batch, and their momentum."""
     slopes = jax.grad(lambda params: -jnp.mean(jax.nn.log_softmax(logits(params, x))[jnp.arange(len(y)), y]))(params)
     speed = jax.tree.map(lambda speed, slope: 0.9 * speed - 0.05 * slope, speed, slopes)
     return jax.tree.map(jnp.add, params, speed), speed

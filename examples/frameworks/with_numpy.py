@@ -1,4 +1,4 @@
-"""The NumPy group of together.py: no framework, the slopes worked out by hand."""
+"""The NumPy group of together.py: without a framework, with the gradients computed explicitly."""
 
 import digits
 import numpy as np
@@ -15,7 +15,7 @@ with penstock.Loader("train", group="numpy", batch_size=32, order="canonical") a
             x, rows = batch["x"] / 16, np.arange(batch.size)
             hidden = np.maximum(x @ w1 + b1, 0)
             slope = np.exp(hidden @ w2 + b2)
-            slope /= slope.sum(axis=1, keepdims=True)  # softmax; then the slope of the cross-entropy:
+            slope /= slope.sum(axis=1, keepdims=True)  # softmax; then the gradient of the cross-entropy:
             slope[rows, batch["y"]] -= 1
             slope /= batch.size
             back = (slope @ w2.T) * (hidden > 0)

@@ -1,4 +1,4 @@
-"""Trains a small network on a stream of digits, in plain JAX, on all devices there are. `python train.py`"""
+"""Trains a small network on a stream of digits, in plain JAX, on all devices. `python train.py`"""
 
 # %% Two worker processes make the samples; they are started before JAX is imported, because they are forked
 from typing import Any
@@ -15,7 +15,10 @@ x, x_test, y, y_test = train_test_split(images, labels, test_size=360, random_st
 
 
 def noisy(sample: Any, rng: np.random.Generator) -> Any:
-    """``x`` [64] to uint8 [64]; ``rng`` is seeded by epoch and sample: the same seed gives the same stream."""
+    """Add noise: ``x`` [64] becomes uint8 [64].
+
+    ``rng`` is seeded by epoch and sample, so a seed gives the same stream.
+    """
     return {"x": (sample["x"] + rng.normal(0, 1, 64)).clip(0, 16).astype(np.uint8), "y": sample["y"]}
 
 
@@ -31,13 +34,13 @@ import penstock.jax
 
 
 def logits(params: Any, x: Any) -> Any:
-    """[n, 10] of pixels [n, 64]: uint8 travels, floats are made on the device."""
+    """Return [n, 10] of pixels [n, 64]. They arrive as uint8, and become floats on the device."""
     return jax.nn.relu(x / 16.0 @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
 
 @jax.jit
 def step(params: Any, speed: Any, batch: Any) -> Any:
-    """The parameters after one batch, and how fast they move."""
+    """Return the parameters after one batch, and their momentum."""
 
     def loss(params: Any) -> Any:
         return -jnp.mean(jax.nn.log_softmax(logits(params, batch["x"]))[jnp.arange(len(batch["y"])), batch["y"]])

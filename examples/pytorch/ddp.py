@@ -1,4 +1,4 @@
-"""Trains a network on a stream of digits in two processes (DistributedDataParallel) of equally many steps.
+"""Trains a network on a stream of digits in two processes (DistributedDataParallel) with equally many steps.
 
 In this folder: `penstock run dataset digits:train --epochs 8 -- torchrun --nproc-per-node 2 ddp.py`
 """
@@ -20,9 +20,9 @@ EPOCHS, BATCH = 8, 16
 
 
 def main() -> None:
-    """Rank 0 prints the accuracy on the digits held out after each epoch."""
+    """Train. Rank 0 prints the accuracy on the digits held out after each epoch."""
     has_gpu = torch.cuda.is_available()
-    distributed.init_process_group("nccl" if has_gpu else "gloo")  # torchrun has said which rank this is
+    distributed.init_process_group("nccl" if has_gpu else "gloo")  # torchrun has set which rank this is
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")
     rank, world = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Trains a PyTorch network on a stream of digits that two other processes make meanwhile. `python train.py`"""
+"""Trains a PyTorch network on a stream of digits, while two other processes make the samples. `python train.py`"""
 
-# %% Two worker processes make the samples: here noise, in earnest whatever decoding and augmenting costs
+# %% Two worker processes make the samples: noise here, and expensive decoding and augmentation in real use
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ x, x_test, y, y_test = train_test_split(images, labels, test_size=360, random_st
 
 
 def noisy(sample: Any, rng: np.random.Generator) -> Any:
-    """``x`` [64] to uint8 [64]; ``rng`` is seeded by epoch and sample: the same seed gives the same stream."""
+    """Add noise: ``x`` [64] becomes uint8 [64].
+
+    ``rng`` is seeded by epoch and sample, so a seed gives the same stream.
+    """
     return {"x": (sample["x"] + rng.normal(0, 1, 64)).clip(0, 16).astype(np.uint8), "y": sample["y"]}
 
 
 server = penstock.EmbeddedServer()  # or any Redis: its URL in PENSTOCK_URL
 production = penstock.produce({"x": x, "y": y}, transform=noisy, stream="digits", epochs=EPOCHS, url=server.url)
 
-# %% PyTorch reads it as a group of its own; a batch is acknowledged when the loop asks for the next one
+# %% PyTorch reads it as a separate group; a batch is acknowledged when the loop asks for the next one
 import torch
 from torch import nn
 

@@ -1,5 +1,5 @@
-"""Tells prose from program code, line by line: samples of different lengths, in batches without padding. The lines are
-those of Python's own standard library, so nothing is downloaded. `python train.py`
+"""Classifies lines as prose or program code: samples of different lengths, in batches without padding. The lines are
+from Python's own standard library, so nothing is downloaded. `python train.py`
 """
 
 # %% Lines of the standard library, as many from docstrings (1) as from elsewhere (0)
@@ -30,9 +30,9 @@ rng.shuffle(prose_or_code)
 test, train = prose_or_code[:1000], prose_or_code[1000:]
 
 
-# %% Two worker processes make tokens of them; None in the spec is what differs from sample to sample
+# %% Two worker processes make tokens of them; None in the spec is a size that differs from sample to sample
 def tokens(item: Any) -> Any:
-    """A line's n characters as n - 1 pairs of neighbours, each one of 128 * 128."""
+    """Return a line's n characters as n - 1 pairs of neighbours, each one of 128 * 128."""
     line, label = item
     letters = np.frombuffer(line.encode(), np.uint8).astype(np.int32)
     return {"tokens": letters[:-1] * 128 + letters[1:], "y": label}
@@ -42,7 +42,7 @@ server = penstock.EmbeddedServer()  # or any Redis: its URL in PENSTOCK_URL
 spec = {"tokens": ("int32", (None,)), "y": ("int64", ())}
 production = penstock.produce(train, transform=tokens, spec=spec, stream="lines", epochs=EPOCHS, url=server.url)
 
-# %% A batch's tokens are a list of tensors; EmbeddingBag takes them end to end and gives each line's mean vector
+# %% A batch's tokens are a list of tensors; EmbeddingBag takes them joined together and gives each line's mean vector
 import torch
 from torch import nn
 
@@ -54,7 +54,7 @@ optimizer = torch.optim.Adam([*vectors.parameters(), *head.parameters()], 1e-2)
 
 
 def logits(ragged: list[torch.Tensor]) -> torch.Tensor:
-    """[n, 2] of n lines."""
+    """Return [n, 2] of n lines."""
     starts = torch.tensor([0, *map(len, ragged[:-1])]).cumsum(0)
     return head(vectors(torch.cat(ragged), starts))
 

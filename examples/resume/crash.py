@@ -1,5 +1,5 @@
-"""Kills a training with -9 in the middle, starts it again, and compares it with one that nothing happened to: the same
-batches, the same losses, the same weights. `python crash.py`, beside train.py
+"""Kills a training with SIGKILL in the middle, starts it again, and compares it with an undisturbed one: the same
+batches, the same losses, the same weights. `python crash.py`, in the folder of train.py
 """
 
 # %% Two worker processes make eight epochs of digits
@@ -26,14 +26,14 @@ checkpoints = tempfile.TemporaryDirectory()
 
 # %% A training that is killed leaves its last checkpoint, and the stream knows what is in it
 def train(name: str, kill_after: int | None = None) -> list[str]:
-    """The lines it printed."""
+    """Run a training and return the lines that it printed."""
     lines, command = [], [sys.executable, str(Path("train.py").absolute()), name]
     with subprocess.Popen(command, cwd=checkpoints.name, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.strip())
             if line.startswith(f"step {kill_after}:"):
-                process.kill()  # kill -9: no handler, no farewell
+                process.kill()  # SIGKILL: no handler runs, and nothing is saved
     print(f"{name}: {'; '.join(lines[:3])}; ...; {lines[-1]}; ended with {process.returncode}")
     return lines
 
@@ -42,12 +42,12 @@ whole = train("whole")
 before = train("killed", kill_after=250)
 after = train("killed")
 
-# %% The steps since that checkpoint came again, and every step is that of the training that nothing happened to
+# %% The steps since that checkpoint came again, and every step is that of the undisturbed training
 import torch
 
 
 def steps(lines: list[str]) -> dict[str, str]:
-    """Step -> loss."""
+    """Return step -> loss."""
     return dict(line.split(": ") for line in lines if line.startswith("step"))
 
 

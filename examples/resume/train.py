@@ -1,5 +1,6 @@
-"""Trains on a stream of digits and saves a checkpoint every 100 steps. Killed at any moment and started again, it goes
-on with the batch after its last checkpoint. `python train.py NAME`: name of the group and of the checkpoint's file
+"""Trains on a stream of digits and saves a checkpoint every 100 steps. Killed at any moment and started again, it
+continues with the batch after its last checkpoint. `python train.py NAME`: name of the group and of the checkpoint's
+file
 """
 
 import sys
@@ -26,13 +27,16 @@ if checkpoint.exists():
     saved = torch.load(checkpoint)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    batches.load_state_dict(saved["data"])  # small JSON: the next pass is what was left of this epoch
+    batches.load_state_dict(saved["data"])  # small JSON: the next pass is the rest of this epoch
     step, first = saved["step"], saved["epoch"]
     print(f"goes on after step {step}")
 
 
 def save(step: int, epoch: int) -> None:
-    """The file is whole or not there at all (os.fsync, if power may fail); then the stream may forget what is in it."""
+    """Save a checkpoint: the file is complete or does not exist (os.fsync, if power may fail).
+
+    Only then may the stream forget what is in it.
+    """
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": batches.state_dict()}
     torch.save({**states, "step": step, "epoch": epoch}, f"{checkpoint}.new")
     Path(f"{checkpoint}.new").rename(checkpoint)

@@ -1,4 +1,6 @@
-"""A CSV file as a dataset: `penstock produce dataset csv_rows:train`. All are numbers, the last one is the class."""
+"""A CSV file as a dataset: `penstock produce dataset csv_rows:train`. All columns are numbers, and the last one is the
+class.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ PATH = "train.csv"
 
 
 def train() -> dict[str, np.ndarray]:
-    """Equally long arrays are a dataset; `y` may be balanced and split by."""
+    """Return arrays of equal length, which are a dataset. Samples may be balanced and split by `y`."""
     with Path(PATH).open(newline="") as file:
         rows = [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
     table = np.array(rows, np.float32)

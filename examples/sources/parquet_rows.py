@@ -1,7 +1,7 @@
 """The rows of a Parquet file as a dataset: `penstock produce dataset parquet_rows:train`.
 
-Parquet is read by row groups. With shuffling each worker keeps the last few decoded; write the file with row groups of
-some thousand rows, or produce with `--no-shuffle` and shuffle where it is trained.
+Parquet is read by row groups. With shuffling, each worker keeps the last few of them decoded. Write the file with row
+groups of some thousand rows, or produce with `--no-shuffle` and shuffle in the trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUPS_KEPT = 8
 
 
 class Rows:
-    """Row n of the whole file, as a dict of numbers, texts and lists."""
+    """The rows of the whole file by number, each as a dict of numbers, texts and lists."""
 
     def __init__(self, path: str) -> None:
         self._file = pyarrow.parquet.ParquetFile(path, memory_map=True)
@@ -36,5 +36,5 @@ class Rows:
 
 
 def train() -> Rows:
-    """What the command names."""
+    """Return the dataset that the command names."""
     return Rows(PATH)

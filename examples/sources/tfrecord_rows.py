@@ -2,7 +2,7 @@
 
 `penstock produce dataset tfrecord_rows:train --transform tfrecord_rows:to_sample`
 
-TensorFlow reads such files from front to back; one pass over the lengths makes every record readable by its number.
+TensorFlow reads such files from front to back. One pass over the lengths makes every record readable by its number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import tensorflow as tf
 
 PATH = "train.tfrecord"
 _HEAD, _FOOT = 12, 4
-"""Bytes around a record: its length and that one's checksum; its own checksum."""
+"""Bytes around a record: before it, its length and the checksum of the length, and after it, its own checksum."""
 
 
 class Records:
-    """The bytes of record n."""
+    """The records by number, as bytes."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY)
@@ -41,12 +41,12 @@ class Records:
 
 
 def train() -> Records:
-    """What the command names."""
+    """Return the dataset that the command names."""
     return Records(PATH)
 
 
 def to_sample(record: bytes) -> dict[str, object]:
-    """The features of a `tf.train.Example`: here an image as raw bytes, and a label."""
+    """Return the features of a `tf.train.Example`: here an image as raw bytes, and a label."""
     feature = tf.train.Example.FromString(record).features.feature
     pixels = np.frombuffer(feature["image"].bytes_list.value[0], np.uint8)
     return {"x": pixels.reshape(8, 8), "y": np.int64(feature["label"].int64_list.value[0])}
