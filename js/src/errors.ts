@@ -17,6 +17,9 @@ export class BadEntry extends PenstockError {}
 /** A later version of Penstock wrote the entry. */
 export class UnsupportedVersion extends BadEntry {}
 
+/** No commit of Penstock wrote the entry, or its index record was lost. */
+export class UncommittedEntry extends BadEntry {}
+
 /** The payload of an entry differs from the checksum in its header. */
 export class ChecksumMismatch extends BadEntry {}
 
@@ -49,6 +52,33 @@ export class EpochIncomplete extends PenstockError {}
 
 /** Entries of the epoch were removed during its replay, or the replay's lease lapsed. */
 export class ReplayTruncated extends PenstockError {}
+
+/** The first entries of an epoch cannot be read. Nothing of them was given up. */
+export class TooManyDeadLetters extends PenstockError {}
+
+/** The group is not on the stream's roster. */
+export class GroupNotFound extends PenstockError {}
+
+/** The group has read every epoch that the stream will have. */
+export class GroupFinished extends PenstockError {}
+
+/** The group has live members, so it cannot be reset, or change its number of ranks, now. */
+export class GroupBusy extends PenstockError {}
+
+/** The group was made for another way of reading, or for another batch size. */
+export class GroupKindMismatch extends PenstockError {}
+
+/** The group had stopped holding data, and epochs that it had not read were released. */
+export class EpochsReleased extends PenstockError {}
+
+/** Canonical order is not known yet: the epoch has no sizes, and more than one shard is being written. */
+export class OrderNeedsSizes extends PenstockError {}
+
+/** Another process took this member's name. This one must stop. */
+export class MemberReplaced extends PenstockError {}
+
+/** A wait took longer than its limit. The text says what was waited for. */
+export class WaitTimeout extends PenstockError {}
 
 /** A saved state belongs to another stream, epoch or order. */
 export class StateMismatch extends PenstockError {}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +95,77 @@ def replay(stream: str, passes: int = 1, prefetch_bytes: int | None = None, **op
         return [batches(found) for _ in range(passes)]
 
 
+def identities(batch: Any) -> list[list[int]]:
+    """Return the identities of a batch."""
+    return [list(each) for each in batch.identities()]
+
+
+def load(
+    stream: str,
+    epochs: int = 1,
+    most: int | None = None,
+    rank: tuple[int, int] | None = None,
+    drop_last: bool = False,
+    state: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Read epochs as a member of a group, at most so many batches, and return what came and the state behind it."""
+    order = penstock.Canonical(*rank, drop_last=drop_last) if rank else None
+    found: list[Any] = []
+    with penstock.Loader(stream, order=order, tuning=Tuning(notify=lambda text: None), **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        for _ in range(epochs):
+            for batch in loader:
+                found += [batches([batch])[0]]
+                if len(found) == most:
+                    break
+        return {"batches": found, "state": loader.state_dict()}
+
+
+def member(stream: str, pause_s: float, lease_s: float, member: str | None = None, **options: Any) -> None:
+    """Be a member that takes its time for each batch, and say what it was given and what it acknowledged."""
+    tuning = Tuning(lease_s=lease_s, member=member, prefetch_bytes=2000)
+    with penstock.Loader(stream, acknowledge="manual", tuning=tuning, **options) as loader:
+        say({"joined": loader.member})
+        for batch in loader:
+            say({"given": identities(batch)})
+            time.sleep(pause_s)
+            loader.acknowledge(batch)
+            say({"acknowledged": identities(batch)})
+    say({"left": True})
+
+
+def audit(stream: str, url: str) -> list[Any]:
+    """Return the exit code of `penstock audit`, and what it says."""
+    command = [sys.executable, "-m", "penstock", "audit", stream, "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [done.returncode, done.stdout + done.stderr]
+
+
+SERVERS: list[EmbeddedServer] = []
+"""The servers of their own that tests have stopped and started again."""
+
+
+def start_server(directory: str, port: int | None = None) -> list[Any]:
+    """Start a server that keeps an append-only file, and return its URL and port."""
+    server = EmbeddedServer(appendonly=True, directory=directory, port=port)
+    SERVERS.append(server)
+    return [server.url, urlsplit(server.url).port]
+
+
+def kill_server() -> None:
+    """Kill the server that was started last."""
+    SERVERS.pop().kill()
+
+
+def feed(stream: str, samples: int, url: str) -> None:
+    """Write samples to a feed."""
+    with penstock.Writer(stream, spec=SPECS["fixed"], url=url) as writer:
+        for number in range(samples):
+            writer.write(sample("fixed", number))
+
+
 def say(value: Any) -> None:
     """Write a line of JSON."""
     sys.stdout.write(f"{json.dumps(value)}\n")
@@ -99,7 +173,10 @@ def say(value: Any) -> None:
 
 
 def main() -> None:
-    """Serve until the standard input ends."""
+    """Call the function that the arguments name, or serve until the standard input ends."""
+    if len(sys.argv) > 1:
+        globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+        return
     with EmbeddedServer() as server:
         say({"url": server.url})
         for line in sys.stdin:

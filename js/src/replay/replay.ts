@@ -1,10 +1,11 @@
 import { type Batch, BatchBuilder, sampleBytes } from "../batch.js";
 import { BadEntry, BadOption, StateMismatch } from "../errors.js";
+import { decodeWhole } from "../segments/decode.js";
 import { SegmentReader } from "../segments/reader.js";
 import { bytesOf, entriesOf, Server, type ServerOptions } from "../server/server.js";
 import { loadStream, partitionOf, requireSpec, type Stream } from "../stream/stream.js";
-import { type Block, decode, offsetsOf } from "../wire/codec.js";
-import { parseHeader } from "../wire/header.js";
+import { whole } from "../whole.js";
+import { type Block, offsetsOf } from "../wire/codec.js";
 import type { Spec } from "../wire/spec.js";
 import { type PlacedRecord, RetainedEpoch } from "./retained.js";
 import { ShuffleOrder, type ShuffleWindow } from "./shuffle.js";
@@ -350,21 +351,6 @@ export class Replay implements AsyncIterable<Batch> {
   }
 }
 
-/** Decode an entry with the payload that its header refers to. Raises BadEntry, SegmentGone. */
-export async function decodeWhole(
-  fields: readonly [string, Uint8Array][],
-  spec: Spec,
-  segments: SegmentReader | null,
-  checksum: boolean,
-): Promise<Block> {
-  if (segments === null || fields.length !== 1) return decode(fields, spec, { checksum });
-  const { ref, fields: named } = parseHeader((fields[0] as [string, Uint8Array])[1], spec, { takesRefs: true });
-  if (ref === null) return decode(fields, spec, { checksum });
-  const values = await segments.read(ref);
-  const payload = named.map(({ name }, at) => [name, values[at] as Uint8Array] as const);
-  return decode([...fields, ...payload], spec, { checksum, takesRefs: true });
-}
-
 interface Row {
   readonly block: Block["columns"];
   readonly shard: number;
@@ -451,9 +437,4 @@ class WindowFeed {
     for (let drawn = this.#window.take(); drawn !== null; drawn = this.#window.take()) found.push(drawn);
     return found;
   }
-}
-
-function whole(name: string, value: number, least: number): number {
-  if (Number.isSafeInteger(value) && value >= least) return value;
-  throw new BadOption(`${name} is ${value}, expected an integer of at least ${least}`);
 }

@@ -30,36 +30,45 @@ interface OpenSegment {
  * after each read instead: a writer that uses a file again changes the head first.
  */
 export class SegmentReader {
+  readonly #stream: Stream;
+  readonly #root: string;
   readonly #folder: string;
   readonly #open = new Map<string, Promise<OpenSegment>>();
 
-  private constructor(folder: string) {
-    this.#folder = folder;
+  private constructor(stream: Stream) {
+    const named = process.env.PENSTOCK_SEGMENTS || stream.payload.slice(SEGMENTS.length);
+    this.#stream = stream;
+    this.#root = resolve(named.replace(/^~(?=\/|$)/, homedir()));
+    this.#folder = join(this.#root, `${stream.name}.${stream.id}`);
   }
 
   /** Return the reader of a stream, or null if its payloads lie in the entries. Raises SegmentsUnseen. */
   static async of(stream: Stream): Promise<SegmentReader | null> {
     if (stream.payload === INLINE) return null;
-    const named = process.env.PENSTOCK_SEGMENTS || stream.payload.slice(SEGMENTS.length);
-    const root = resolve(named.replace(/^~(?=\/|$)/, homedir()));
-    const folder = join(root, `${stream.name}.${stream.id}`);
-    const what = `segments of '${stream.name}' cannot be read from ${folder}`;
-    if (!stream.payload.startsWith(SEGMENTS)) throw new SegmentsUnseen(`${what}: payload is '${stream.payload}'`);
+    const reader = new SegmentReader(stream);
+    await reader.require();
+    return reader;
+  }
+
+  /** Raise SegmentsUnseen if this process does not see the folder, or cannot trust it. */
+  async require(): Promise<void> {
+    const { name, id, payload } = this.#stream;
+    const what = `segments of '${name}' cannot be read from ${this.#folder}`;
+    if (!payload.startsWith(SEGMENTS)) throw new SegmentsUnseen(`${what}: payload is '${payload}'`);
     let why: string | null;
     try {
-      const mark = await open(join(folder, "stream"), FLAGS);
+      const mark = await open(join(this.#folder, "stream"), FLAGS);
       try {
         const found = (await mark.read(Buffer.alloc(ALIGN), 0, ALIGN, 0)).buffer.toString("latin1");
-        why = found.replace(/\0+$/, "").trim() === stream.id ? null : "it belongs to another stream";
+        why = found.replace(/\0+$/, "").trim() === id ? null : "it belongs to another stream";
       } finally {
         await mark.close();
       }
-      why ??= await whyNotRead(root, folder);
+      why ??= await whyNotRead(this.#root, this.#folder);
     } catch (error) {
       why = `${(error as Error).message}; set PENSTOCK_SEGMENTS to where this process sees the folder`;
     }
     if (why !== null) throw new SegmentsUnseen(`${what}: ${why}`);
-    return new SegmentReader(folder);
   }
 
   /** Return the payload fields, in wire order. Raises SegmentGone. */

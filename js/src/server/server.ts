@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import { BadOption, DamagedKey, PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
 import { loadScript } from "../scripts.js";
+import { now, type Outage } from "../waiting.js";
 
 /**
  * A client of a Redis server, with one method. A client of `@redis/client` is one.
@@ -44,10 +45,20 @@ interface OwnClient extends RedisLike {
 export class Server {
   readonly #client: RedisLike;
   readonly #own: OwnClient | null;
+  readonly #outage: Outage | null;
+  /** When each command without an answer was sent. The oldest comes first. */
+  readonly #asked: Set<{ at: number }>;
 
-  private constructor(client: RedisLike, own: OwnClient | null) {
+  private constructor(
+    client: RedisLike,
+    own: OwnClient | null,
+    outage: Outage | null = null,
+    asked: Set<{ at: number }> = new Set(),
+  ) {
     this.#client = client;
     this.#own = own;
+    this.#outage = outage;
+    this.#asked = asked;
   }
 
   /** Connect. Raises ServerUnavailable. */
@@ -62,13 +73,32 @@ export class Server {
     this.#own?.destroy();
   }
 
+  /** Return this server with commands that are repeated while it is away. They must be safe to repeat. */
+  patient(outage: Outage): Server {
+    return new Server(this.#client, null, outage, this.#asked);
+  }
+
+  /** Return for how long the server has owed an answer, or 0. */
+  get silentMs(): number {
+    const [oldest] = this.#asked;
+    return oldest === undefined ? 0 : now() - oldest.at;
+  }
+
   /** Send a command and return the answer. Raises the errors of this package. */
   async call(...args: readonly Argument[]): Promise<unknown> {
+    return this.#outage === null ? await this.#ask(args) : await this.#outage.through(() => this.#ask(args));
+  }
+
+  async #ask(args: readonly Argument[]): Promise<unknown> {
     const sent = args.map((one) => (typeof one === "number" ? String(one) : one));
+    const mark = { at: now() };
+    this.#asked.add(mark);
     try {
       return await this.#client.sendCommand(sent, AS_BUFFERS);
     } catch (error) {
       throw translated(error as Error, args);
+    } finally {
+      this.#asked.delete(mark);
     }
   }
 
@@ -133,6 +163,15 @@ function unixAddress(url: string): { socket: object } & Record<string, unknown> 
     ...(username === "" ? {} : { username: decodeURIComponent(username) }),
     ...(password === "" ? {} : { password: decodeURIComponent(password) }),
   };
+}
+
+/** Return where the server is, without a password, for people. */
+export function addressOf({ client, url }: ServerOptions): string {
+  const text = client === undefined ? (url ?? urlOfEnvironment()) : "";
+  if (!URL.canParse(text)) return "the server";
+  const parsed = new URL(text);
+  parsed.username = parsed.password = "";
+  return parsed.href;
 }
 
 function urlOfEnvironment(): string {

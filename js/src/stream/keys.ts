@@ -5,6 +5,16 @@ const NAME = /^[A-Za-z0-9.-][A-Za-z0-9._-]{0,99}$/;
 /** A stream, group or member name that cannot be part of a key. */
 export class BadName extends PenstockError {}
 
+/** The consumer that holds the entries that members returned. */
+export const RELEASED = "~released";
+/** The group of each entries key that never reads. Its last-delivered id is the newest entry. */
+export const LAST = "_last";
+
+/** Return whether a name may be part of a key. */
+export function isName(name: string): boolean {
+  return NAME.test(name);
+}
+
 /** Return a name that may be part of a key. Raises BadName. */
 export function checkedName(kind: string, name: string): string {
   if (typeof name === "string" && NAME.test(name)) return name;

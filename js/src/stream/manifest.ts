@@ -1,5 +1,5 @@
 import { EpochNotFound } from "../errors.js";
-import { hashOf, type Server } from "../server/server.js";
+import { hashOf, type Server, textOf } from "../server/server.js";
 import { MAX_SHARD_SAMPLES } from "../wire/limits.js";
 import { integer, readable, requireThere, type Stream } from "./stream.js";
 
@@ -43,6 +43,55 @@ export async function loadManifest(server: Server, stream: Stream, epoch: number
   const epochs = [...hashOf(await server.call("HGETALL", stream.keys.epochs)).keys()];
   const there = epochs.sort((a, b) => Number(a) - Number(b)).join(", ") || "none";
   throw new EpochNotFound(`stream '${stream.name}' has no epoch ${epoch}; retained epochs: ${there}`);
+}
+
+/** Return the current manifest, read in full only if something that readers use has changed. Raises EpochNotFound. */
+export async function renewed(server: Server, stream: Stream, manifest: Manifest): Promise<Manifest> {
+  const key = stream.keys.manifest(manifest.epoch);
+  const [id, state, done] = ((await server.call("HMGET", key, "id", "state", "done")) as unknown[]).map(textOf);
+  const isSame = id === manifest.id && state === manifest.state;
+  if (isSame && (manifest.sizes !== null || done === String(manifest.done.size))) return manifest;
+  return await loadManifest(server, stream, manifest.epoch);
+}
+
+/** Return epoch to manifest state of all retained epochs, ascending. Raises DamagedKey. */
+export async function retainedEpochs(server: Server, stream: Stream): Promise<Map<number, EpochState>> {
+  return statesOf(stream, await server.call("HGETALL", stream.keys.epochs));
+}
+
+/** Return the same, of the contents of the epochs key. */
+export function statesOf(stream: Stream, reply: unknown): Map<number, EpochState> {
+  return readable(stream.keys.epochs, () => {
+    const found = [...hashOf(reply)].map(([epoch, state]) => [integer(epoch), state as EpochState] as const);
+    return new Map(found.sort(([a], [b]) => a - b));
+  });
+}
+
+/** Return how many shards may have samples: the planned ones or, in an open epoch, those that were taken. */
+export async function begunShards(server: Server, stream: Stream, manifest: Manifest): Promise<number> {
+  if (manifest.sizes !== null) return manifest.sizes.length;
+  const key = stream.keys.manifest(manifest.epoch);
+  const found = textOf(await server.call("HGET", key, "next_shard"));
+  return readable(key, () => {
+    const next = found === null ? 0 : integer(found);
+    if (next < 0 || next > MAX_SHARDS) throw new RangeError(`next_shard is ${next}`);
+    return Math.max(next, shardCount(manifest));
+  });
+}
+
+/** Return whether no more samples will come. */
+export function isEnded({ state }: Manifest): boolean {
+  return state === "produced" || state === "abandoned";
+}
+
+/** Return the planned samples, with holes, or null while the epoch is open. */
+export function plannedSamples({ sizes }: Manifest): number | null {
+  return sizes === null ? null : sizes.reduce((sum, size) => sum + size, 0);
+}
+
+/** Return the value of each partition's state key while the epoch may be written and acknowledged. */
+export function liveState({ id }: Manifest): string {
+  return `live:${id}`;
 }
 
 /** Return the number of known shards: all once the epoch is sized, else up to the last complete one. */

@@ -1,8 +1,9 @@
 import { DamagedKey, StreamDeleted, StreamNotFound } from "../errors.js";
+import { near } from "../near.js";
 import { hashOf, type Server, textOf } from "../server/server.js";
 import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
-import { checkedName, PartitionKeys, StreamKeys } from "./keys.js";
+import { checkedName, isName, PartitionKeys, StreamKeys } from "./keys.js";
 
 /** The settings of a stream. */
 export interface Stream {
@@ -57,13 +58,65 @@ export async function findStream(server: Server, name: string): Promise<Stream |
 export async function loadStream(server: Server, name: string): Promise<Stream> {
   const stream = await findStream(server, name);
   if (stream !== null) return stream;
-  throw new StreamNotFound(`no stream '${name}': start a producer (\`penstock produce\`) or check name and URL`);
+  throw new StreamNotFound(await absence(server, name));
 }
 
 /** Return the spec of a stream that has samples. Raises DamagedKey. */
 export function requireSpec(stream: Stream): Spec {
   if (stream.spec !== null) return stream.spec;
   throw new DamagedKey(`${stream.keys.meta} has no \`spec\`, which the first sample fixes: no sample was written yet`);
+}
+
+/** Return a sentence on a missing stream. */
+export async function absence(server: Server, name: string): Promise<string> {
+  const names = await listStreams(server);
+  const meant = near(name, names);
+  const there = names.length > 0 ? `streams there: ${names.slice(0, 10).join(", ")}` : "the server has no streams yet";
+  const hint = meant ? `did you mean '${meant}'?` : "start a producer (`penstock produce`) or check name and URL";
+  return `no stream '${name}'; ${there}; ${hint}`;
+}
+
+/** Return the names of all streams of the server, sorted. */
+export async function listStreams(server: Server): Promise<string[]> {
+  const names = new Set<string>();
+  let cursor = "0";
+  do {
+    const [next, keys] = (await server.call("SCAN", cursor, "MATCH", "penstock:{*}:meta", "COUNT", 1000)) as [
+      unknown,
+      unknown[],
+    ];
+    cursor = textOf(next) as string;
+    for (const key of keys) {
+      const name = /^penstock:\{(.*)\}:meta$/.exec(textOf(key) as string)?.[1];
+      if (name !== undefined && isName(name)) names.add(name);
+    }
+  } while (cursor !== "0");
+  return [...names].sort();
+}
+
+/** What the stream's meta says of its epochs. */
+export interface Counters {
+  /** The number of the next epoch. */
+  readonly next: number;
+  /** The planned number of epochs, or null. */
+  readonly final: number | null;
+  /** The first epoch that was not released, counted from 0 without a gap. */
+  readonly floor: number;
+}
+
+/** Return the counters of the stream's epochs. Raises DamagedKey. */
+export async function readCounters(server: Server, stream: Stream): Promise<Counters> {
+  const { meta } = stream.keys;
+  const reply = (await server.call("HMGET", meta, "next_epoch", "final", "released")) as unknown[];
+  const [next, final, released] = reply.map(textOf);
+  return readable(meta, () => {
+    const first = /^0(?:-([0-9]+))?(?:,|$)/.exec(released ?? "");
+    return {
+      next: integer(next ?? "0"),
+      final: final === null || final === undefined ? null : integer(final),
+      floor: first === null ? 0 : integer(first[1] ?? "0") + 1,
+    };
+  });
 }
 
 /** Raise StreamDeleted if the stream was deleted. */

@@ -1,0 +1,307 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { ServerUnavailable } from "../errors.js";
+import type { Server } from "../server/server.js";
+import type { PartitionKeys } from "../stream/keys.js";
+import { claimEntry, type EntriesKey, listHeld, listOverdue, type PendingEntry } from "../stream/pending.js";
+import { endedMembers, isReturned } from "../stream/presence.js";
+import {
+  beat,
+  countLive,
+  type IdleLoop,
+  leaveGroup,
+  type MemberRecord,
+  type Membership,
+  type Snapshot,
+  snapshotOf,
+} from "../stream/roster.js";
+import { type Notify, now, Outage } from "../waiting.js";
+import { Lease, type LeaseSighting, type Leases, planReclaim } from "./leases.js";
+
+/** Renewals are cheap, and their rhythm decides how soon others see that a member lives. */
+const BEATS_PER_LEASE = 30;
+const LONGEST_BEAT_MS = 2000;
+const LOOKS_PER_LEASE = 12;
+/** The longest pause between two looks. A member whose process has ended on this host is to be known within 5 s. */
+const LONGEST_LOOK_MS = 2000;
+/** An entry whose holder lives is renewed with every heartbeat, and is not even listed. */
+const OVERDUE_BEATS = 2;
+const MANY_DELIVERIES = 5;
+/** A server or process that stood still for longer than a third of a lease counts as an outage. */
+const OUTAGES_PER_LEASE = 3;
+
+/** Shows that a member lives, from `start` to `stop`. */
+export class Heartbeat {
+  protected readonly server: Server;
+  protected readonly who: Membership;
+  protected readonly leaseMs: number;
+  /** Why it ended by itself, for example because another process took the name. */
+  error: Error | null = null;
+  #idle: { readonly since: number; readonly handedBytes: number } | null = null;
+  /** The epoch that is being read here. What others left of later epochs is not claimed yet. */
+  protected horizon = -1;
+  readonly #stop = new AbortController();
+  readonly #outage = new Outage(() => {}, "renewing"); // others report the outage
+  #running: Promise<void> = Promise.resolve();
+
+  /** @param server Raises ServerUnavailable at once: this loop waits through failures itself. */
+  constructor(server: Server, who: Membership, leaseMs: number) {
+    this.server = server;
+    this.who = who;
+    this.leaseMs = leaseMs;
+  }
+
+  /** Learn which epoch is being read here. */
+  readEpoch(epoch: number): void {
+    this.horizon = epoch;
+  }
+
+  /** Tell everyone with the next heartbeat that the loop has waited for so long, or, with null, that it goes on. */
+  tellIdle(idle: IdleLoop | null): void {
+    this.#idle = idle === null ? null : { since: now() - idle.idleMs, handedBytes: idle.handedBytes };
+  }
+
+  protected get said(): IdleLoop | null {
+    return this.#idle === null ? null : { idleMs: now() - this.#idle.since, handedBytes: this.#idle.handedBytes };
+  }
+
+  start(): void {
+    this.#running = this.#run();
+  }
+
+  /** End it. Returns once nothing of it is under way. */
+  async stop(): Promise<void> {
+    this.#stop.abort();
+    await this.#running;
+  }
+
+  /** Raise the error that ended the heartbeat. */
+  raiseError(): void {
+    if (this.error !== null) throw this.error;
+  }
+
+  async #run(): Promise<void> {
+    const { signal } = this.#stop;
+    while (!signal.aborted) {
+      try {
+        const pauseMs = Math.min(this.leaseMs / BEATS_PER_LEASE, LONGEST_BEAT_MS);
+        await sleep(pauseMs, undefined, { signal, ref: false }).catch(() => {});
+        if (signal.aborted) return;
+        await this.beat();
+        this.#outage.over();
+        await this.afterBeat();
+      } catch (error) {
+        this.missed();
+        if (signal.aborted) return;
+        if (!(await this.#isBorne(error as Error))) return;
+      }
+    }
+  }
+
+  async #isBorne(error: Error): Promise<boolean> {
+    try {
+      if (!(error instanceof ServerUnavailable)) throw error;
+      await this.#outage.bear(error);
+      return true;
+    } catch (final) {
+      this.error = final as Error; // a loop that continued would train on what others take over
+      return false;
+    }
+  }
+
+  protected async beat(): Promise<void> {
+    for (const partition of this.who.stream.partitions) {
+      await beat(this.server, this.who, partition, new Map(), this.said);
+    }
+  }
+
+  /** Do what else is due after a heartbeat. A rank has nothing to do. */
+  protected async afterBeat(): Promise<void> {}
+
+  /** Handle a heartbeat that did not reach the server. */
+  protected missed(): void {}
+}
+
+/** An entry that this member took over, to be fetched by id. A part of it may be acknowledged already. */
+export interface ClaimedEntry {
+  readonly entry: PendingEntry;
+  /** Whether training may die on it. Then it is handed out alone, after everything else. */
+  readonly isSuspect: boolean;
+}
+
+/** A heartbeat that also renews leases, and claims entries that the reader fetches from `claims`. */
+export class LeaseRenewer extends Heartbeat {
+  readonly #leases: Leases;
+  readonly #notify: Notify;
+  #seen: ReadonlyMap<string, LeaseSighting> = new Map();
+  claims: ClaimedEntry[] = [];
+  /** The members of the group that lived at the last look. */
+  members = 1;
+  #began = now();
+  #renewed = now();
+  #looked = now();
+  #turn: Promise<unknown> = Promise.resolve();
+
+  constructor(server: Server, who: Membership, leases: Leases, leaseMs: number, notify: Notify) {
+    super(server, who, leaseMs);
+    this.#leases = leases;
+    this.#notify = notify;
+  }
+
+  /** Return whether the leases were renewed in time. If not, they may be another member's by now. */
+  get isFresh(): boolean {
+    return now() - this.#renewed < this.leaseMs;
+  }
+
+  /** Return whether a claim is due for the reader of an epoch. */
+  hasClaims(epoch: number, isSuspect = false): boolean {
+    return this.claims.some((one) => one.entry.epoch <= epoch && one.isSuspect === isSuspect);
+  }
+
+  /**
+   * Claim what is pending under this member's name and not held here, because a process before it was given it, or an
+   * answer was lost.
+   *
+   * @param isAllAcknowledged Returns whether the server has answered every acknowledgement. Then an acknowledged entry
+   *   that is pending is so because the server lost the end of its append-only file.
+   */
+  recover(isAllAcknowledged: () => boolean = () => false): Promise<void> {
+    return this.#alone(async () => {
+      const before = new Map(this.who.stream.partitions.map(({ number }) => [number, this.#leases.ids(number)]));
+      const areLost = isAllAcknowledged(); // asked after that: what is acknowledged from now on was held before
+      const keys = this.#openKeys(await this.#snapshot());
+      const mine = await listHeld(this.server, keys, this.who.group, this.who.member);
+      const lost = mine.filter(({ partition: { number }, epoch, entryId }) => {
+        if (this.#leases.holds(number, epoch, entryId)) return false;
+        if (!this.#leases.isAcknowledging(number, epoch, entryId)) return true;
+        return areLost && !before.get(number)?.get(epoch)?.includes(entryId);
+      });
+      await this.#claim(lost, 0);
+    });
+  }
+
+  /** Note that a suspect, which is held here, is handed out now. */
+  async countTurn({ entry }: ClaimedEntry): Promise<void> {
+    await claimEntry(this.server, { ...entry, member: this.who.member }, this.who, 0, entry.deliveries + 1);
+  }
+
+  /** Look once at what is overdue in the group, and claim what may be claimed. */
+  look(): Promise<void> {
+    return this.#alone(async () => {
+      const began = now();
+      const snapshot = await this.#snapshot();
+      await this.#signOffEnded(snapshot);
+      const keys = this.#openKeys(snapshot).filter(({ epoch }) => epoch <= this.horizon);
+      const overdueMs = Math.floor((this.leaseMs * OVERDUE_BEATS) / BEATS_PER_LEASE);
+      const listed = await listOverdue(this.server, keys, this.who.group, overdueMs);
+      const others = listed.filter((one) => !this.#leases.holds(one.partition.number, one.epoch, one.entryId));
+      this.#forgetAfterStall(began);
+      const { seen, claims } = planReclaim(this.#seen, others, this.who.member, now(), this.leaseMs);
+      this.#seen = seen;
+      const returned = claims.filter(({ member }) => isReturned(member));
+      await this.#claim(returned, 0);
+      await this.#claim(
+        claims.filter((one) => !returned.includes(one)),
+        Math.floor(this.leaseMs * 0.9),
+      );
+    });
+  }
+
+  protected override async beat(): Promise<void> {
+    const began = now();
+    this.#forgetAfterStall(this.#began);
+    this.#began = began;
+    for (const partition of this.who.stream.partitions) await this.#renew(partition);
+    this.#renewed = began; // the time of the question, not of the answer
+  }
+
+  protected override async afterBeat(): Promise<void> {
+    this.#forgetAfterStall(this.#began);
+    if (this.#began - this.#looked < Math.min(this.leaseMs / LOOKS_PER_LEASE, LONGEST_LOOK_MS)) return;
+    this.#looked = this.#began;
+    await this.look();
+  }
+
+  protected override missed(): void {
+    this.#seen = new Map(); // a stopped server ages every lease at once
+  }
+
+  #forgetAfterStall(since: number): void {
+    if (now() - since > this.leaseMs / OUTAGES_PER_LEASE) this.missed();
+  }
+
+  async #renew(partition: PartitionKeys): Promise<void> {
+    const held = this.#leases.toRenew(partition.number);
+    for (const [epoch, ids] of await beat(this.server, this.who, partition, held, this.said)) {
+      const count = this.#leases.lose(partition.number, epoch, ids);
+      if (count > 0) {
+        this.#notify(
+          `member '${this.who.member}' lost ${count} entries of epoch ${epoch}: not renewed within ` +
+            `${this.leaseMs / 1000} s, or dropped; another member hands them out`,
+        );
+      }
+    }
+  }
+
+  async #snapshot(): Promise<Snapshot> {
+    const { stream, group } = this.who;
+    const snapshot = await snapshotOf(this.server, stream, stream.partitions[0] as PartitionKeys);
+    this.members = countLive(snapshot.roster, group);
+    return snapshot;
+  }
+
+  /** Return where entries of the group's open epochs may be pending. An abandoned one takes no acknowledgements. */
+  #openKeys({ roster, states }: Snapshot): EntriesKey[] {
+    const { stream, group } = this.who;
+    const record = roster.groups.get(group);
+    const epochs = roster.epochs.filter(
+      (epoch) =>
+        record !== undefined &&
+        epoch >= record.first &&
+        !roster.closed.has(`${group}:${epoch}`) &&
+        states.get(epoch) !== "abandoned",
+    );
+    return stream.partitions.flatMap((partition) => epochs.map((epoch) => ({ partition, epoch })));
+  }
+
+  /** Sign off members whose processes have ended on this host, so that their entries may be claimed. */
+  async #signOffEnded({ roster, nowMs }: Snapshot): Promise<void> {
+    const { partitions } = this.who.stream;
+    const keys = partitions.flatMap((partition) => roster.epochs.map((epoch) => ({ partition, epoch })));
+    for (const ended of endedMembers(roster.members, this.who.group, nowMs)) await this.#signOff(ended, keys);
+  }
+
+  async #signOff({ member, incarnation }: MemberRecord, keys: readonly EntriesKey[]): Promise<void> {
+    const listed = await listHeld(this.server, keys, this.who.group, member);
+    let wasThere = false;
+    // the first partition comes last, so that another look finds the member again until then
+    for (const partition of [...this.who.stream.partitions].reverse()) {
+      const held = new Map<number, string[]>();
+      for (const one of listed.filter((entry) => entry.partition === partition)) {
+        held.set(one.epoch, [...(held.get(one.epoch) ?? []), one.entryId]);
+      }
+      wasThere = await leaveGroup(this.server, { ...this.who, member, incarnation }, partition, held);
+    }
+    if (wasThere) {
+      this.#notify(`member '${member}' has ended on this host: its ${listed.length} entries are handed out again`);
+    }
+  }
+
+  async #claim(entries: readonly PendingEntry[], minIdleMs: number): Promise<void> {
+    for (const entry of entries) {
+      // a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
+      const isSuspect = entry.deliveries >= MANY_DELIVERIES;
+      const deliveries = entry.deliveries + (isSuspect ? 0 : 1);
+      if (!(await claimEntry(this.server, entry, this.who, minIdleMs, deliveries))) continue;
+      // held from now on, so that it is renewed, until the reader's lease replaces it
+      this.#leases.add(new Lease(entry.partition.number, entry.epoch, -1, entry.entryId, 0));
+      this.claims.push({ entry, isSuspect });
+    }
+  }
+
+  /** Run one look at a time. */
+  #alone<T>(act: () => Promise<T>): Promise<T> {
+    const turn = this.#turn.then(act, act);
+    this.#turn = turn.catch(() => {});
+    return turn;
+  }
+}

@@ -1,0 +1,350 @@
+import { randomBytes } from "node:crypto";
+import { BadOption, EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout } from "../errors.js";
+import { near } from "../near.js";
+import { SegmentReader } from "../segments/reader.js";
+import { addressOf, Server } from "../server/server.js";
+import { awaitEvent, lastEvent } from "../stream/events.js";
+import { checkedName, StreamKeys } from "../stream/keys.js";
+import { BlockingLine } from "../stream/line.js";
+import { findManifest } from "../stream/manifest.js";
+import { newIncarnation } from "../stream/presence.js";
+import { absence, findStream, listStreams, loadStream, requireSpec, type Stream } from "../stream/stream.js";
+import { OUTAGE_MS, Outage, Wait } from "../waiting.js";
+import type { Spec } from "../wire/spec.js";
+import { Acknowledger } from "./acknowledger.js";
+import type { LoaderBatch } from "./batch.js";
+import {
+  type Acknowledge,
+  type Chosen,
+  checkState,
+  chosen,
+  identityOf,
+  type LoaderOptions,
+  type LoaderState,
+} from "./options.js";
+import { openReading, type Reading } from "./reading.js";
+import { SilenceWatch } from "./silence.js";
+
+/** A misspelt stream is reported after this time. A trainer may start before its producer. */
+const STARTUP_MS = 60_000;
+/** The length of one wait for an event. It is finite, because an event may be lost with the server's memory. */
+const EVENT_MS = 1000;
+const POLL_MS = 500;
+/** How long closing waits for a server that is away. */
+const LEAVE_MS = 2000;
+
+/** What a loader reads. */
+export interface LoaderFacts {
+  readonly spec: Spec;
+  /** The first epoch that the group reads. */
+  readonly firstEpoch: number;
+  /** The producer's facts about the stream, such as the names of classes. */
+  readonly info: Record<string, unknown>;
+}
+
+/**
+ * Read the batches of a stream as a member of a group. Every group gets every sample, and its members share them. Python
+ * processes may be members of the same group.
+ *
+ * @param stream The stream's name.
+ * @returns The batches. Each iteration is the group's next epoch, or a feed without end.
+ * @throws BadOption or BadName.
+ * @example
+ * const loader = load("train", { group: "resnet", batchSize: 64 });
+ * for await (const batch of loader) train(batch.tensors.x.data);
+ * await loader.close();
+ */
+export function load(stream: string, options: LoaderOptions): Loader {
+  return new Loader(stream, options);
+}
+
+interface Opened {
+  readonly server: Server;
+  readonly line: BlockingLine;
+  readonly silence: SilenceWatch;
+  readonly outage: Outage;
+  readonly segments: SegmentReader | null;
+  readonly spec: Spec;
+  readonly reading: Reading;
+  readonly acknowledger: Acknowledger;
+}
+
+/** The batches of a stream for one member of a group. See `load`. */
+export class Loader implements AsyncIterable<LoaderBatch> {
+  readonly #name: string;
+  readonly #options: LoaderOptions;
+  readonly #chosen: Chosen;
+  /** The number in a state, which counts batches of one loader. */
+  readonly #life = randomBytes(8).toString("hex");
+  #opened: Promise<Opened> | null = null;
+  #known: Opened | null = null;
+  #iterations = 0;
+  #isToldFinished = false;
+  #isClosed = false;
+
+  constructor(stream: string, options: LoaderOptions) {
+    this.#name = checkedName("stream", stream);
+    this.#options = options;
+    this.#chosen = chosen(options);
+  }
+
+  /** When a batch counts as trained on. */
+  get acknowledge(): Acknowledge {
+    return this.#chosen.acknowledge;
+  }
+
+  /**
+   * Connect and join the group. The first iteration does the same.
+   *
+   * @throws ServerUnavailable, StreamNotFound, GroupNotFound, GroupBusy, GroupKindMismatch, EpochsReleased,
+   *   EpochNotFound, StateMismatch or SegmentsUnseen.
+   */
+  async open(): Promise<LoaderFacts> {
+    const { spec, reading } = await this.#open();
+    return { spec, firstEpoch: reading.member.first, info: reading.member.stream.info };
+  }
+
+  /** Yield the batches of the group's next epoch, or of a feed. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<LoaderBatch, void, void> {
+    this.#iterations += 1;
+    const mine = this.#iterations;
+    const opened = await this.#open();
+    const { reading, acknowledger } = opened;
+    await acknowledger.askedForNext();
+    let isEmpty = true;
+    for (;;) {
+      const epoch = reading.run?.reader.epoch ?? (await this.#awaitEpoch(opened, isEmpty));
+      if (epoch === null) return;
+      for (;;) {
+        const batch = await this.#nextBatch(opened, epoch);
+        if (batch === null) break;
+        isEmpty = false;
+        yield acknowledger.hand(batch);
+        this.#requireMine(mine);
+        await acknowledger.askedForNext();
+      }
+      if (this.#isClosed) return;
+      const runsOn = await this.#finish(opened, epoch);
+      // below it: something handed back is still due
+      if (!runsOn && !isEmpty && reading.cursor >= epoch) return;
+    }
+  }
+
+  /**
+   * Acknowledge everything that was handed out so far, because a checkpoint of it is durable.
+   *
+   * @returns Where the loader stands, as `state()`.
+   */
+  async checkpoint(): Promise<LoaderState> {
+    const { acknowledger } = await this.#open();
+    await acknowledger.checkpoint();
+    return this.state();
+  }
+
+  /** Return where the loader stands: behind the batch that was handed out last. */
+  state(): LoaderState {
+    if (this.#known === null) throw new BadOption("a loader has no state before its first batch, or `open()`");
+    const { reading, spec, acknowledger } = this.#known;
+    const { last, batches, samples } = acknowledger;
+    const identity = identityOf(reading.member.stream, spec, this.#chosen);
+    return { ...identity, loader: this.#life, batches, samples, ...reading.here(last) };
+  }
+
+  /**
+   * Hand back what was not acknowledged, and leave the group. The batch of a loop that was left early counts as not
+   * acknowledged.
+   *
+   * @throws ServerUnavailable if an acknowledgement could not be delivered. Its batch is handed out again.
+   */
+  async close(): Promise<void> {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    if (this.#opened === null) return;
+    const opened = await this.#opened.catch(() => null);
+    if (opened !== null) await this.#leave(opened);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  // --- opening ---
+
+  #open(): Promise<Opened> {
+    if (this.#isClosed) return Promise.reject(new PenstockError(`this loader of '${this.#name}' is closed`));
+    this.#opened ??= this.#connect();
+    return this.#opened;
+  }
+
+  async #connect(): Promise<Opened> {
+    const { notify, timeoutMs, acknowledge } = this.#chosen;
+    const outage = new Outage(notify, "asking the server", Math.min(OUTAGE_MS, timeoutMs ?? OUTAGE_MS));
+    const server = await outage.through(() => Server.open(this.#options));
+    const closing: (() => unknown)[] = [() => server.close()];
+    try {
+      const line = await outage.through(() => BlockingLine.open(this.#options, server));
+      closing.unshift(() => line.close());
+      const silence = new SilenceWatch([server, line.server], addressOf(this.#options), notify);
+      closing.unshift(() => silence.stop());
+      const stream = await this.#awaitStream(server.patient(outage), line, silence);
+      const spec = requireSpec(stream);
+      const segments = await SegmentReader.of(stream);
+      closing.unshift(() => segments?.close());
+      const { checksum, order, group, member } = this.#chosen;
+      const receive = { server: server.patient(outage), stream, spec, segments, checksum };
+      const who = { stream, group, member, order, incarnation: newIncarnation() };
+      const { state } = this.#options;
+      if (state !== undefined) checkState(state, identityOf(stream, spec, this.#chosen));
+      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen }, who);
+      const acknowledger = new Acknowledger(acknowledge, reading);
+      this.#known = { server, line, silence, outage, segments, spec, reading, acknowledger };
+      return this.#known;
+    } catch (error) {
+      for (const close of closing) await close();
+      throw error;
+    }
+  }
+
+  /** Return the stream once it has a spec. Raises StreamNotFound. */
+  async #awaitStream(server: Server, line: BlockingLine, silence: SilenceWatch): Promise<Stream> {
+    const { wait: waits, notify, timeoutMs } = this.#chosen;
+    if (!waits) await loadStream(server, this.#name);
+    const name = this.#name;
+    const keys = new StreamKeys(name);
+    const wait = new Wait(notify, timeoutMs ?? STARTUP_MS, silence);
+    let isMisspelt: boolean | null = null;
+    for (;;) {
+      const event = await lastEvent(server, keys);
+      const stream = await findStream(server, name);
+      if (stream !== null && stream.spec !== null) return stream;
+      try {
+        if (stream === null) {
+          isMisspelt ??= near(name, await listStreams(server)) !== "";
+          await wait.because("stream", () => absence(server, name), isMisspelt ? { firstWordMs: 0 } : {});
+        } else await wait.because("spec", () => `stream '${name}' has no sample yet: is a producer running?`);
+      } catch (error) {
+        throw error instanceof WaitTimeout && stream === null ? new StreamNotFound(error.message) : error;
+      }
+      if (this.#isClosed) throw new PenstockError(`this loader of '${name}' is closed`);
+      await awaitEvent(line, keys, event, EVENT_MS);
+    }
+  }
+
+  // --- waiting ---
+
+  /** Return the next epoch of the group, or null if it has read all epochs and this loader had its share. */
+  async #awaitEpoch(
+    { reading, line, silence, outage, acknowledger }: Opened,
+    isEmpty: boolean,
+  ): Promise<number | null> {
+    const { notify, timeoutMs } = this.#chosen;
+    const wait = new Wait(notify, timeoutMs, silence);
+    const isFresh = acknowledger.batches === 0;
+    const { member, heartbeat } = reading;
+    const { keys } = member.stream;
+    while (!this.#isClosed) {
+      try {
+        const event = await lastEvent(member.server, keys);
+        const epoch = await reading.nextEpoch();
+        if (epoch !== null) {
+          heartbeat.tellIdle(null);
+          return epoch;
+        }
+        heartbeat.tellIdle({ idleMs: wait.ms, handedBytes: acknowledger.handedBytes });
+        const more = async () =>
+          `${await member.finished(reading.cursor)}; is a producer running (\`penstock produce\`)?`;
+        await wait.because("epoch", more, isFresh && timeoutMs === null ? { limitMs: STARTUP_MS } : {});
+        heartbeat.raiseError();
+        await outage.through(() => awaitEvent(line, keys, event, EVENT_MS));
+      } catch (error) {
+        if (this.#isClosed) return null;
+        if (!(error instanceof GroupFinished) || isFresh || this.#isToldFinished || !isEmpty) throw error;
+        this.#isToldFinished = true;
+        notify(error.message);
+        return null;
+      }
+    }
+    return null;
+  }
+
+  /** Return the next batch, or null at the epoch's end. */
+  async #nextBatch({ reading, silence, acknowledger, spec }: Opened, epoch: number): Promise<LoaderBatch | null> {
+    const { notify, timeoutMs } = this.#chosen;
+    const run = reading.run ?? (await reading.begin(epoch));
+    const wait = new Wait(notify, timeoutMs, silence);
+    const { heartbeat } = reading;
+    for (;;) {
+      const queued = await run.queue.get(POLL_MS);
+      heartbeat.raiseError();
+      if (queued !== null && !reading.isFresh) await reading.awaitLeases(wait);
+      const batch = queued?.withoutLost(spec) ?? null;
+      if (batch !== null || run.queue.isOver || this.#isClosed) {
+        heartbeat.tellIdle(null);
+        return this.#isClosed ? null : batch;
+      }
+      heartbeat.tellIdle({ idleMs: wait.ms, handedBytes: acknowledger.handedBytes });
+      await wait.because("batch", () => run.reader.whyWaiting(wait.ms));
+    }
+  }
+
+  /** End an epoch that was read to its end. Returns whether the iteration goes on into the next one, as in a feed. */
+  async #finish({ reading, acknowledger }: Opened, epoch: number): Promise<boolean> {
+    const { run, member } = reading;
+    if (run !== null) await reading.finish(run);
+    const manifest = await findManifest(member.server, member.stream, epoch);
+    if (manifest?.state === "abandoned") {
+      this.#chosen.notify(`epoch ${epoch} of '${this.#name}' was abandoned: it ends with what was there`);
+    }
+    await acknowledger.endEpoch(epoch);
+    if (member.unclosed.has(epoch)) await reading.takeUp();
+    return manifest?.kind === "feed";
+  }
+
+  #requireMine(iteration: number): void {
+    if (this.#isClosed) throw new PenstockError(`this loader of '${this.#name}' is closed`);
+    if (iteration === this.#iterations) return;
+    throw new PenstockError(
+      `this loader of '${this.#name}' is read by another loop, and asking for the next batch acknowledges the one ` +
+        "before: make a loader for each loop, with the same group and member names of their own",
+    );
+  }
+
+  // --- the end ---
+
+  async #leave({ reading, acknowledger, segments, outage, silence, line, server }: Opened): Promise<void> {
+    const { member, heartbeat } = reading;
+    outage.patienceMs = LEAVE_MS;
+    const epoch = reading.run?.reader.epoch;
+    const left = acknowledger.unacknowledged;
+    try {
+      await reading.stop(); // whoever waits for a batch is woken
+      await member.flush();
+      if (left > 0) {
+        this.#chosen.notify(`${left} samples were handed out and not acknowledged: they are handed out again`);
+      }
+    } finally {
+      await heartbeat.stop();
+      if (epoch !== undefined) member.unclosed.add(epoch);
+      try {
+        await this.#signOff(reading);
+      } finally {
+        silence.stop();
+        line.close();
+        await segments?.close();
+        server.close();
+      }
+    }
+  }
+
+  /** Close what is settled by now, and leave. */
+  async #signOff({ member }: Reading): Promise<void> {
+    for (const epoch of [...member.unclosed]) {
+      try {
+        await member.closeEpochs(epoch);
+      } catch (error) {
+        if (!(error instanceof EpochIncomplete)) return; // the server is gone: the leases lapse by themselves
+      }
+    }
+    await member.leave().catch(() => {});
+  }
+}

@@ -1,0 +1,142 @@
+import type { LoaderBatch } from "./batch.js";
+
+/** Four requests of shared reading. A trainer that never waits needs no more. */
+const START_BYTES = 8 * 2 ** 20;
+
+/** Raised in a reader whose batches nobody wants any more. */
+export class QueueStopped extends Error {}
+
+/** The bytes that may wait for one trainer now. It doubles when the trainer found nothing because of it. */
+export class PrefetchLimit {
+  readonly budgetBytes: number;
+  bytes: number;
+  #wasFull = false;
+
+  constructor(budgetBytes: number) {
+    this.budgetBytes = budgetBytes;
+    this.bytes = Math.min(budgetBytes, START_BYTES);
+  }
+
+  /** Note that the limit kept the reader from reading more. */
+  refused(): void {
+    this.#wasFull = true;
+  }
+
+  /** Note that the trainer found nothing. */
+  starved(): void {
+    if (this.#wasFull) this.bytes = Math.min(2 * this.bytes, this.budgetBytes);
+    this.#wasFull = false;
+  }
+}
+
+/** The queue between a reader and the training loop. It is bounded in bytes, and errors pass through it. */
+export class PrefetchQueue {
+  readonly #limit: PrefetchLimit;
+  readonly #batches: LoaderBatch[] = [];
+  readonly #waiters = new Set<() => void>();
+  #bytes = 0;
+  #isEnded = false;
+  #isStopped = false;
+  #error: Error | null = null;
+
+  constructor(limit: PrefetchLimit) {
+    this.#limit = limit;
+  }
+
+  get budgetBytes(): number {
+    return this.#limit.budgetBytes;
+  }
+
+  get isStopped(): boolean {
+    return this.#isStopped;
+  }
+
+  /** Return whether every batch was taken and no more will come. */
+  get isOver(): boolean {
+    return this.#isEnded && this.#batches.length === 0 && this.#error === null;
+  }
+
+  // --- the reader's side ---
+
+  /** Add a batch without a limit. The reader waits for `room` before it reads more. */
+  put(batch: LoaderBatch): void {
+    if (this.#isStopped) return;
+    this.#batches.push(batch);
+    this.#bytes += batch.bytes;
+    this.#changed();
+  }
+
+  /** Return whether more may be read. Raises QueueStopped. */
+  async room(pendingBytes: number, timeoutMs: number): Promise<boolean> {
+    if (!this.#hasRoom(pendingBytes)) {
+      this.#limit.refused();
+      await this.#until(() => this.#hasRoom(pendingBytes), timeoutMs);
+    }
+    if (this.#isStopped) throw new QueueStopped();
+    return this.#hasRoom(pendingBytes);
+  }
+
+  /** Return whether every batch was taken. Raises QueueStopped. */
+  async empty(timeoutMs: number): Promise<boolean> {
+    await this.#until(() => this.#batches.length === 0, timeoutMs);
+    if (this.#isStopped) throw new QueueStopped();
+    return this.#batches.length === 0;
+  }
+
+  /** Note that no more batches will come. The training loop gets `error` after those that wait here. */
+  end(error: Error | null = null): void {
+    this.#isEnded = true;
+    this.#error = error;
+    this.#changed();
+  }
+
+  // --- the training loop's side ---
+
+  /** Return the next batch, or null at the timeout or if `isOver`. Raises the reader's error. */
+  async get(timeoutMs: number): Promise<LoaderBatch | null> {
+    if (this.#batches.length === 0 && !this.#isEnded) {
+      this.#limit.starved();
+      await this.#until(() => this.#batches.length > 0 || this.#isEnded, timeoutMs);
+    }
+    const batch = this.#batches.shift();
+    if (batch !== undefined) {
+      this.#bytes -= batch.bytes;
+      this.#changed();
+      return batch;
+    }
+    if (this.#error !== null) throw this.#error; // at every call: an epoch that broke off never looks complete
+    return null;
+  }
+
+  /** Tell the reader to end, and drop the batches. */
+  stop(): void {
+    this.#isStopped = true;
+    this.#batches.length = this.#bytes = 0;
+    this.#changed();
+  }
+
+  #hasRoom(pendingBytes: number): boolean {
+    return this.#batches.length === 0 || this.#bytes + pendingBytes < this.#limit.bytes;
+  }
+
+  #changed(): void {
+    for (const wake of this.#waiters) wake();
+  }
+
+  /** Return when the condition holds, the queue is stopped, or the time is up. */
+  #until(holds: () => boolean, timeoutMs: number): Promise<void> {
+    if (this.#isStopped || holds() || timeoutMs <= 0) return Promise.resolve();
+    return new Promise((resolve) => {
+      const finish = () => {
+        clearTimeout(timer);
+        this.#waiters.delete(wake);
+        resolve();
+      };
+      const wake = () => {
+        if (this.#isStopped || holds()) finish();
+      };
+      const timer = setTimeout(finish, timeoutMs);
+      this.#waiters.add(wake);
+    });
+  }
+}

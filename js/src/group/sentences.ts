@@ -1,0 +1,110 @@
+import { near } from "../near.js";
+import type { Server } from "../server/server.js";
+import { loadRoster, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
+import type { Stream } from "../stream/stream.js";
+
+// What a member says to its user, in the words of the Python consumer.
+
+/** Return why the awaited shard's writer waits for room, or "" if it does not wait. */
+export async function whyNoRoom(server: Server, stream: Stream): Promise<string> {
+  const nowMs = await serverMs(server);
+  for (const partition of stream.partitions) {
+    const roster = await loadRoster(server, partition);
+    // a full folder holds up every writer
+    const [awaited] = waitingWriters(roster, nowMs).filter(({ isNext, why }) => isNext || why === "folder");
+    if (awaited === undefined) continue;
+    if (awaited.why === "memory") return "its writer waits for room in the server's memory, which others fill";
+    if (awaited.why === "folder") {
+      const folder = stream.payload.slice(stream.payload.indexOf(":") + 1);
+      return `its writer waits for space in the full folder of its payloads (${folder})`;
+    }
+    const budget = readableBytes(Math.floor(stream.budgetBytes / stream.partitions.length));
+    const share = stream.partitions.length > 1 ? `partition ${partition.number}'s share of ` : "";
+    const held = `${readableBytes(roster.bytes)} of ${share}the budget, ${budget}, is held`;
+    return `its writer waits for room (${held}; \`penstock inspect ${stream.name}\` says by which groups)`;
+  }
+  return "";
+}
+
+/** Return a number of bytes for people. */
+export function readableBytes(bytes: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  let left = bytes;
+  while (left >= 1000 && at < units.length - 1) {
+    left /= 1000;
+    at += 1;
+  }
+  return `${at === 0 || left >= 100 ? left.toFixed(0) : left.toPrecision(3)} ${units[at]}`;
+}
+
+/** Facts on a group for which there is no epoch to read now. */
+export interface NoEpoch {
+  readonly stream: string;
+  readonly group: string;
+  /** The roster of the first partition. */
+  readonly roster: Roster;
+  /** The first epoch that the group reads. */
+  readonly first: number;
+  /** The number of epochs that were begun. */
+  readonly begun: number;
+  /** Epochs that this member was given to their end. */
+  readonly given: readonly number[];
+  /** An epoch that a producer is opening, or null. */
+  readonly halfOpen: number | null;
+}
+
+/** Return why a group has no epoch to read now, and which command makes one. */
+export function whyNoEpoch({ stream, group, roster, first, begun, given, halfOpen }: NoEpoch): string {
+  if (halfOpen !== null) {
+    const died = `\`penstock epochs abandon ${stream} ${halfOpen}\` if that died`;
+    return `epoch ${halfOpen} of '${stream}' is being opened by a producer; ${died}`;
+  }
+  const read = new Set(given);
+  const record = roster.groups.get(group);
+  for (let epoch = record?.first ?? 0; epoch <= (record?.read ?? -1); epoch += 1) read.add(epoch);
+  for (const name of roster.closed) {
+    const at = name.lastIndexOf(":");
+    if (name.slice(0, at) === group) read.add(Number(name.slice(at + 1)));
+  }
+  if (read.size > 0) {
+    const numbers = [...read].sort((a, b) => a - b);
+    return (
+      `group '${group}' has read ${numbers.length === 1 ? "epoch" : "epochs"} ${rangesOf(numbers)} of '${stream}'; ` +
+      "there is no other: `penstock produce` makes one; start: 'earliest' or `replay` reads the retained again"
+    );
+  }
+  if (first > begun) {
+    return (
+      `group '${group}' is to begin with epoch ${first} of '${stream}', of which ${begun} were begun (0 is the first): ` +
+      "it is not there yet"
+    );
+  }
+  if (first > 0) {
+    return (
+      `group '${group}' came after epoch ${first - 1} of '${stream}', which is not whole any more, and begins with ` +
+      `epoch ${first}: it is not there yet`
+    );
+  }
+  const which = begun > 0 ? "has no other epoch" : "has no epoch yet";
+  return `stream '${stream}' ${which} for group '${group}': \`penstock produce\` makes one`;
+}
+
+function rangesOf(numbers: readonly number[]): string {
+  const ranges: [number, number][] = [];
+  for (const number of numbers) {
+    const last = ranges.at(-1);
+    if (last !== undefined && number === last[1] + 1) last[1] = number;
+    else ranges.push([number, number]);
+  }
+  return ranges.map(([lo, hi]) => (lo === hi ? String(lo) : `${lo}-${hi}`)).join(",");
+}
+
+/** Return the notice on a group that was just made beside others, because its name may be misspelt. */
+export function newGroupNotice(group: string, others: readonly string[], first: number): string {
+  const meant = near(group, others);
+  const more = others.length > 10 ? ` and ${others.length - 10} more` : "";
+  const question = meant ? `. Did you mean '${meant}'?` : "";
+  const names = others.slice(0, 10).join(", ");
+  return `new group '${group}' (there are: ${names}${more}); it starts at epoch ${first}${question}`;
+}

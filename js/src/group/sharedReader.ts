@@ -1,0 +1,478 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { DamagedKey, EpochNotFound, SegmentsUnseen, ServerUnavailable, UnsupportedVersion } from "../errors.js";
+import { bytesOf, entriesOf, type StreamEntry, textOf } from "../server/server.js";
+import type { PartitionKeys } from "../stream/keys.js";
+import { acknowledgement } from "../stream/ledger.js";
+import type { BlockingLine } from "../stream/line.js";
+import { findManifest, isEnded, liveState, type Manifest, renewed } from "../stream/manifest.js";
+import { isGone, pendingMembers } from "../stream/pending.js";
+import { loadRoster, serverMs } from "../stream/roster.js";
+import { requireThere } from "../stream/stream.js";
+import { type Notify, Outage, seconds } from "../waiting.js";
+import { Assembler } from "./batch.js";
+import { CommitCheck } from "./committed.js";
+import { crashNotice, DeadLetters, isDone, tooOld } from "./deadLetters.js";
+import { FetchPlanner, type FetchRequest } from "./fetchPlan.js";
+import type { ClaimedEntry, LeaseRenewer } from "./heartbeat.js";
+import { Lease } from "./leases.js";
+import type { Member } from "./member.js";
+import { type PrefetchQueue, QueueStopped } from "./queue.js";
+import { type Received, type ReceiveOptions, receiveShared } from "./receive.js";
+import { whyNoRoom } from "./sentences.js";
+
+/** How often, and at which distance, an epoch's state is looked at again: abandoning it writes several keys. */
+const STATE_LOOKS = 10;
+const STATE_LOOK_MS = 100;
+const HOLDERS_LOOK_MS = 50;
+const ROOM_MS = 200;
+
+/** What a reader of shared entries is made of. */
+export interface SharedReading {
+  readonly member: Member;
+  readonly renewer: LeaseRenewer;
+  readonly line: BlockingLine;
+  readonly receive: ReceiveOptions;
+  readonly batchSize: number;
+  readonly notify: Notify;
+}
+
+/** Raised where the connection broke while answers were awaited. */
+class BrokenLine extends Error {
+  readonly why: ServerUnavailable;
+
+  constructor(why: ServerUnavailable) {
+    super(why.message);
+    this.why = why;
+  }
+}
+
+interface Asked {
+  readonly request: FetchRequest;
+  readonly answer: Promise<StreamEntry[]>;
+}
+
+/** Reads one epoch of a shared group, and what is left of earlier ones, into a prefetch queue. */
+export class SharedReader {
+  readonly epoch: number;
+  readonly #made: SharedReading;
+  readonly #queue: PrefetchQueue;
+  readonly #assembler: Assembler;
+  readonly #deadLetters: DeadLetters;
+  readonly #committed: CommitCheck;
+  readonly #planner: FetchPlanner;
+  readonly #outage: Outage;
+  readonly #asked: Asked[] = [];
+  #manifest: Manifest;
+  /** The members whose entries are waited for, once nothing else is left. */
+  #silent: string[] = [];
+
+  constructor(made: SharedReading, manifest: Manifest, queue: PrefetchQueue) {
+    const { member, renewer, receive, batchSize, notify } = made;
+    this.#made = made;
+    this.epoch = manifest.epoch;
+    this.#manifest = manifest;
+    this.#queue = queue;
+    this.#assembler = new Assembler(receive.spec, this.epoch, batchSize);
+    this.#deadLetters = new DeadLetters(member, notify);
+    this.#committed = new CommitCheck(member.server, member.stream, renewer.members);
+    this.#planner = new FetchPlanner(member.stream.partitions.length, queue.budgetBytes);
+    this.#outage = new Outage(notify, "reading");
+  }
+
+  /** Read to the end. Everything ends in the queue, errors too. */
+  async run(): Promise<void> {
+    try {
+      await this.#read();
+      this.#queue.end();
+    } catch (error) {
+      await this.#drain();
+      if (error instanceof QueueStopped) this.#queue.end();
+      else if (error instanceof EpochNotFound) await this.#endReleased(error);
+      else this.#queue.end(await this.#causeOf(error as Error));
+    }
+  }
+
+  /** Return this error, or the one that took the whole stream along. */
+  async #causeOf(error: Error): Promise<Error> {
+    if (!(error instanceof SegmentsUnseen)) return error;
+    const { server, stream } = this.#made.member;
+    return await requireThere(server, stream).then(
+      () => error,
+      (worse) => worse,
+    );
+  }
+
+  /** Return why there is no batch, in words for the training loop's user. */
+  async whyWaiting(ms: number): Promise<string> {
+    const { member } = this.#made;
+    const { name } = member.stream;
+    if (this.#silent.length > 0) {
+      return (
+        `what ${this.#silent.join(", ")} was given of epoch ${this.epoch} of '${name}' and did not acknowledge: it is ` +
+        "handed out here once its lease has lapsed"
+      );
+    }
+    const manifest = (await findManifest(member.server, member.stream, this.epoch)) ?? this.#manifest;
+    const { sizes, done } = manifest;
+    const shards = sizes === null ? "" : ` (${done.size} of ${sizes.length} shards are done)`;
+    const none = `epoch ${this.epoch} of '${name}'${shards}; none came for ${seconds(ms)} s`;
+    const full = await whyNoRoom(member.server, member.stream);
+    if (full !== "") return `more samples of ${none}: ${full}`;
+    if (isEnded(manifest)) return `the rest of ${none}`;
+    return (
+      `more samples of ${none}. Is a producer running (\`penstock inspect ${name}\`)? If none will: ` +
+      `\`penstock epochs close ${name} ${this.epoch}\``
+    );
+  }
+
+  get #partitions(): readonly PartitionKeys[] {
+    return this.#made.member.stream.partitions;
+  }
+
+  // --- the loop ---
+
+  async #read(): Promise<void> {
+    for (;;) {
+      try {
+        await this.#readToTheEnd();
+        return;
+      } catch (error) {
+        if (!(error instanceof BrokenLine)) throw error;
+        await this.#reconnect(error.why);
+      }
+    }
+  }
+
+  async #readToTheEnd(): Promise<void> {
+    const { renewer } = this.#made;
+    this.#planner.restart();
+    for (;;) {
+      if (renewer.hasClaims(this.epoch)) {
+        this.#planner.restart();
+        if (this.#asked.length === 0) await this.#fetchClaims(false);
+      } else {
+        const pending = this.#asked.length * this.#planner.requestBytes;
+        if (await this.#queue.room(pending, this.#asked.length > 0 ? 0 : ROOM_MS)) this.#ask();
+      }
+      if (this.#asked.length > 0 && (await this.#endsWith(await this.#takeAnswer()))) return;
+    }
+  }
+
+  /** Return whether nothing more is behind an answer of so many entries. */
+  async #endsWith(taken: number): Promise<boolean> {
+    if (taken > 0 || !this.#planner.endsSweep || this.#asked.length > 0) return false;
+    // every partition answered "nothing", to requests made after the manifest was read
+    if (isEnded(this.#manifest) && (await this.#isOver())) return true;
+    await this.#lookAgain();
+    return false;
+  }
+
+  async #lookAgain(): Promise<void> {
+    const { server, stream } = this.#made.member;
+    this.#manifest = await renewed(server, stream, this.#manifest);
+    if (isEnded(this.#manifest)) this.#planner.restart();
+  }
+
+  #ask(): void {
+    const { renewer, member, line } = this.#made;
+    renewer.raiseError(); // nothing may be read any more under a name that another process took
+    const { group, member: name } = member.who;
+    for (const request of this.#planner.nextRequests(this.#asked.length, isEnded(this.#manifest))) {
+      const key = (this.#partitions[request.partition] as PartitionKeys).entries(this.epoch);
+      const read = ["XREADGROUP", "GROUP", group, name, "COUNT", request.most];
+      const answer = line.call(request.blockMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
+      answer.catch(() => {}); // the error is raised where it is awaited
+      this.#asked.push({ request, answer });
+    }
+  }
+
+  /** Receive one answer into batches. Returns the number of entries in it. */
+  async #takeAnswer(): Promise<number> {
+    const { request, answer } = this.#asked[0] as Asked;
+    const partition = this.#partitions[request.partition] as PartitionKeys;
+    let entries: StreamEntry[];
+    try {
+      entries = await answer;
+      this.#hold(entries, partition);
+      this.#asked.shift();
+    } catch (error) {
+      if (error instanceof ServerUnavailable) throw new BrokenLine(error);
+      if (isGone(error)) {
+        this.#asked.shift();
+        throw new EpochNotFound(
+          `epoch ${this.epoch} of '${this.#made.member.stream.name}' was released, or its group dropped, or the server ` +
+            `came back without its newest writes, while it was read (${(error as Error).message})`,
+        );
+      }
+      throw error;
+    }
+    await this.#receive(entries, this.#manifest, partition, this.#assembler, false);
+    this.#emit(this.#assembler);
+    this.#planner.answered(request, entries.length);
+    this.#outage.over();
+    return entries.length;
+  }
+
+  /** Hold entries from the moment on at which they are here, so that they are renewed, and handed back at a close. */
+  #hold(entries: readonly StreamEntry[], partition: PartitionKeys): void {
+    for (const [id] of entries) {
+      this.#made.member.leases.add(new Lease(partition.number, this.epoch, -1, textOf(id) as string, 0));
+    }
+  }
+
+  async #receive(
+    entries: readonly StreamEntry[],
+    manifest: Manifest,
+    partition: PartitionKeys,
+    assembler: Assembler,
+    isClaimed: boolean,
+  ): Promise<Received[]> {
+    const { member, receive } = this.#made;
+    const { group } = member.who;
+    const found: Received[] = [];
+    for (const entry of entries) {
+      const one = await receiveShared(receive, entry, { manifest, partition, group, isClaimed }, this.#committed);
+      found.push(one);
+      if (one.kind !== "good") continue;
+      const { block, rows, entryId } = one;
+      const { shard, count } = block.header;
+      const owed = rows?.length ?? count;
+      if (owed === 0) continue;
+      const lease = new Lease(partition.number, manifest.epoch, shard, entryId, owed);
+      member.leases.add(lease);
+      assembler.append(block, lease, rows);
+      this.#planner.received(one.bytes);
+    }
+    if (found.some(({ kind }) => kind === "good")) await this.#deadLetters.sawGood();
+    await this.#settleOdd(found, manifest, partition);
+    return found;
+  }
+
+  /** Deal with entries of which nothing is handed out. */
+  async #settleOdd(received: readonly Received[], manifest: Manifest, partition: PartitionKeys): Promise<void> {
+    const { member } = this.#made;
+    for (const one of received) {
+      if (one.kind === "missing") {
+        const lost = "payload lost: the entry was deleted while it was pending";
+        await this.#deadLetters.addNow(manifest, partition, one.entryId, lost);
+      } else if (one.kind === "good") {
+        if (one.rows?.length === 0) await this.#finishEntry(manifest, partition, one.entryId);
+      } else if (!(one.error instanceof UnsupportedVersion)) {
+        if (await isDone(member, partition, manifest, one)) await this.#finishEntry(manifest, partition, one.entryId);
+        else {
+          const reason = `${one.error.name}: ${one.error.message}`;
+          await this.#deadLetters.bury(manifest, partition, one.entryId, reason);
+        }
+      }
+    }
+    this.#deadLetters.requireHope();
+    for (const one of received) {
+      // it stays pending, held like any other, so that leaving hands it back at once
+      if (one.kind === "bad" && one.error instanceof UnsupportedVersion) {
+        throw tooOld(member.who, manifest.epoch, one.entryId, one.error);
+      }
+    }
+  }
+
+  /** Acknowledge an entry every sample of which was acknowledged before. */
+  async #finishEntry(manifest: Manifest, partition: PartitionKeys, entryId: string): Promise<void> {
+    const { member } = this.#made;
+    const call = acknowledgement(partition, manifest, member.who.group, [entryId], new Map());
+    await member.server.run("acknowledge", ...call);
+    member.leases.remove(partition.number, manifest.epoch, [entryId]);
+  }
+
+  #emit(assembler: Assembler): void {
+    for (let batch = assembler.take(); batch !== null; batch = assembler.take()) this.#queue.put(batch);
+  }
+
+  // --- what the dead left, and this member's own past ---
+
+  /** Receive what is under way before the end, so that it can be handed back at once. */
+  async #drain(): Promise<void> {
+    for (const { request, answer } of this.#asked.splice(0)) {
+      const entries = await answer.catch(() => []);
+      this.#hold(entries, this.#partitions[request.partition] as PartitionKeys);
+    }
+  }
+
+  /**
+   * Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs. Suspects come
+   * one at a time, and the one that was handed out most often comes last.
+   */
+  async #fetchClaims(isSuspect: boolean): Promise<void> {
+    const { renewer } = this.#made;
+    const due = renewer.claims.filter((one) => one.entry.epoch <= this.epoch && one.isSuspect === isSuspect);
+    due.sort((a, b) => a.entry.epoch - b.entry.epoch || (isSuspect ? a.entry.deliveries - b.entry.deliveries : 0));
+    const todo = isSuspect ? due.slice(0, 1) : due;
+    let assembler: Assembler | null = null;
+    let epoch = -1;
+    const finish = () => {
+      assembler?.flush();
+      if (assembler !== null) this.#emit(assembler);
+      if (assembler !== null && epoch !== this.epoch) this.#made.member.unclosed.add(epoch);
+    };
+    try {
+      for (const claim of todo) {
+        if (claim.entry.epoch !== epoch || assembler === null) {
+          finish();
+          epoch = claim.entry.epoch;
+          assembler = new Assembler(this.#made.receive.spec, epoch, this.#made.batchSize);
+        }
+        await this.#fetch(claim, assembler);
+        renewer.claims = renewer.claims.filter((one) => one !== claim); // what could not be fetched is still claimed
+      }
+    } finally {
+      finish();
+    }
+  }
+
+  async #fetch(claim: ClaimedEntry, assembler: Assembler): Promise<void> {
+    const { member, renewer, line, notify } = this.#made;
+    const { partition, epoch, entryId } = claim.entry;
+    const manifest = epoch === this.epoch ? this.#manifest : await findManifest(member.server, member.stream, epoch);
+    if (manifest === null) return member.leases.remove(partition.number, epoch, [entryId]); // released meanwhile
+    while (!(await this.#queue.room(0, ROOM_MS))) this.#emit(assembler);
+    // before its samples are here: if the answer were lost, they would be handed out twice
+    if (claim.isSuspect) await renewer.countTurn(claim);
+    const found = entriesOf(
+      await member.patiently(() => line.server.call("XRANGE", partition.entries(epoch), entryId, entryId)),
+    );
+    const missing = [Buffer.from(entryId), null] as unknown as StreamEntry;
+    const [received] = await this.#receive([found[0] ?? missing], manifest, partition, assembler, true);
+    if (claim.isSuspect) {
+      notify(crashNotice(member.who, claim, received?.kind === "good" ? received.block.header : null));
+    }
+    this.#emit(assembler);
+  }
+
+  // --- the end ---
+
+  /** End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned. */
+  async #endReleased(error: EpochNotFound): Promise<void> {
+    const { member, notify } = this.#made;
+    const { stream, group } = member.who;
+    try {
+      await requireThere(member.server, stream);
+      const roster = await loadRoster(member.server, member.begin);
+      const record = roster.groups.get(group);
+      if (record === undefined || roster.epochs.includes(this.epoch)) throw error;
+      this.#assembler.flush();
+      this.#emit(this.#assembler);
+      if (record.read < this.epoch) {
+        // else the other members acknowledged it
+        notify(`epoch ${this.epoch} of '${stream.name}' was abandoned and released while it was read`);
+      }
+      this.#queue.end();
+    } catch (worse) {
+      this.#queue.end(worse as Error);
+    }
+  }
+
+  /** Return true once every unacknowledged sample is held here or by a member that proved to be live. */
+  async #isOver(): Promise<boolean> {
+    const { member, renewer } = this.#made;
+    this.#assembler.flush();
+    this.#emit(this.#assembler);
+    await this.#requireLive();
+    if (this.#manifest.state === "abandoned") return !renewer.hasClaims(this.epoch); // its acknowledgements are refused
+    // what was delivered under this name and never arrived, or was acknowledged and lost by the server
+    await member.patiently(() => renewer.recover(() => member.isAllAcknowledged));
+    let beganMs: number | null = null;
+    for (;;) {
+      if (renewer.hasClaims(this.epoch)) return false;
+      if (this.#queue.isStopped) throw new QueueStopped();
+      if (renewer.hasClaims(this.epoch, true)) {
+        // handed next when it is fetched: then a death is its own
+        if (await this.#queue.empty(ROOM_MS)) await this.#fetchClaims(true);
+        return false;
+      }
+      const others = await this.#holders();
+      if (others.length > 0) {
+        beganMs ??= await serverMs(member.server);
+        this.#silent = await this.#without(others, beganMs);
+      }
+      if (others.length === 0 || this.#silent.length === 0) {
+        await this.#deadLetters.end(this.#manifest, others.length === 0);
+        return true;
+      }
+      renewer.raiseError();
+      if (others.includes("~released")) await member.patiently(() => renewer.look());
+      await sleep(HOLDERS_LOOK_MS);
+    }
+  }
+
+  /** Return the names of other members that hold entries of the epoch. */
+  async #holders(): Promise<string[]> {
+    const { server, who } = this.#made.member;
+    const keys = this.#partitions.map((partition) => ({ partition, epoch: this.epoch }));
+    return [...(await pendingMembers(server, keys, who.group))].filter((name) => name !== who.member);
+  }
+
+  /** Return those of the names that gave no heartbeat since a moment of the server's clock. */
+  async #without(names: readonly string[], sinceMs: number): Promise<string[]> {
+    const { server, who, begin } = this.#made.member;
+    const { members } = await loadRoster(server, begin);
+    const live = members.filter((one) => one.group === who.group && one.seenMs > sinceMs);
+    return names.filter((name) => !live.some(({ member }) => member === name)).sort();
+  }
+
+  /** Raise DamagedKey if no acknowledgement is taken of an epoch that is neither abandoned nor released. */
+  async #requireLive(): Promise<void> {
+    for (let looks = 0; this.#manifest.state !== "abandoned"; looks += 1) {
+      const damaged = await this.#damagedState();
+      if (damaged === null) return;
+      if (looks > STATE_LOOKS) {
+        throw new DamagedKey(
+          `${damaged} disagrees with the epoch's manifest: docs/redis-keys.md says what belongs there`,
+        );
+      }
+      await sleep(STATE_LOOK_MS);
+      await this.#lookAgain();
+    }
+  }
+
+  async #damagedState(): Promise<string | null> {
+    const { server } = this.#made.member;
+    for (const partition of this.#partitions) {
+      const key = partition.state(this.epoch);
+      const [state, listed] = await Promise.all([
+        server.call("GET", key),
+        server.call("HGET", partition.roster, `e:${this.epoch}`),
+      ]);
+      if (textOf(listed) !== null && textOf(state) !== liveState(this.#manifest)) return key;
+    }
+    return null;
+  }
+
+  /** Find what was asked for and not received: it is pending under this name, so it is claimed by id. */
+  async #reconnect(error: ServerUnavailable): Promise<void> {
+    const { renewer } = this.#made;
+    await Promise.allSettled(this.#asked.splice(0).map(({ answer }) => answer));
+    for (let failure = error; ; ) {
+      if (this.#queue.isStopped) throw new QueueStopped();
+      renewer.raiseError();
+      await this.#outage.bear(failure);
+      try {
+        await renewer.recover();
+        return;
+      } catch (again) {
+        if (!(again instanceof ServerUnavailable)) throw again;
+        failure = again;
+      }
+    }
+  }
+}
+
+/** Return the entries of an answer of XREADGROUP. RESP2 answers with a list of keys, RESP3 with a map. */
+function entriesOfGroup(reply: unknown): StreamEntry[] {
+  if (reply === null || reply === undefined) return [];
+  if (!Array.isArray(reply)) {
+    const [first] = reply instanceof Map ? reply.values() : Object.values(reply);
+    return entriesOf(first ?? []);
+  }
+  if (reply.length === 0) return [];
+  if (Array.isArray(reply[0])) return entriesOf(reply[0][1]);
+  bytesOf(reply[0]); // a map as names and values in turn
+  return entriesOf(reply[1]);
+}

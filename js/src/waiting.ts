@@ -1,0 +1,141 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { ServerUnavailable, WaitTimeout } from "./errors.js";
+
+/** Takes one line for the user. */
+export type Notify = (line: string) => void;
+
+/** The time after which a wait says what it waits for. */
+export const FIRST_WORD_MS = 3000;
+const REPEAT_MS = 30_000;
+/** The time for which a request to a lost server is repeated. It outlasts a restart, or a minute of silence. */
+export const OUTAGE_MS = 60_000;
+const FIRST_PAUSE_MS = 20;
+const BETWEEN_TRIES_MS = 500;
+
+/** Write a line to stderr. This is the default of `notify`. */
+export function toStderr(line: string): void {
+  process.stderr.write(`penstock: ${line}\n`);
+}
+
+/** Return a clock in milliseconds that no one sets. */
+export function now(): number {
+  return performance.now();
+}
+
+/** Tells whether the server owes an answer. Its facts explain no wait then. */
+export interface Lateness {
+  readonly isLate: boolean;
+}
+
+/** How one wait is told. */
+export interface WaitTurn {
+  /** The longest wait. It replaces the limit of the wait. */
+  readonly limitMs?: number | null;
+  /** The time of the first line: 0 if the wait is probably a mistake. */
+  readonly firstWordMs?: number;
+}
+
+/** One wait, which explains itself. Call `because` in each turn of the loop. */
+export class Wait {
+  readonly #notify: Notify;
+  readonly #limitMs: number | null;
+  readonly #server: Lateness;
+  readonly #began = now();
+  #told: { at: number; kind: string } | null = null;
+
+  /**
+   * @param notify Takes the lines.
+   * @param limitMs The longest wait, or null.
+   * @param server The server that knows whether the wait is over. While it is late, `SilenceWatch` says so.
+   */
+  constructor(notify: Notify, limitMs: number | null, server: Lateness = { isLate: false }) {
+    this.#notify = notify;
+    this.#limitMs = limitMs;
+    this.#server = server;
+  }
+
+  get ms(): number {
+    return now() - this.#began;
+  }
+
+  /** Say why this waits, if a line is due. Raises WaitTimeout with the same reason. */
+  async because(kind: string, reason: () => string | Promise<string>, turn: WaitTurn = {}): Promise<void> {
+    const limitMs = turn.limitMs ?? this.#limitMs;
+    if (limitMs !== null && this.ms >= limitMs) {
+      throw new WaitTimeout(`gave up after ${seconds(this.ms)} s: ${await reason()}`);
+    }
+    const quietMs = now() - (this.#told?.at ?? this.#began);
+    const dueMs = this.#told === null ? (turn.firstWordMs ?? FIRST_WORD_MS) : REPEAT_MS;
+    const isNews = this.#told !== null && this.#told.kind !== kind && quietMs >= FIRST_WORD_MS;
+    if (!(quietMs >= dueMs || isNews) || this.#server.isLate) return;
+    const text = await reason();
+    if (this.#server.isLate) return;
+    this.#told = { at: now(), kind };
+    this.#notify(`waiting: ${text}`);
+  }
+}
+
+/** A server that is away. It is told, waited for until a limit, and then raised as an error. */
+export class Outage {
+  readonly #notify: Notify;
+  readonly #doing: string;
+  /** The limit. A process that ends makes it shorter. */
+  patienceMs: number;
+  #began: number | null = null;
+  #toldAt: number | null = null;
+  #pauseMs = 0;
+
+  /**
+   * @param notify Takes the lines.
+   * @param doing What the server is needed for, as in "reading".
+   * @param patienceMs The longest wait.
+   */
+  constructor(notify: Notify, doing: string, patienceMs = OUTAGE_MS) {
+    this.#notify = notify;
+    this.#doing = doing;
+    this.patienceMs = patienceMs;
+  }
+
+  /** Wait after a failure until it is time to try again. Raises the error once the outage lasts too long. */
+  async bear(error: ServerUnavailable): Promise<void> {
+    const isLoading = error.message.startsWith("LOADING"); // such a server lives
+    if (this.#began === null || isLoading) this.#began = now();
+    if (now() - this.#began > this.patienceMs) throw error;
+    if (this.#toldAt === null || now() - this.#toldAt >= REPEAT_MS) {
+      this.#toldAt = now();
+      const tries = `trying again for ${seconds(this.patienceMs)} s`;
+      this.#notify(
+        isLoading
+          ? `waiting, to go on ${this.#doing}: ${error.message}`
+          : `the connection broke while ${this.#doing} (${error.message}); ${tries}`,
+      );
+    }
+    await sleep(this.#pauseMs);
+    this.#pauseMs = Math.min(Math.max(FIRST_PAUSE_MS, 2 * this.#pauseMs), BETWEEN_TRIES_MS);
+  }
+
+  /** Do something again while the server is away. It must be safe to repeat. */
+  async through<T>(act: () => Promise<T>): Promise<T> {
+    for (;;) {
+      try {
+        const answer = await act();
+        this.over();
+        return answer;
+      } catch (error) {
+        if (!(error instanceof ServerUnavailable)) throw error;
+        await this.bear(error);
+      }
+    }
+  }
+
+  /** Note that the server answered. */
+  over(): void {
+    this.#began = this.#toldAt = null;
+    this.#pauseMs = 0;
+  }
+}
+
+/** Return milliseconds as whole seconds, in words for people. */
+export function seconds(ms: number): string {
+  return (ms / 1000).toFixed(0);
+}

@@ -1,0 +1,251 @@
+// What the living promise when members, connections and servers die: nothing is lost, and only what was not acknowledged
+// comes again.
+import assert from "node:assert/strict";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, afterEach, before, test } from "node:test";
+import { createClient } from "@redis/client";
+import { GroupNotFound, load, MemberReplaced, ServerUnavailable } from "../dist/index.js";
+import { all, killAll, names, repeated, startMember } from "./members.mjs";
+import { startPeer } from "./peer.mjs";
+
+/** Acknowledgements of a Python member that may be under way. */
+const UNDER_WAY = 8;
+const folder = mkdtempSync(join(tmpdir(), "penstock-js-"));
+let peer;
+let client;
+
+before(async () => {
+  peer = await startPeer();
+  client = createClient({ url: peer.url });
+  await client.connect();
+});
+
+after(async () => {
+  client.destroy();
+  await peer.close();
+  rmSync(folder, { recursive: true, force: true });
+});
+
+const loaders = [];
+
+/** A loader that is closed after the test. */
+function begin(stream, options = {}) {
+  const loader = load(stream, { group: "g", batchSize: 5, url: peer.url, notify: () => {}, ...options });
+  loaders.push(loader);
+  return loader;
+}
+
+afterEach(async () => {
+  await killAll();
+  for (const loader of loaders.splice(0)) await loader.close();
+});
+
+async function collect(loader) {
+  const found = [];
+  for await (const batch of loader) found.push([...batch.identities()]);
+  return found;
+}
+
+const isClean = async (stream, url = peer.url) => {
+  const [code, said] = await peer.ask("audit", { stream, url });
+  assert.equal(code, 0, said);
+};
+
+const SIZES = [200, 200];
+const PRODUCED = { spec: "fixed", sizes: SIZES, block_bytes: 250, partitions: 2 };
+
+/** Two members of one group, of which each has been given something. */
+async function startTwo(stream, [one, other], options = {}) {
+  await peer.ask("produce", { stream, ...PRODUCED });
+  const given = { stream, group: "g", batch_size: 5, url: peer.url, ...options };
+  const both = [startMember(one, { ...given, member: "a" }), startMember(other, { ...given, member: "b" })];
+  await Promise.all(both.map((member) => member.until(({ acknowledged }) => acknowledged.length >= 3)));
+  return both;
+}
+
+for (const languages of [
+  ["node", "node"],
+  ["node", "python"],
+]) {
+  test(`${languages.join(" and ")} share an epoch, and each sample comes once`, async () => {
+    const stream = `shared-${languages.join("-")}`;
+    const [one, other] = await startTwo(stream, languages, { pause_s: 0.02 });
+    await Promise.all([one.ended, other.ended]);
+    assert.ok(one.hasLeft && other.hasLeft, one.said + other.said);
+    assert.deepEqual(names([...one.given, ...other.given]).sort(), all(SIZES).sort());
+    await isClean(stream);
+  });
+}
+
+for (const [victimIs, survivorIs] of [
+  ["node", "node"],
+  ["node", "python"],
+  ["python", "node"],
+]) {
+  test(`a ${survivorIs} member takes over what a killed ${victimIs} member had not acknowledged`, async () => {
+    const stream = `killed-${victimIs}-${survivorIs}`;
+    const [victim, survivor] = await startTwo(stream, [victimIs, survivorIs], { lease_s: 30 });
+    await victim.kill();
+    await survivor.ended;
+    assert.ok(survivor.hasLeft, survivor.said);
+    const given = [...victim.given, ...survivor.given];
+    assert.deepEqual([...new Set(names(given))].sort(), all(SIZES).sort());
+    const underWay = victimIs === "python" ? UNDER_WAY : 0;
+    const open = names(victim.given.slice(Math.max(0, victim.acknowledged.length - underWay)));
+    assert.deepEqual(
+      repeated(names(given)).filter((name) => !open.includes(name)),
+      [],
+    );
+    assert.match(survivor.said, /member 'a' has ended on this host: its \d+ entries are handed out again/);
+    await isClean(stream);
+  });
+
+  test(`a stopped ${victimIs} member is fenced by a ${survivorIs} member that took over`, async () => {
+    const stream = `stopped-${victimIs}-${survivorIs}`;
+    const [zombie, survivor] = await startTwo(stream, [victimIs, survivorIs], { lease_s: 1 });
+    zombie.child.kill("SIGSTOP");
+    await survivor.ended;
+    assert.ok(survivor.hasLeft, survivor.said);
+    const [before] = [names([...zombie.given, ...survivor.given])];
+    assert.deepEqual([...new Set(before)].sort(), all(SIZES).sort()); // without it
+    const inHand = zombie.given.length;
+    zombie.child.kill("SIGCONT");
+    await zombie.ended;
+    assert.deepEqual(zombie.given.slice(inHand), []); // what it had read ahead is another's now
+    const open = names(zombie.given.slice(Math.max(0, zombie.acknowledged.length - 1 - UNDER_WAY)));
+    assert.deepEqual(
+      repeated(before).filter((name) => !open.includes(name)),
+      [],
+    );
+    await isClean(stream);
+  });
+}
+
+test("a member that was out of its lease acknowledges nothing of what another one took", async () => {
+  await peer.ask("produce", { stream: "fenced", spec: "fixed", sizes: [20], block_bytes: 5000 });
+  const said = [];
+  const slow = begin("fenced", { acknowledge: "manual", leaseMs: 60_000, notify: (line) => said.push(line) });
+  const batches = slow[Symbol.asyncIterator]();
+  const { value: held } = await batches.next();
+  const [roster] = await client.keys("penstock:{fenced.*}:roster");
+  const key = (rest) => roster.replace("roster", `0:${rest}`);
+  const [{ id }] = await client.xPendingRange(key("entries"), "g", "-", "+", 1);
+  await client.xClaim(key("entries"), "g", "another", 0, id);
+  while (said.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.match(said[0], /lost 1 entries of epoch 0: .* another member hands them out$/);
+  await held.ack();
+  assert.equal(await client.bitCount(key("ledger:g:0")), 0);
+  assert.equal((await client.xPendingRange(key("entries"), "g", "-", "+", 1)).length, 1);
+});
+
+test("a member that comes back under its name goes on with what it was given", async () => {
+  const stream = "again";
+  const [first, other] = await startTwo(stream, ["node", "node"], { lease_s: 600 });
+  await first.kill();
+  await other.kill();
+  const again = begin(stream, { member: "a", leaseMs: 600_000 });
+  const beside = begin(stream, { member: "b", leaseMs: 600_000 });
+  const found = (await Promise.all([collect(again), collect(beside)])).flat();
+  const acknowledged = [...first.acknowledged, ...other.acknowledged];
+  assert.deepEqual(names([...acknowledged, ...found]).sort(), all(SIZES).sort());
+});
+
+test("of two loaders with one name the older one stops", async () => {
+  await peer.ask("produce", { stream: "names", spec: "fixed", sizes: [50], block_bytes: 100 });
+  const older = begin("names", { member: "m", leaseMs: 300 });
+  const loop = older[Symbol.asyncIterator]();
+  await loop.next();
+  await begin("names", { member: "m", leaseMs: 300 }).open();
+  await assert.rejects(async () => {
+    while (!(await loop.next()).done) await new Promise((resolve) => setTimeout(resolve, 20));
+  }, MemberReplaced);
+});
+
+test("a member whose group is dropped says so", async () => {
+  await peer.ask("produce", { stream: "dropped", spec: "fixed", sizes: [50], block_bytes: 100 });
+  const loop = begin("dropped", { leaseMs: 300 })[Symbol.asyncIterator]();
+  await loop.next();
+  const [roster] = await client.keys("penstock:{dropped.*}:roster");
+  await client.hDel(roster, [
+    "g:g",
+    `m:g:${(await client.hKeys(roster)).find((name) => name.startsWith("m:g:")).slice(4)}`,
+  ]);
+  await assert.rejects(async () => {
+    while (!(await loop.next()).done) await new Promise((resolve) => setTimeout(resolve, 20));
+  }, GroupNotFound);
+});
+
+test("connections that break again and again lose and repeat nothing", async () => {
+  const stream = "broken";
+  await peer.ask("produce", { stream, ...PRODUCED });
+  const loader = begin(stream, { prefetchBytes: 2000 });
+  const found = [];
+  for await (const batch of loader) {
+    found.push([...batch.identities()]);
+    if (found.length % 8 === 0) await client.sendCommand(["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+  }
+  assert.deepEqual(names(found).sort(), all(SIZES).sort());
+  await loader.close();
+  await isClean(stream);
+});
+
+test("a server that is killed and comes back is waited for, in words, and nothing is lost", async () => {
+  const stream = "restarted";
+  const directory = join(folder, "server");
+  const [url, port] = await peer.ask("start_server", { directory });
+  await peer.ask("produce", { stream, ...PRODUCED, url });
+  const said = [];
+  const loader = begin(stream, { url, prefetchBytes: 2000, notify: (line) => said.push(line) });
+  const found = [];
+  for await (const batch of loader) {
+    found.push([...batch.identities()]);
+    if (found.length !== 10) continue;
+    await peer.ask("kill_server");
+    const again = peer.ask("start_server", { directory, port });
+    await again;
+  }
+  assert.deepEqual([...new Set(names(found))].sort(), all(SIZES).sort());
+  assert.ok(repeated(names(found)).length <= 5 * UNDER_WAY); // acknowledgements that the server had not on its disk
+  await loader.close();
+  await isClean(stream, url);
+  await peer.ask("kill_server");
+});
+
+test("a server that stands still is named within 5 s, and gone on with", async () => {
+  const directory = join(folder, "still");
+  const [url] = await peer.ask("start_server", { directory });
+  await peer.ask("produce", { stream: "still", ...PRODUCED, url });
+  const control = createClient({ url });
+  await control.connect();
+  const [, pid] = /process_id:(\d+)/.exec(await control.info("server"));
+  control.destroy();
+  const said = [];
+  const loader = begin("still", { url, prefetchBytes: 2000, notify: (line) => said.push([Date.now(), line]) });
+  const found = [];
+  for await (const batch of loader) {
+    found.push([...batch.identities()]);
+    if (found.length !== 10) continue;
+    process.kill(Number(pid), "SIGSTOP");
+    const stopped = Date.now();
+    setTimeout(() => process.kill(Number(pid), "SIGCONT"), 5500);
+    while (said.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+    assert.match(said[0][1], /^waiting: no answer from redis:\/\/.*: is it stopped, overloaded or cut off\?$/);
+    assert.doesNotMatch(said[0][1], /:[^/]+@/); // no password
+    assert.ok(said[0][0] - stopped < 5000);
+  }
+  assert.deepEqual(names(found).sort(), all(SIZES).sort());
+  await loader.close();
+  await isClean("still", url);
+  await peer.ask("kill_server");
+});
+
+test("a server that is not there is waited for as long as patience lasts", async () => {
+  const said = [];
+  const loader = begin("nothing", { url: "redis://localhost:1", timeoutMs: 700, notify: (line) => said.push(line) });
+  const asked = Date.now();
+  await assert.rejects(loader.open(), ServerUnavailable);
+  assert.ok(Date.now() - asked >= 600);
+  assert.match(said[0], /^the connection broke while asking the server \(.*\); trying again for 1 s$/);
+});
