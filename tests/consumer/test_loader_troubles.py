@@ -31,7 +31,7 @@ from penstock_common.stream.streams import set_plan
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.read.member import await_stream
+from penstock_consumer.read.waits import await_stream
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,

@@ -31,8 +31,8 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
         Replay("t", url=any_url, epoch=0, batch_size=8)
     said: list[str] = []
     monkeypatch.setattr("penstock_common.waiting.FIRST_WORD_S", 0.0)
-    monkeypatch.setattr("penstock_consumer.read.member.FIRST_WORD_S", 0.0)
-    monkeypatch.setattr("penstock_consumer.read.member.EVENT_MS", 20)
+    monkeypatch.setattr("penstock_consumer.read.waits.FIRST_WORD_S", 0.0)
+    monkeypatch.setattr("penstock_consumer.read.waits.EVENT_MS", 20)
 
     def prepare() -> None:
         await_line("no stream 't'")

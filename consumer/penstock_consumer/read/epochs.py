@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.hints import near
 from penstock_common.server.client import RetryPolicy
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
@@ -16,7 +17,7 @@ from penstock_common.stream.manifest import find_manifest
 from penstock_common.waiting import Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, LeaseRenewer, UnusedRankCheck
-from penstock_consumer.read.member import Member, RankMember, absent_notice, new_group_notice
+from penstock_consumer.read.member import Member, RankMember
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.read.shared import SharedReader
@@ -336,6 +337,27 @@ class OrderedReading(Reading):
             return None
         order = self.member.order
         return EpochSteps(0, order.rank, order.world, order.batch, self._remainder).count(manifest.samples)
+
+
+def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
+    """Return the notice on a group that was just made beside ``others``, because its name may be misspelt."""
+    names = list(others)
+    meant = near(group, names)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    question = f". Did you mean {meant!r}?" if meant else ""
+    return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
+
+
+def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
+    """Return the notice on ranks that never came, at the end of an epoch that another rank read."""
+    assert who.order is not None
+    world, first = who.order.world, absent[0]
+    ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
+    return (
+        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} did not come: "
+        f"{len(absent)}/{world} of its samples wait for them. If no process has rank={first} and this world_size, "
+        "start one; for one process alone, give world_size=1 and a new group"
+    )
 
 
 def open_reading(client: Client, who: Membership, options: LoaderOptions) -> Reading:

@@ -15,14 +15,13 @@ from penstock_common.pace import Pace
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.losses import Witness
-from penstock_common.stream.groups.presence import ended_members, is_returned
+from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Outage
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
-from penstock_consumer.read.member import count_live
 from penstock_consumer.stages.batch import Lease
 
 FIRST_BATCHES = 20

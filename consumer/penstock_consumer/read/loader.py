@@ -30,9 +30,9 @@ from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
-from penstock_consumer.read.member import EVENT_MS, await_stream
 from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, rank_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
+from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter, Keep
 from penstock_consumer.stages.shuffle import ShuffleWindow

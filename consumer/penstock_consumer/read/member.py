@@ -1,9 +1,9 @@
-"""A member of a group: it waits for the stream, joins, finds epochs, acknowledges, closes epochs and leaves."""
+"""A member of a group: it joins, finds epochs, acknowledges, closes epochs and leaves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,13 +14,11 @@ from penstock_common.errors import (
     GroupFinished,
     ReplayTruncated,
     ServerUnavailable,
-    StreamNotFound,
     WaitTimeout,
 )
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
-from penstock_common.hints import near
 from penstock_common.server.error_translation import ReplyError
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, server_ms
@@ -30,10 +28,9 @@ from penstock_common.stream.groups.ledger import behind, uncovered
 from penstock_common.stream.groups.losses import Witness
 from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
-from penstock_common.stream.groups.presence import liveness_of
+from penstock_common.stream.groups.presence import count_live, liveness_of
 from penstock_common.stream.groups.roster import (
     QUIET_MS,
-    UNSEEN_MS,
     Membership,
     Order,
     Roster,
@@ -43,92 +40,15 @@ from penstock_common.stream.groups.roster import (
     load_roster,
     rank_member,
 )
-from penstock_common.stream.keys import PartitionKeys, StreamKeys
-from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.ranges import parse_ranges
-from penstock_common.stream.streams import (
-    Stream,
-    absence,
-    await_event,
-    find_stream,
-    is_released,
-    last_event,
-    list_streams,
-    read_counters,
-)
-from penstock_common.waiting import FIRST_WORD_S, Notify, Wait, to_stderr
+from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch
-
-EVENT_MS = 1000
-"""The length of one wait for an event. It is finite, because an event may be lost with the server's memory."""
-
-
-def await_stream(client: Client, name: str, wait: Wait) -> Stream:
-    """Return the stream once it has a spec. For a name that is probably misspelt, the wait says so at once.
-
-    Raises StreamNotFound, WaitTimeout.
-    """
-    keys = StreamKeys(name)
-    first_word_s: float | None = None
-    while True:
-        event = last_event(client, keys)
-        stream = find_stream(client, name)
-        if stream is not None and stream.spec is not None:
-            return stream
-        try:
-            if stream is None:
-                if first_word_s is None:
-                    first_word_s = 0.0 if near(name, list_streams(client)) else FIRST_WORD_S
-                wait.because("stream", lambda: absence(client, name), first_word_s=first_word_s)
-            else:
-                wait.because("spec", lambda: f"stream {name!r} has no sample yet: is a producer running?")
-        except WaitTimeout as error:
-            raise (StreamNotFound(str(error)) if stream is None else error) from None
-        await_event(client, keys, event, EVENT_MS)
-
-
-def await_epoch(client: Client, name: str, epoch: int, wait: Wait) -> None:
-    """Return once nothing more will be written to the epoch, or no producer will begin it.
-
-    Raises StreamNotFound, WaitTimeout.
-    """
-    stream = await_stream(client, name, wait)
-    while True:
-        event = last_event(client, stream.keys)
-        _, final, _ = read_counters(client, stream)
-        manifest = find_manifest(client, stream, epoch)
-        if manifest is not None:
-            is_over = manifest.state in (PRODUCED, ABANDONED)
-        else:  # its number is given out a moment before its manifest is there
-            is_over = is_released(client, stream, epoch) or (final is not None and epoch >= final)
-        if is_over:
-            return
-        wait.because("epoch", lambda: f"epoch {epoch} of {name!r} is not produced yet; a replay needs all of it")
-        await_event(client, stream.keys, event, EVENT_MS)
-
-
-def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
-    """Return the notice on a group that was just made beside ``others``, because its name may be misspelt."""
-    names = list(others)
-    meant = near(group, names)
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    question = f". Did you mean {meant!r}?" if meant else ""
-    return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
-
-
-def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
-    """Return the notice on ranks that never came, at the end of an epoch that another rank read."""
-    assert who.order is not None
-    world, first = who.order.world, absent[0]
-    ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
-    return (
-        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} did not come: "
-        f"{len(absent)}/{world} of its samples wait for them. If no process has rank={first} and this world_size, "
-        "start one; for one process alone, give world_size=1 and a new group"
-    )
 
 
 def holders(member: Member, epoch: int) -> set[str]:
@@ -141,12 +61,6 @@ def live_members(member: Member, since_ms: int) -> set[str]:
     """Return the names of members that gave a heartbeat after a moment of the server's clock."""
     roster = load_roster(member.client, member.stream.partitions[0])
     return {name for (group, name), seen in roster.members.items() if group == member.who.group and seen > since_ms}
-
-
-def count_live(roster: Roster, group: str) -> int:
-    """Return how many members of a group were seen about as lately as the last one, at least 1."""
-    seen = [at for (name, _), at in roster.members.items() if name == group]
-    return max(1, sum(at > max(seen) - UNSEEN_MS for at in seen))
 
 
 @dataclass

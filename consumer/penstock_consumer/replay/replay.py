@@ -28,9 +28,9 @@ from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.member import await_epoch
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
+from penstock_consumer.read.waits import await_epoch
 from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
 from penstock_consumer.stages.buffers import ArrayPool

@@ -142,6 +142,12 @@ def liveness_of(rosters: Sequence[Roster], now_ms: int) -> dict[tuple[str, str],
     return {who: Liveness(now_ms - at, who in ended) for who, at in seen.items()}
 
 
+def count_live(roster: Roster, group: str) -> int:
+    """Return how many members of a group were seen about as lately as the last one, at least 1."""
+    seen = [at for (name, _), at in roster.members.items() if name == group]
+    return max(1, sum(at > max(seen) - UNSEEN_MS for at in seen))
+
+
 def _here() -> str:
     """Return the digest of this process's boot id and pid namespace, or '' if /proc does not show its own."""
     try:
