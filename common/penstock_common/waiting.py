@@ -106,10 +106,14 @@ class Outage:
     ) -> None:
         self._notify, self._doing, self._clock = notify, doing, clock
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
-        """The limit. It may be shortened during an outage, because a process that ends does not wait."""
+        """The limit; see `hurry`."""
         self._began: float | None = None
         self._told_at, self._told = 0.0, ""
         self._pause_s = 0.0
+
+    def hurry(self, patience_s: float) -> None:
+        """Shorten the limit, also during an outage, because a process that ends does not wait."""
+        self.patience_s = patience_s
 
     def bear(self, error: ServerUnavailable) -> None:
         """Wait after a failure until it is time to try again. Raises the error once the outage lasts too long.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from hashlib import sha1
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -24,6 +24,15 @@ Arg = str | bytes | int
 
 Call: TypeAlias = tuple[Sequence[Key], Sequence[Arg]]
 """A script's keys and arguments."""
+
+
+class ScriptCall(NamedTuple):
+    """A script with its keys and arguments, to be run now or sent later."""
+
+    script: str
+    keys: list[Key]
+    arguments: list[Arg]
+
 
 Run: TypeAlias = Callable[[str, Sequence[Key], Iterable[Arg]], Any]
 """A function that runs a script with keys and arguments."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from penstock_common.errors import (
@@ -19,15 +18,13 @@ from penstock_common.errors import (
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
-from penstock_common.server.error_translation import ReplyError
-from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.groups.ledger import behind, uncovered
+from penstock_common.stream.groups.ledger import acknowledgement, behind, uncovered
 from penstock_common.stream.groups.losses import Witness
 from penstock_common.stream.groups.outbox import Outbox
-from penstock_common.stream.groups.positions import known_positions, refusal_of, report, report_arguments, rewind
+from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import count_live, liveness_of
 from penstock_common.stream.groups.roster import (
     QUIET_MS,
@@ -84,7 +81,7 @@ class Member:
     """An epoch that a producer had begun to open at the last look."""
 
     def __post_init__(self) -> None:
-        self._outbox = Outbox(self.client, notify=self.notify)
+        self._outbox = Outbox(self.client, self.who, notify=self.notify)
         self.committed = CommitCheck(self.client, self.stream)
         self._maps = maps_of_stream(self.stream)
         by = f"member {self.who.group}/{self.who.member}"
@@ -203,7 +200,7 @@ class Member:
         for number, due in plan_acknowledgement(batch).items():
             partition = self.stream.partitions[number]
             if known is not None:
-                self._outbox.acknowledge(partition, known, self.who.group, due.ids, due.ranges)
+                self._outbox.send(acknowledgement(partition, known, self.who.group, due.ids, due.ranges))
                 self.witness.acknowledged(known, due.entries)
             self.leases.remove(number, batch.epoch, due.ids)
 
@@ -288,7 +285,7 @@ class Member:
 
     def hurry(self, patience_s: float) -> None:
         """Wait no longer than this for a server that went away, from now on."""
-        self._outbox.patience_s = patience_s
+        self._outbox.hurry(patience_s)
 
     def leave(self) -> None:
         """Hand back what is held, and leave."""
@@ -302,8 +299,6 @@ class Member:
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self.leases.ids(partition.number))
 
-
-_REPORT_POSITION = load_script("report_position")
 
 JOIN_EVERY_S = 0.2
 
@@ -427,24 +422,12 @@ class RankMember(Member):
         if manifest is None:  # released: nothing is left to acknowledge
             return
         self._known[batch.epoch] = manifest
-        with self._refusals():
-            self._outbox.send(_REPORT_POSITION, *report_arguments(manifest, self.who, batch.position))
+        self._outbox.send(position_report(manifest, self.who, batch.position))
         settled = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in settled):
             self.witness.acknowledged(manifest, settled)
         else:  # another process read it, and sent its rows without their entries
             self.witness.reached(manifest, batch.position)
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Translate a refused report into an error that says why."""
-        try:
-            yield
-        except ReplyError as error:
-            refusal = refusal_of(error.error, self.who)
-            if refusal is None:
-                raise
-            raise refusal from None
 
     def ended(self, epoch: int, last: int, total: int) -> None:
         """Note that the epoch was read to its end.
@@ -470,16 +453,6 @@ class RankMember(Member):
         if epoch not in self._reported:
             self._reported[epoch] = self.position(epoch)
         return self._reported[epoch]
-
-    def flush(self) -> None:
-        """Return once every report is on the server."""
-        with self._refusals():
-            self._outbox.flush()
-
-    def close_epochs(self, ended: int) -> None:
-        """Close for the group what every rank has acknowledged."""
-        self.flush()
-        super().close_epochs(ended)
 
     def _close(self, epoch: int) -> bool:
         manifest = find_manifest(self.client, self.stream, epoch)
@@ -516,8 +489,3 @@ class RankMember(Member):
                 if self.stream.partition_of(shard) == partition:
                     held += sum(r.nbytes for r in index_records(self.client, partition, epoch, shard, lo, hi))
         return held
-
-    def leave(self) -> None:
-        """Leave the group."""
-        with self._refusals():
-            super().leave()

@@ -4,7 +4,7 @@
 -- KEYS: state entries ledger..
 -- ARGV: live_state group n id1..idn, then for each ledger: m [low high].., the bits from low to below high
 -- Answer: n; -1 if the epoch ended
--- Callers: penstock_common/stream/groups/ledger.py penstock_common/stream/groups/outbox.py
+-- Callers: penstock_common/stream/groups/ledger.py
 
 -- The epoch's state is not the one that the caller knows: -1 if it ended, an error if Penstock did not write it.
 local function not_live(state)

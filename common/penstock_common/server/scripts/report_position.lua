@@ -4,7 +4,7 @@
 -- KEYS: roster state positions
 -- ARGV: live_state group rank incarnation position
 -- Answer: 1; 0 if the position is not higher than the known one; -1 if the epoch ended
--- Callers: penstock_common/stream/groups/positions.py penstock_consumer/read/member.py
+-- Callers: penstock_common/stream/groups/positions.py
 
 -- The epoch's state is not the one that the caller knows: -1 if it ended, an error if Penstock did not write it.
 local function not_live(state)

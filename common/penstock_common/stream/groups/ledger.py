@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, run_script
+from penstock_common.stream.commands import Arg, Client, ScriptCall, run_script
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.dead_notes import load_notes
 from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
@@ -38,13 +38,13 @@ def acknowledge(
 
     False if the epoch is no longer live: then nothing is written.
     """
-    return bool(run_script(client, _ACKNOWLEDGE, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
+    return bool(run_script(client, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
 
 
 def acknowledgement(
     partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes], ranges: Mapping[int, Ranges]
-) -> tuple[list[str], list[Arg]]:
-    """Return keys and arguments of the acknowledging script."""
+) -> ScriptCall:
+    """Return the call that acknowledges entries and sets the bits of samples. It may be sent twice."""
     epoch = manifest.epoch
     keys = [partition.state(epoch), partition.entries(epoch)]
     args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
@@ -53,7 +53,7 @@ def acknowledgement(
         args.append(len(spans))
         for lo, hi in spans:
             args += [lo, hi]
-    return keys, args
+    return ScriptCall(_ACKNOWLEDGE, keys, args)
 
 
 def bury(

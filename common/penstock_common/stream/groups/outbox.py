@@ -6,7 +6,6 @@ An acknowledgement sets bits and removes pending ids, so after a broken connecti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -14,15 +13,11 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import translate_reply
-from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, sha_of
+from penstock_common.stream.commands import Client, ScriptCall, sha_of
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.groups.ledger import Ranges, acknowledgement
-from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.manifest import Manifest
+from penstock_common.stream.groups.positions import refusal_of
+from penstock_common.stream.groups.roster import Membership
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
-
-_ACKNOWLEDGE = load_script("acknowledge")
 
 UNANSWERED = 8
 """Acknowledgements under way at once. Those that a crash of the server loses are delivered again."""
@@ -31,34 +26,27 @@ SHORTEST_S = 0.3
 
 
 class Outbox:
-    """A sender of acknowledgements, in order, on a connection of its own. `flush` waits until all are answered."""
+    """A sender of one member's acknowledgements, in order, on a connection of its own.
 
-    def __init__(self, client: Client, *, notify: Notify = to_stderr) -> None:
-        self._client = client
-        self.patience_s = OUTAGE_S
-        """The seconds for which a request to a lost server is repeated."""
-        self._outage = Outage(notify, doing="acknowledging")
+    `flush` waits until all are answered.
+    """
+
+    def __init__(self, client: Client, who: Membership, *, notify: Notify = to_stderr) -> None:
+        self._client, self._who = client, who
+        self._outage = Outage(notify, OUTAGE_S, doing="acknowledging")
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
         self._scripts: dict[str, bool] = {}
         """Script -> whether it was loaded since the connection was made."""
 
-    def acknowledge(
-        self,
-        partition: PartitionKeys,
-        manifest: Manifest,
-        group: str,
-        ids: Sequence[bytes],
-        ranges: Mapping[int, Ranges],
-    ) -> None:
-        """Send what `ledger.acknowledge` does; raises ServerUnavailable if the server stays away."""
-        self.send(_ACKNOWLEDGE, *acknowledgement(partition, manifest, group, ids, ranges))
+    def send(self, call: ScriptCall) -> None:
+        """Send a script that may run twice; raises ServerUnavailable if the server stays away.
 
-    def send(self, script: str, keys: Sequence[str], args: Sequence[Arg]) -> None:
-        """Send a script that may run twice. A later call raises its refusal, as ReplyError or DamagedKey."""
-        self._scripts.setdefault(script, False)
-        parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*keys, *args)]
-        command = (b"EVALSHA", sha_of(script), b"%d" % len(keys), *parts)
+        A later call raises its refusal: MemberReplaced, GroupNotFound, DamagedKey, or ReplyError for any other cause.
+        """
+        self._scripts.setdefault(call.script, False)
+        parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*call.keys, *call.arguments)]
+        command = (b"EVALSHA", sha_of(call.script), b"%d" % len(call.keys), *parts)
         while len(self._unanswered) >= UNANSWERED:
             self._read_one()
         self._unanswered.append(command)
@@ -77,6 +65,10 @@ class Outbox:
         while self._unanswered:
             self._read_one()
 
+    def hurry(self, patience_s: float) -> None:
+        """Repeat a request to a lost server for this time at most, from now on."""
+        self._outage.hurry(patience_s)
+
     def close(self) -> None:
         """Close the connection."""
         if self._channel is not None:
@@ -87,7 +79,7 @@ class Outbox:
         if self._channel is None:  # abandoned in an outage: nothing is under way on a new connection
             self._send_again(None)
         try:
-            reply = self._connected().read(min(REPLY_TIMEOUT_S, max(self.patience_s, SHORTEST_S)))
+            reply = self._connected().read(min(REPLY_TIMEOUT_S, max(self._outage.patience_s, SHORTEST_S)))
         except ServerUnavailable as error:
             self._send_again(error)
             return
@@ -99,7 +91,11 @@ class Outbox:
             self._send_again(None)
             return
         if isinstance(reply, ResponseError):
-            failure = damage_of(self._client, reply, self._unanswered[0]) or translate_reply(reply, self._client)
+            failure = (
+                damage_of(self._client, reply, self._unanswered[0])
+                or refusal_of(reply, self._who)
+                or translate_reply(reply, self._client)
+            )
             if not isinstance(failure, ServerUnavailable):
                 self._unanswered.popleft()  # it is answered, though with a refusal
                 raise failure
@@ -123,7 +119,6 @@ class Outbox:
         while True:
             self.close()
             if error is not None:
-                self._outage.patience_s = self.patience_s
                 self._outage.bear(error)
             try:
                 if self._unanswered:

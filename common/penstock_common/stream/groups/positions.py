@@ -16,7 +16,15 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError, ReplayTruncated
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, decoded, is_script_error, readable, run_script
+from penstock_common.stream.commands import (
+    Arg,
+    Client,
+    ScriptCall,
+    decoded,
+    is_script_error,
+    readable,
+    run_script,
+)
 from penstock_common.stream.groups.roster import GroupRecord, Membership
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -81,9 +89,9 @@ def kept_head(record: GroupRecord) -> int:
     return HEAD_STEPS * record.world * record.batch
 
 
-def report_arguments(manifest: Manifest, who: Membership, position: int) -> tuple[list[str], list[Arg]]:
-    """Return keys and arguments of the script that reports that everything of this rank below ``position`` is done."""
-    return _arguments(who.stream.partitions[0], manifest, who, position)
+def position_report(manifest: Manifest, who: Membership, position: int) -> ScriptCall:
+    """Return the call that reports that everything of this rank below ``position`` is done. It may be sent twice."""
+    return ScriptCall(_REPORT_POSITION, *_arguments(who.stream.partitions[0], manifest, who, position))
 
 
 def _arguments(
@@ -99,7 +107,7 @@ def report(client: Client, who: Membership, manifest: Manifest, position: int) -
 
     Raises MemberReplaced, GroupNotFound.
     """
-    _run(client, who, _REPORT_POSITION, *report_arguments(manifest, who, position))
+    _run(client, who, *position_report(manifest, who, position))
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
