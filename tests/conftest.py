@@ -19,17 +19,19 @@ from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 # A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says what else the machine does: speed lives in benchmarks.
+# The time of an example depends on the machine's load; benchmarks measure speed.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 Servers = Callable[[Path | None], EmbeddedServer]
 SHARED_MEMORY = Path("/dev/shm")
 
-# With no server at all every test that needs one fails with the line that says how to get one, rather than be skipped.
+# Without any server, every test that needs one fails with the line that says how to get one, and is not skipped.
 _EXECUTABLES: list[Path | None] = [*find_servers()] or [None]
 del _EXECUTABLES[1 if "PENSTOCK_TEST_ONE_SERVER" in os.environ else len(_EXECUTABLES) :]
-"""The versions of the server that tests run on. `make lowest` sets the variable: it is about packages, not servers."""
+"""The versions of the server that tests run on. `make lowest` sets the variable, because it tests packages, not
+servers.
+"""
 
 
 def _label(executable: Path | None) -> str:
@@ -38,7 +40,7 @@ def _label(executable: Path | None) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_folder() -> Iterator[None]:
-    """A runtime folder of the test run's own, so that no client meets a `penstock server` of whoever runs the tests."""
+    """Make a separate runtime folder, so that no client meets a `penstock server` of the user who runs the tests."""
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
@@ -46,7 +48,7 @@ def session_folder() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """One server per executable for the whole test run, started when first asked for."""
+    """Return a function that starts one server per executable for the whole test run, on demand."""
     running: dict[Path | None, EmbeddedServer] = {}
 
     def server_of(executable: Path | None) -> EmbeddedServer:
@@ -61,45 +63,51 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(params=_EXECUTABLES, ids=_label)
 def server(request: pytest.FixtureRequest, servers: Servers) -> EmbeddedServer:
-    """An empty server, once for every version found. Leave it running and as it is configured, or use fresh_server."""
+    """Yield an empty server, once for every version found.
+
+    Leave it running and as it is configured, or use fresh_server.
+    """
     return _emptied(servers(request.param))
 
 
 @pytest.fixture
 def url(server: EmbeddedServer) -> str:
-    """The URL of ``server``."""
+    """Return the URL of ``server``."""
     return server.url
 
 
 @pytest.fixture
 def any_server(servers: Servers) -> EmbeddedServer:
-    """An empty server of the first version found, for tests that no version changes."""
+    """Yield an empty server of the first version found, for tests that do not depend on the version."""
     return _emptied(servers(_EXECUTABLES[0]))
 
 
 @pytest.fixture
 def any_url(any_server: EmbeddedServer) -> str:
-    """The URL of ``any_server``."""
+    """Return the URL of ``any_server``."""
     return any_server.url
 
 
 @pytest.fixture
 def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """A raw client of ``server``."""
+    """Return a raw client of ``server``."""
     with redis.Redis.from_url(server.url) as connected:
         yield connected
 
 
 @pytest.fixture
 def any_client(any_server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """A raw client of ``any_server``."""
+    """Return a raw client of ``any_server``."""
     with redis.Redis.from_url(any_server.url) as connected:
         yield connected
 
 
 @pytest.fixture
 def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
-    """Makes servers of a test's own, to kill, fill or configure: EmbeddedServer's arguments; closed at the end."""
+    """Return a function that makes servers for one test, to kill, fill or configure.
+
+    It takes EmbeddedServer's arguments, and the servers are closed at the end.
+    """
     with ExitStack() as stack:
 
         def make(executable: Path | None = _EXECUTABLES[0], **arguments: object) -> EmbeddedServer:
@@ -110,7 +118,7 @@ def fresh_server() -> Iterator[Callable[..., EmbeddedServer]]:
 
 @pytest.fixture
 def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, what segments are most often in; on a disk where there is no such file system."""
+    """Return a folder in memory, as for most segments, or on a disk if there is no such file system."""
     if not SHARED_MEMORY.is_dir():
         yield tmp_path
         return

@@ -1,4 +1,4 @@
-"""The chaos checker against planted faults: what it would let pass, a run could never find."""
+"""The chaos checker against planted faults: a run could never find what the checker lets pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def diary(
     stops: Sequence[tuple[float, float]] = (),
     replaced_s: float = 0,
 ) -> Diary:
-    """A trainer's, with times in seconds: batch -> (when, its samples), batch -> when it was acknowledged."""
+    """Return a trainer's diary with times in seconds: batch -> (time, samples), and batch -> time of
+    acknowledgement.
+    """
     life = Life(
         "trainer", "main", "g", f"m{number}", Path(f"m{number}.journal"), 0, int(ended_s * SECOND), ending,
         [(int(a * SECOND), int(b * SECOND)) for a, b in stops], int(replaced_s * SECOND),
@@ -55,14 +57,14 @@ def diary(
 def judged(
     diaries: Sequence[Diary], expected: Sequence[int], outages: Sequence[tuple[float, float]] = ()
 ) -> GroupVerdict:
-    """The verdict on a group that should have been given ``expected``."""
+    """Return the verdict on a group that should have been given ``expected``."""
     those = Expected(np.array(sorted(expected), np.uint64), np.zeros(len(expected), np.int64), np.array([], np.uint64))
     spans = [(int(a * SECOND), int(b * SECOND)) for a, b in outages]
     return judge("g", diaries, those, Rule(LEASE_S * SECOND, spans))
 
 
 def test_a_lost_and_an_invented_sample_are_found() -> None:
-    """The two things that must never happen, whatever was killed."""
+    """These two things must never happen, whichever processes were killed."""
     verdict = judged([diary(0, {1: (1, [1, 2, 9])})], [1, 2, 3])
     assert verdict.delivered == 3
     assert any("1 samples never delivered" in text and text.endswith(" 3") for text in verdict.violations)
@@ -70,20 +72,20 @@ def test_a_lost_and_an_invented_sample_are_found() -> None:
 
 
 def test_a_sample_whose_step_never_ended_was_not_delivered() -> None:
-    """Handed to a trainer that died in the step is not trained on."""
+    """A batch of a trainer that died in the step was not trained on."""
     one = diary(0, {1: (1, [1])}, ending=KILLED, ended_s=2)
     one.done.clear()
     assert judged([one], [1]).violations
 
 
 def test_a_sample_under_another_epochs_name_is_found() -> None:
-    """The payload says which epoch it is of; a header that says another one lies."""
+    """The payload proves its epoch, so a header with another epoch is false."""
     expected = Expected(np.array([1], np.uint64), np.array([7]), np.array([], np.uint64))
     assert "another epoch" in judge("g", [diary(0, {1: (1, [1])})], expected, Rule(SECOND, [])).violations[0]
 
 
 def test_what_nothing_excuses_is_unexplained() -> None:
-    """Two living members with one sample: that is what the ledger must prevent."""
+    """Two live members with one sample: the ledger must prevent that."""
     verdict = judged([diary(0, {1: (1, [1])}), diary(1, {1: (2, [1])})], [1])
     assert verdict.twice == verdict.reasons["unexplained"] == 1
     assert len(verdict.violations) == 1
@@ -91,7 +93,7 @@ def test_what_nothing_excuses_is_unexplained() -> None:
 
 @pytest.mark.parametrize("ending", [KILLED, FAILED])
 def test_a_death_excuses_only_what_was_not_certainly_acknowledged(ending: str) -> None:
-    """Up to eight acknowledgements may be under way; the ninth from the end is on the server."""
+    """Up to eight acknowledgements may be under way. The ninth from the end is on the server."""
     handed = {seq: (seq, [seq]) for seq in range(1, 11)}
     first = diary(0, handed, acknowledged={seq: seq + 0.5 for seq in range(1, 10)}, ending=ending, ended_s=11)
     late = judged([first, diary(1, {1: (20, range(2, 11))})], range(1, 11))
@@ -115,7 +117,10 @@ def test_who_leaves_gives_back_only_what_it_did_not_acknowledge() -> None:
 
 
 def test_who_is_told_to_leave_while_no_server_answers_may_leave_acknowledgements_behind() -> None:
-    """It waits two seconds and goes; with a server there it has no such excuse, and what was flushed has none."""
+    """Without a server it leaves after two seconds.
+
+    With a server it has no such excuse, and flushed acknowledgements have none at all.
+    """
     first = diary(0, {1: (1, [1]), 2: (2, [2])}, acknowledged={1: 1.5, 2: 2.5}, ending=LEFT, ended_s=3, flushed=[3.1])
     later = diary(1, {1: (9, [2])})
     away = judged([first, later], [1, 2], outages=[(2.2, 6)])
@@ -134,7 +139,7 @@ def test_a_stop_excuses_only_beyond_a_lease_and_only_what_was_in_hand() -> None:
 
 
 def test_who_was_stopped_may_hand_out_what_others_took_until_it_has_renewed() -> None:
-    """Its queue is older than its knowledge; an outage of the server makes that last longer."""
+    """Its queue is older than its knowledge, and an outage of the server prolongs that."""
     taker = diary(0, {1: (9, [1])}, acknowledged={1: 9.5}, flushed=[9.6])
     assert judged([taker, diary(1, {1: (11, [1])}, stops=[(2, 10)])], [1]).reasons == {"by one stopped": 1}
     late = diary(1, {1: (20, [1])}, stops=[(2, 10)])
@@ -143,19 +148,19 @@ def test_who_was_stopped_may_hand_out_what_others_took_until_it_has_renewed() ->
 
 
 def test_a_taken_name_excuses_both_holders() -> None:
-    """Two processes with one name: the older stops as soon as it learns of it."""
+    """Two processes with one name: the older one stops as soon as it learns of the other."""
     old, new = diary(0, {1: (1, [1]), 2: (7, [2])}, replaced_s=5), diary(1, {1: (6, [1, 2])})
     assert judged([old, new], [1, 2]).reasons == {"its trainer replaced": 1, "by one replaced": 1}
 
 
 def test_a_rank_is_held_to_the_very_batches_of_the_canonical_order() -> None:
-    """A wrong order, another rank's batch, or a bad sample's place left out would pass a mere count."""
+    """A count alone would accept a wrong order, another rank's batch, or a missing replacement of a bad sample."""
     options = Options(seed=1, minutes=1, ranks=2)
     size, planned = options.rank_batch, PlannedEpoch(0, [*range(1, 30), None, *range(31, 41)], {"0:29"})
     first, second, third, fourth = batches_of(planned, size, 2)
     assert first == tuple(range(1, 14))
-    assert third == (27, 28, 29, 31, *range(31, 40))  # 31 stands in for 30 as well
-    assert fourth == (40, *range(1, 13))  # the last step is filled up from the epoch's start
+    assert third == (27, 28, 29, 31, *range(31, 40))  # 31 replaces 30, too
+    assert fourth == (40, *range(1, 13))  # the last step is filled with the epoch's first samples
     whole = [diary(0, {1: (1, first), 2: (2, third)}), diary(1, {1: (1, second), 2: (2, fourth)})]
     for rank, one in enumerate(whole):
         one.life.member = str(rank)
@@ -169,7 +174,7 @@ def test_a_rank_is_held_to_the_very_batches_of_the_canonical_order() -> None:
 
 
 def test_equal_batches_of_a_rank_are_told_apart_by_their_places() -> None:
-    """With large entries a batch is one sample, and where it stands in for a bad one there are two of it."""
+    """With large entries a batch is one sample, and a sample that replaces a bad one is in two batches."""
     options, planned = Options(seed=1, minutes=1, ranks=1, sample_bytes=1 << 20), PlannedEpoch(0, [None, 5, 6], {"0:0"})
     one = diary(0, {1: (1, [5]), 2: (2, [5]), 3: (3, [6])})
     one.life.member = "0"
@@ -177,16 +182,17 @@ def test_equal_batches_of_a_rank_are_told_apart_by_their_places() -> None:
     rule = Rule(LEASE_S * SECOND, [])
     assert judge_ranks(options, [deepcopy(one)], [planned], rule).violations == []
     one.handed[1] = replace(one.handed[1], position=1)
-    assert len(judge_ranks(options, [one], [planned], rule).violations) == 2  # a place left out, and one taken twice
+    # one position is left out, and another taken twice
+    assert len(judge_ranks(options, [one], [planned], rule).violations) == 2
 
 
 def test_a_sample_that_is_twice_in_one_batch_has_no_excuse() -> None:
-    """Whatever befell its trainer: nobody took anything over between two rows."""
+    """No fault of its trainer excuses it, because no other member took anything over between two rows."""
     assert judged([diary(0, {1: (11, [1, 1])}, stops=[(2, 10)])], [1]).reasons == {"unexplained": 1}
 
 
 def test_a_damaged_payload_answers_to_no_name() -> None:
-    """Identities come from the bytes received: one flipped bit, one swapped label, one cut tail."""
+    """Identities come from the received bytes: one flipped bit, one swapped label, one cut tail."""
     made = sample(3, 17, 12345, 100)
     assert prove(3, made["x"], made["y"]) == 12345
     for place, value in ((slice(50, 51), made["x"][50] ^ 1), (slice(60, 100), 0)):
@@ -198,7 +204,7 @@ def test_a_damaged_payload_answers_to_no_name() -> None:
 
 
 def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    """The checker believes nothing else."""
+    """The checker has no other evidence."""
     path = tmp_path / "one.journal"
     journal = Journal(path)
     for line in (("B",), ("H", 1, 4, "a,ff", 26), ("X", 1, "row 2"), ("D", 1), ("A", 1), ("F",), ("Z",), ("L",)):
@@ -255,7 +261,7 @@ def test_some_of_the_stored_seeds_may_be_chosen() -> None:
 
 @pytest.mark.parametrize(("samples", "shard_samples"), [(48, 2), (3000, 150), (600, 30), (1500, 75), (90, 90)])
 def test_the_order_that_a_run_expects_is_that_of_the_producers(samples: int, shard_samples: int) -> None:
-    """It is worked out without them: a shared mistake would count as right."""
+    """It is computed without their code, because a shared mistake would count as right."""
     source = DatasetSource(range(samples), "chaos")
     for epoch in (0, 5):
         theirs = EpochOrder(source, seed=7, epoch=epoch, shuffle=True, shard_samples=shard_samples)

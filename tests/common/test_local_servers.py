@@ -32,20 +32,20 @@ with announced(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])):
 
 @pytest.fixture
 def login(tmp_path: Path) -> Path:
-    """A runtime folder as a login gives one."""
+    """Make a runtime folder like that of a login."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     return folder
 
 
 def look(login: Path, **variables: str) -> Settings:
-    """The settings of a program of this login."""
+    """Return the settings of a program of this login."""
     return Settings.from_environment({"XDG_RUNTIME_DIR": str(login), **variables})
 
 
 @contextmanager
 def holder(url: str, port: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that announces a server."""
+    """Start another process that announces a server."""
     command = [sys.executable, "-c", HOLDER, COMMON, url, str(port), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -65,7 +65,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_client_without_a_url_takes_the_running_server_of_its_user(login: Path, said: list[str]) -> None:
-    """A password that nobody has to copy is a password that stays on."""
+    """A password that users need not copy stays in use."""
     assert look(login).url == DEFAULT_URL
     with announced("redis://default:p@127.0.0.1:7000", 7000, look(login).own_servers) as file:
         assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -79,10 +79,10 @@ def test_a_client_without_a_url_takes_the_running_server_of_its_user(login: Path
 def test_of_two_servers_the_one_started_last_is_taken_and_its_end_leaves_the_other(
     login: Path, said: list[str]
 ) -> None:
-    """Two ports of one user: each has a file of its own, and the choice is told."""
+    """Two ports of one user: each has a separate file, and the choice is reported."""
     folder = look(login).own_servers
     with announced("redis://one", 7001, folder) as one:
-        os.utime(one, ns=(0, 0))  # the older one, however coarse the clock of the file system
+        os.utime(one, ns=(0, 0))  # the older file, however coarse the clock of the file system
         with announced("redis://two", 7002, folder) as two:
             assert look(login).url == "redis://two"
             assert said == [
@@ -132,7 +132,7 @@ def test_a_folder_that_others_may_write_to_announces_nothing(login: Path, said: 
 
 @pytest.mark.parametrize("damage", ["group", "link", "folder"])
 def test_a_file_that_another_user_could_have_made_does_not_count(login: Path, damage: str, said: list[str]) -> None:
-    """Samples and jobs would go to the server of whoever wrote the file."""
+    """Samples and jobs would go to the server of the file's author."""
     folder = look(login).own_servers
     with announced("redis://forged", 7005, folder) as file:
         if damage == "group":
@@ -148,7 +148,7 @@ def test_a_file_that_another_user_could_have_made_does_not_count(login: Path, da
 
 
 def test_a_folder_that_others_may_use_is_neither_written_nor_the_login_s(tmp_path: Path) -> None:
-    """A user who may write to the folder can replace the file, and the user who made the folder first can read it."""
+    """A user who may write to the folder can replace the file, and a user who made the folder first can read it."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o770)

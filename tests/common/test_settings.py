@@ -11,7 +11,7 @@ from penstock_common.settings import DEFAULT_URL, BadSettings, Settings, child_e
 
 
 def test_an_empty_environment_means_a_local_server(tmp_path: Path) -> None:
-    """The first try needs no setting; an empty variable counts as none."""
+    """A first try needs no setting, and an empty variable counts as unset."""
     assert Settings.from_environment({}) == Settings.from_environment({"PENSTOCK_URL": ""}) == Settings()
     alone = Settings.from_environment({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert (alone.url, alone.queue_url) == (DEFAULT_URL, DEFAULT_URL)
@@ -69,7 +69,7 @@ def test_a_url_can_be_a_secret_in_a_file(variable: str, tmp_path: Path) -> None:
 def test_a_useless_secret_file_is_named_and_not_shown(
     variable: str, content: bytes | None, expected: str, tmp_path: Path
 ) -> None:
-    """Most often the path is wrong, or the file holds the password alone; neither belongs in a log."""
+    """Most often the path is wrong, or the file holds the password alone. Neither belongs in a log."""
     file = tmp_path / "secret"
     if content is not None:
         file.write_bytes(content)
@@ -81,7 +81,7 @@ def test_a_useless_secret_file_is_named_and_not_shown(
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_URL", "PENSTOCK_QUEUE_URL"])
 def test_a_url_and_a_file_with_one_are_one_too_many(variable: str, tmp_path: Path) -> None:
-    """Which of two servers is meant cannot be guessed."""
+    """The intended server cannot be guessed."""
     with pytest.raises(BadSettings, match=f"{variable}_FILE=.*expected nothing, because {variable} is set too"):
         Settings.from_environment({variable: "redis://a", f"{variable}_FILE": str(tmp_path / "secret")})
 
@@ -98,7 +98,7 @@ def test_a_child_gets_our_environment_and_what_we_add(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PENSTOCK_URL_FILE", "/run/secrets/url")
     child = child_environment({"PENSTOCK_URL": "redis://x"})
     assert (child["HERE"], child["PENSTOCK_URL"]) == ("1", "redis://x")
-    assert "PENSTOCK_URL_FILE" not in child  # both would be an error
+    assert "PENSTOCK_URL_FILE" not in child  # both together would be an error
 
 
 def test_a_trainer_knows_which_streams_are_prepared_for_it() -> None:
@@ -123,7 +123,7 @@ def test_a_trainer_knows_which_streams_are_prepared_for_it() -> None:
 def test_a_variable_that_nothing_reads_is_named_once(
     variable: str, advice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A misspelt one leaves everything at its default, and the stream is looked for on another server."""
+    """A misspelt one leaves its setting at the default, and the stream is looked for on another server."""
     for _ in range(2):
         Settings.from_environment({variable: "redis://:secret@host", "PENSTOCK_URL": "redis://host"})
     told = capsys.readouterr().err.splitlines()
@@ -133,7 +133,7 @@ def test_a_variable_that_nothing_reads_is_named_once(
 
 
 def test_what_compose_reads_is_nobodys_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    """A shell that starts the stack has its variables, and then runs `penstock monitor` beside it."""
+    """A shell that starts the stack has its variables, and then runs `penstock monitor`, too."""
     compose = (Path(__file__).parents[2] / "compose.yaml").read_text(encoding="utf-8")
     names = set(re.findall(r"\$\{(PENSTOCK_\w+)", compose))
     assert len(names) == 10

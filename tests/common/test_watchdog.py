@@ -1,4 +1,4 @@
-"""The watchdog: says that a server does not answer, while whoever asked it waits in a socket and cannot speak."""
+"""The stall detector reports a server that does not answer, while a caller waits in a socket and cannot report it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_S = 10.0
 
 
 class Dog(Watchdog):
-    """A watchdog without its thread, whose time passes when told to."""
+    """A stall detector without its thread, whose time passes on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,10 +33,10 @@ class Dog(Watchdog):
         self.said: list[str] = []
 
     def _start(self) -> None:
-        """The test looks."""
+        """Do nothing, because the test calls `look`."""
 
     def request(self, where: str = WHERE) -> Request:
-        """One that was just sent."""
+        """Return a request that was just sent."""
         request = Request(where, self.said.append, dog=self)
         request.begin()
         return request
@@ -51,7 +51,7 @@ class Dog(Watchdog):
 
 
 def answer(request: Request) -> None:
-    """Its answer comes."""
+    """Answer a request."""
     request.answered()
     request.end()
 
@@ -81,7 +81,7 @@ def test_the_answer_ends_a_silence_with_a_line() -> None:
     first, second = dog.request(), dog.request()
     dog.passes(4)
     answer(first)
-    assert dog.passes(1) == []  # the other one still waits
+    assert dog.passes(1) == []  # the other request still waits
     answer(second)
     assert dog.passes(1) == [f"{WHERE} answers again, after 5 s"]
     assert dog.passes(60) == []
@@ -98,7 +98,7 @@ def test_an_answer_to_somebody_else_ends_no_silence() -> None:
 
 
 def test_a_request_that_was_given_up_ends_no_silence() -> None:
-    """After a timeout the next try waits for the same server: it has not answered."""
+    """After a timeout the next try waits for the same server, which has not answered."""
     dog = Dog()
     for _ in range(3):
         request = dog.request()
@@ -106,12 +106,12 @@ def test_a_request_that_was_given_up_ends_no_silence() -> None:
         request.end()
     assert len(dog.said) == 1
     dog.passes(10)
-    assert dog.look() is None  # nobody asks any more: it is forgotten without a word
+    assert dog.look() is None  # no request waits any more, so it is forgotten without a line
     assert len(dog.said) == 1
 
 
 def test_two_servers_are_two_silences() -> None:
-    """The queue's server and the stream's may be two, and one of them stands still."""
+    """The queue's server and the stream's may differ, and one of them stands still."""
     dog = Dog()
     dog.request()
     for _ in range(40):
@@ -123,7 +123,7 @@ def test_two_servers_are_two_silences() -> None:
 
 
 def test_bytes_that_come_are_no_silence() -> None:
-    """A large payload on a slow network takes its time, and nothing is wrong."""
+    """A large payload on a slow network takes time, and that is not a fault."""
     dog = Dog()
     heard = [0.0]
     request = Request(WHERE, dog.said.append, heard=lambda: heard[0], dog=dog)
@@ -135,7 +135,7 @@ def test_bytes_that_come_are_no_silence() -> None:
 
 
 def test_a_listener_that_fails_costs_nobody_else_the_word() -> None:
-    """A user's notify may raise: the thread that speaks must live on."""
+    """A user's notify may raise an error, and the reporting thread must survive it."""
     dog = Dog()
 
     def fails(_: str) -> None:
@@ -147,17 +147,17 @@ def test_a_listener_that_fails_costs_nobody_else_the_word() -> None:
 
 
 class TestWaits:
-    """A wait beside a silent server."""
+    """A wait while a server is silent."""
 
     @staticmethod
     def turn(dog: Dog, wait: Wait, seconds: float, reason: Callable[[], str]) -> None:
-        """Goes round its loop for so long."""
+        """Run its loop for ``seconds``."""
         for _ in range(round(seconds * 10)):
             dog.passes(0.1)
             wait.because("producer", reason)
 
     def test_blames_nobody_else_while_the_server_owes_an_answer(self) -> None:
-        """Whether a producer runs is known to the server alone."""
+        """Only the server knows whether a producer runs."""
         dog = Dog()
         wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
         request = dog.request()
@@ -170,7 +170,10 @@ class TestWaits:
         assert dog.said[-1] == "waiting: a producer"
 
     def test_forgets_a_reason_that_the_server_answered_late(self) -> None:
-        """Spelling it asks the server, which may just then stand still: then the reason is as old as the silence."""
+        """The reason is read from the server, which may be silent at that time.
+
+        Then the reason is as old as the silence.
+        """
         dog = Dog()
         wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
 
@@ -196,13 +199,13 @@ class TestWaits:
 
 
 def watching() -> list[threading.Thread]:
-    """Threads of watchdogs in this process."""
+    """Return the threads of stall detectors in this process."""
     return [thread for thread in threading.enumerate() if thread.name == "penstock-watchdog"]
 
 
 @contextmanager
 def silent_listener() -> Iterator[str]:
-    """Takes connections as a stopped server does, and answers nothing."""
+    """Accept connections like a stopped server, and answer nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -222,7 +225,7 @@ def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
     thread.join(END_S)
     assert not thread.is_alive()
     assert said[1:] == [f"{WHERE} answers again, after {said[1].split()[-2]} s"]
-    request.begin()  # and begins again
+    request.begin()  # and starts again
     assert dog._thread is not None
     request.end()
 
@@ -242,7 +245,7 @@ def test_quick_answers_share_one_thread() -> None:
 
 
 def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
-    """Threads do not survive a fork, and what the parent waits for is not the child's wait."""
+    """Threads do not survive a fork, and the parent's waits are not the child's."""
     read, write = os.pipe()
     with silent_listener() as parents, silent_listener() as url:
         asked = Request(parents, lambda _: None)

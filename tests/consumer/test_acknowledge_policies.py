@@ -1,4 +1,4 @@
-"""When a batch counts as trained on: what each policy settles, what waits for a checkpoint, and who is told of it."""
+"""The time when a batch counts as trained on: what each policy acknowledges, and what waits for a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ BUDGET = 40 * BLOCK
 
 
 def delivered(client: Client, group: str = "g") -> int:
-    """Samples in the group's ledgers."""
+    """Return the samples in the group's ledgers."""
     return audit_stream(client, "t").delivered.get(group, 0)
 
 
 class TestOnCheckpoint:
-    """Data and model go back together."""
+    """The data and the model return to the same point."""
 
     def test_nothing_is_settled_before_the_checkpoint_and_all_of_it_then(
         self, any_url: str, any_client: Client
     ) -> None:
-        """A model restored from a checkpoint has forgotten what came after it, so nothing of that may be settled."""
+        """A model restored from a checkpoint has forgotten later samples, so none of them may be acknowledged."""
         produce(any_url, "t", 100)
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
             batches = iter(loader)
@@ -47,7 +47,7 @@ class TestOnCheckpoint:
                 assert delivered(any_client) == handed * 8
 
     def test_epochs_close_at_the_checkpoint_that_covers_them(self, any_url: str, any_client: Client) -> None:
-        """Checkpoints are rarer than epochs where epochs are short: reading goes on meanwhile."""
+        """If epochs are short, checkpoints are rarer than epochs, and reading continues between them."""
         produce(any_url, "t", 50, epochs=3)
         partition = open_stream(any_client, "t").partitions[0]
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
@@ -62,7 +62,7 @@ class TestOnCheckpoint:
     def test_a_state_taken_earlier_covers_what_was_handed_out_until_then(
         self, any_url: str, any_client: Client
     ) -> None:
-        """Large models are saved in the background, while training goes on."""
+        """Large models are saved in the background, while training continues."""
         produce(any_url, "t", 100, epochs=2)
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
             batches = iter(loader)
@@ -79,7 +79,7 @@ class TestOnCheckpoint:
         assert sorted(i for b in again for i in b.identities()) == sorted(i for b in late for i in b.identities())
 
     def test_closing_hands_back_at_once_what_no_checkpoint_covers(self, any_url: str, any_client: Client) -> None:
-        """The end of a script is no checkpoint; and whoever goes on waits for no lease."""
+        """The end of a script is not a checkpoint, and the next process need not wait for a lease."""
         produce(any_url, "t", 100)
         said: list[str] = []
         with loader_of(any_url, acknowledge="on_checkpoint", notify=said.append, lease_s=600) as loader:
@@ -98,7 +98,7 @@ class TestOnCheckpoint:
         assert set(numbers(lost)) <= set(again)
 
     def test_what_waits_for_a_checkpoint_is_not_given_to_others(self, any_url: str, any_client: Client) -> None:
-        """Hours may lie between two checkpoints, and a lease is half a minute."""
+        """Two checkpoints may be hours apart, and a lease is half a minute."""
         produce(any_url, "t", 40)
         settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "lease_s": 0.6}
         with loader_of(any_url, member="one", **settings) as one, loader_of(any_url, member="two", **settings) as two:
@@ -125,10 +125,10 @@ class TestOnCheckpoint:
 
 
 class TestWords:
-    """Each policy has its own word; another one's is answered with the right one."""
+    """Each policy has its own method. A method of another policy raises an error that names the right one."""
 
     def test_single_batches_are_not_acknowledged_where_checkpoints_do_it(self, any_url: str) -> None:
-        """A script that was changed to on_checkpoint half-way must not settle in two ways."""
+        """A script that was changed to on_checkpoint only in part must not acknowledge in two ways."""
         produce(any_url, "t", 20)
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
             batch = next(iter(loader))
@@ -137,7 +137,7 @@ class TestWords:
 
     @pytest.mark.parametrize("policy", ["on_next", "manual"])
     def test_a_checkpoint_settles_nothing_where_the_loop_does(self, any_url: str, policy: Any) -> None:
-        """Believing that checkpoints count would lose what was trained on since."""
+        """A user who believes that checkpoints count would lose what was trained on since."""
         with (
             loader_of(any_url, acknowledge=policy) as loader,
             pytest.raises(ValueError, match=f"'on_checkpoint'; this loader has '{policy}'"),
@@ -150,7 +150,7 @@ class TestWords:
             loader_of(any_url, acknowledge="at_checkpoint").__enter__()
 
     def test_acknowledging_a_batch_twice_is_the_same_as_once(self, any_url: str, any_client: Client) -> None:
-        """Entries span batches: a batch counted twice must not settle its neighbour's half of an entry."""
+        """Entries span batches: a batch counted twice must not acknowledge its neighbour's half of an entry."""
         produce(any_url, "t", 40, block_samples=20)
         with loader_of(any_url, acknowledge="manual") as loader:
             batches = iter(loader)
@@ -191,13 +191,13 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
 
 
 class TestOverdue:
-    """A training that waits for itself is told so, and no other."""
+    """A training that waits for itself gets an error, and no other training does."""
 
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_checkpoint_that_the_loop_can_never_reach_is_an_error_with_numbers(
         self, order: Any, any_url: str
     ) -> None:
-        """Its own samples fill the budget, so writers wait, so no batch comes, so there is never a checkpoint."""
+        """Its own samples fill the budget, so writers wait, so no batch comes, so it never reaches a checkpoint."""
         said: list[str] = []
         handed: list[int] = []
         began = time.monotonic()
@@ -247,7 +247,7 @@ class TestOverdue:
         assert time.monotonic() - began > 5
 
     def test_a_checkpoint_that_is_being_saved_is_waited_for(self, any_url: str) -> None:
-        """Its state was taken, and the thread that saves it will say when it is durable."""
+        """Its state was taken, and the saving thread will report when it is durable."""
         savers: list[threading.Timer] = []
         with writing(any_url, 600), loader_of(any_url, acknowledge="on_checkpoint", timeout_s=30) as loader:
             count = 0
@@ -264,11 +264,11 @@ class TestOverdue:
 
     @pytest.mark.parametrize("who", ["another group", "another member"])
     def test_where_others_hold_the_room_it_is_a_wait_and_no_error(self, any_url: str, who: str) -> None:
-        """A trainer with few samples in hand must not die of somebody else's."""
+        """A trainer with few samples in hand must not end because of another group's samples."""
         settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "prefetch_bytes": 100, "batch_size": 5}
         group, count = ("h", 5) if who == "another group" else ("g", 250)
         with writing(any_url, 1000), ExitStack() as stack:
-            stack.enter_context(loader_of(any_url, "g", member="first"))  # both groups are there from the start
+            stack.enter_context(loader_of(any_url, "g", member="first"))  # both groups exist from the start
             other = iter(stack.enter_context(loader_of(any_url, group, member="other", **settings)))
             while count > 0:
                 count -= next(other).size
@@ -284,7 +284,7 @@ class TestOverdue:
     def test_members_that_fill_the_budget_together_are_told(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Each waits for batches before its checkpoint, and what all hold leaves no room for any."""
+        """Each waits for batches before its checkpoint, and what all of them hold leaves no space for any."""
         monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
         caught: list[CheckpointOverdue] = []
         said: list[str] = []
@@ -296,7 +296,7 @@ class TestOverdue:
                     list(loader)
                 except CheckpointOverdue as error:
                     caught.append(error)
-                    over.wait(10)  # leaving would hand everything to the other
+                    over.wait(10)  # leaving would give everything to the other
                 except WaitTimeout:
                     pass
 
@@ -331,7 +331,7 @@ class TestOverdue:
 
 @contextmanager
 def kept_full(url: str) -> Iterator[list[float]]:
-    """A server at its maxmemory by foreign keys, and what becomes free is taken again at once; times of refusals."""
+    """Keep a server at its maxmemory with foreign keys, filling freed memory at once. Return the times of refusals."""
     is_over, is_full = threading.Event(), threading.Event()
     refused: list[float] = []
 
@@ -361,7 +361,7 @@ def kept_full(url: str) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("policy", ["on_next", "manual", "on_checkpoint"])
 def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fresh_server: Any) -> None:
-    """At maxmemory Redis refuses writes, and only acknowledging makes room again: it must be possible then."""
+    """At maxmemory Redis refuses writes, and only acknowledging frees memory, so it must be possible then."""
     server = fresh_server(maxmemory_bytes=48 << 20)
     produce(server.url, "t", 5000, epochs=2, budget_bytes=4 << 20)
     with kept_full(server.url) as refused, loader_of(server.url, acknowledge=policy) as loader:
@@ -372,7 +372,7 @@ def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fres
                     loader.acknowledge(batch)
             if policy == "on_checkpoint":
                 loader.checkpointed()
-        assert any(moment > began for moment in refused)  # it stayed full
+        assert any(moment > began for moment in refused)  # the server stayed full
         with redis.Redis.from_url(server.url) as client:
             roster = load_roster(client, open_stream(client, "t").partitions[0])
             assert roster.closed == {("g", 0), ("g", 1)}

@@ -1,4 +1,4 @@
-"""The assembler: whatever blocks come, cut and holed as they are, batches hold every wanted row once and in order."""
+"""The assembler: however blocks are cut, and whatever holes they have, batches hold every wanted row once, in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 
 
 def place(assembler: Assembler, numbers: list[int], spans: list[BatchSpan]) -> None:
-    """A whole entry, received in place as the reader does it."""
+    """Receive a whole entry in place, as the reader does."""
     x = np.repeat(np.array(numbers, dtype=np.int64)[:, None], 2, axis=1)
     done = 0
     for piece in assembler.targets("x", len(numbers)):
@@ -33,13 +33,13 @@ def place(assembler: Assembler, numbers: list[int], spans: list[BatchSpan]) -> N
 
 
 def ragged(numbers: list[int]) -> Ragged:
-    """Each number as often as its last digit says, modulo three."""
+    """Repeat each number as often as its last digit modulo three."""
     counts = np.array([[number % 3] for number in numbers], dtype=np.int64).reshape(-1, 1)
     return Ragged(np.repeat(np.array(numbers, dtype=np.int64), counts[:, 0]), counts)
 
 
 def append(assembler: Assembler, numbers: list[int], wanted: list[int], spans: list[BatchSpan]) -> None:
-    """Some rows of an entry, copied."""
+    """Copy some rows of an entry."""
     flat = ragged(numbers)
     columns = {
         "x": Column(SPEC.tensors[0], np.repeat(np.array(numbers, dtype=np.int64)[:, None], 2, axis=1)),
@@ -51,13 +51,13 @@ def append(assembler: Assembler, numbers: list[int], wanted: list[int], spans: l
 entries = st.lists(
     st.tuples(st.lists(st.booleans(), min_size=1, max_size=12), st.booleans(), st.booleans()), max_size=12
 )
-"""Per entry: which offsets are no holes; whether some rows are unwanted; whether its lease is lost later."""
+"""For each entry: which offsets are no holes, whether some rows are unwanted, and whether its lease is lost later."""
 
 
 @settings(deadline=None)
 @given(entries, st.integers(1, 9), st.randoms(use_true_random=False))
 def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, random: Any) -> None:
-    """Blocks of any size, with holes, some half settled, some whose lease is lost before they are handed out."""
+    """Blocks have any size and holes, some are half acknowledged, and some lose their lease before they are yielded."""
     assembler = Assembler(SPEC, batch_size, ArrayPool(3), epoch=4)
     expected: list[tuple[int, Lease]] = []
     offset = 0
@@ -93,7 +93,7 @@ def test_every_wanted_row_comes_once_in_order(plan: list[Any], batch_size: int, 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.integers(1, 9))
 def test_an_entry_is_due_with_its_last_row_and_every_row_once(sizes: list[int], batch_size: int) -> None:
-    """Acknowledging batch by batch settles every offset, and each entry exactly when nothing of it is owed."""
+    """Acknowledging batch by batch acknowledges every offset, and each entry exactly when all of it is done."""
     assembler = Assembler(SPEC, batch_size, ArrayPool(3), epoch=4)
     offset = 0
     for size in sizes:
@@ -123,10 +123,10 @@ def test_runs_are_the_shortest_ranges_of_their_offsets(offsets: set[int]) -> Non
 
 
 class TestArena:
-    """Memory comes back when nobody refers to it, and not a moment earlier."""
+    """Memory is used again once nothing refers to it, and not before."""
 
     def test_an_array_in_use_is_never_given_out_again(self) -> None:
-        """Not while a slice, a view of another dtype or a memoryview of it lives."""
+        """It is not used again while a slice, a view of another dtype or a memoryview of it is alive."""
         arena = ArrayPool(4)
         array = arena.array((10,), np.dtype(np.float32))
         address = array.ctypes.data
@@ -138,12 +138,12 @@ class TestArena:
         assert address in {arena.array((10,), np.dtype(np.float32)).ctypes.data for _ in range(8)}
 
     def test_memory_that_is_free_is_used_again(self) -> None:
-        """In a loop that keeps nothing two buffers are enough."""
+        """A loop that keeps nothing needs only two buffers."""
         arena = ArrayPool(4)
         assert len({arena.array((1000,), np.dtype(np.int64)).ctypes.data for _ in range(50)}) <= 2
 
     def test_a_trainer_that_keeps_everything_costs_no_more_than_it_keeps(self) -> None:
-        """Beyond its few remembered buffers the arena forgets what it made."""
+        """The pool remembers a few buffers, and forgets all others that it made."""
         arena = ArrayPool(4)
         kept = [arena.array((100,), np.dtype(np.int64)) for _ in range(50)]
         assert len({array.ctypes.data for array in kept}) == 50
@@ -155,7 +155,7 @@ class TestArena:
         ("shape", "dtype"), [((0,), "float32"), ((7, 3), "uint8"), ((5,), "complex128"), ((), "int8")]
     )
     def test_arrays_are_aligned_whatever_their_shape(self, shape: tuple[int, ...], dtype: str) -> None:
-        """XLA and TensorFlow copy what does not begin at a cache line."""
+        """XLA and TensorFlow copy arrays that do not begin at a cache line."""
         array = ArrayPool(2).array(shape, np.dtype(dtype))
         assert array.shape == shape
         assert array.dtype == np.dtype(dtype)
@@ -166,7 +166,7 @@ class TestHoldings:
     """The leases of this member."""
 
     def test_an_entry_received_again_replaces_its_earlier_lease(self) -> None:
-        """Rows of the earlier delivery must not be handed out beside those of the later one."""
+        """Rows of the earlier delivery must not be yielded together with those of the later one."""
         holdings = Leases()
         first, again = Lease(0, 1, 2, b"1-0", 5), Lease(0, 1, 2, b"1-0", 3)
         holdings.add(first)
@@ -176,7 +176,7 @@ class TestHoldings:
         assert len(holdings) == 1
 
     def test_a_lost_entry_is_marked_once(self) -> None:
-        """The keeper may hear of it again."""
+        """The lease renewer may report it again."""
         holdings = Leases()
         lease = Lease(0, 1, 2, b"1-0", 5)
         holdings.add(lease)
@@ -223,7 +223,7 @@ class TestBatchAsADict:
         assert next(batch.identities()) == (3, 0, 0)
 
     def test_a_batch_says_what_it_is_in_one_line(self) -> None:
-        """In a notebook the arrays would fill the screen."""
+        """In a notebook, the arrays would fill the screen."""
         assert repr(self.batch()) == "<Batch of 4 samples of epoch 3: x float32[4, 2], y int64[4], r Ragged>"
         rebuilt = Batch({"y": np.arange(4), "z": None})
         assert repr(rebuilt) == "<Batch of 4 samples: y int64[4], z NoneType>"

@@ -1,4 +1,4 @@
-"""Canonical order as a pure plan: which rows stand for which positions, whatever the blocks and the holes."""
+"""Canonical order as a pure plan: the rows for each position, for any blocks and holes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSam
 
 @st.composite
 def epochs(draw: st.DrawFn) -> tuple[list[int], set[int], set[int], int]:
-    """(block lengths, bad positions, unreadable blocks, total), with one good sample at least."""
+    """Draw (block lengths, bad positions, unreadable blocks, total), with at least one good sample."""
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
     total = sum(lengths)
     bad = draw(st.sets(st.integers(0, total - 1)))
@@ -26,12 +26,12 @@ def epochs(draw: st.DrawFn) -> tuple[list[int], set[int], set[int], int]:
 
 
 def block_of(lengths: list[int], position: int) -> int:
-    """The block that holds a position."""
+    """Return the block that holds a position."""
     return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 
 def pieces_of(lengths: list[int], bad: set[int]) -> list[IndexedPiece]:
-    """One shard of such blocks."""
+    """Return one shard of such blocks."""
     pieces, at = [], 0
     for number, length in enumerate(lengths):
         holes = tuple(sorted(p for p in bad if at <= p < at + length))
@@ -44,7 +44,7 @@ def pieces_of(lengths: list[int], bad: set[int]) -> list[IndexedPiece]:
 
 
 def cyclic(pieces: list[IndexedPiece], total: int, lo: int) -> Iterator[IndexedPiece]:
-    """From ``lo`` on, for ever."""
+    """Yield positions from ``lo`` on without an end."""
     for lap in count():
         for piece in pieces:
             if piece.end + lap * total > lo:
@@ -52,7 +52,7 @@ def cyclic(pieces: list[IndexedPiece], total: int, lo: int) -> Iterator[IndexedP
 
 
 def positions_of(take: RowRange, total: int) -> list[int]:
-    """Positions of the samples that a fetch yields."""
+    """Return the positions of the samples that a fetch yields."""
     record = take.piece.record
     good = [offset for offset in range(record.first, record.end) if offset not in record.holes]
     return [good[row] % total for row in take.rows]
@@ -62,7 +62,7 @@ def positions_of(take: RowRange, total: int) -> list[int]:
 def test_every_position_is_its_sample_or_the_next_good_one(
     epoch: tuple[list[int], set[int], set[int], int], lo: int, length: int
 ) -> None:
-    """The rule of the design in one line, against every cut into blocks: what resume and ranks rest on."""
+    """The main rule in one line, against every cut into blocks. Resuming and ranks depend on it."""
     lengths, bad, unreadable, total = epoch
     lost = bad | {p for p in range(total) if block_of(lengths, p) in unreadable}
     takes = list(
@@ -84,7 +84,7 @@ def test_every_position_is_its_sample_or_the_next_good_one(
 def test_ranks_take_every_position_once_in_equal_steps(
     epoch: tuple[list[int], set[int], set[int], int], world: int, batch: int
 ) -> None:
-    """Uneven ranks hang distributed training; a position that two ranks train on is trained on twice."""
+    """Unequal ranks hang distributed training, and a position of two ranks is trained on twice."""
     total = epoch[3]
     ranks = [EpochSteps(0, rank, world, batch, "pad") for rank in range(world)]
     taken = [p for s in range(ranks[0].count(total)) for rank in ranks for p in range(*rank.mine(s, total))]
@@ -95,7 +95,7 @@ def test_ranks_take_every_position_once_in_equal_steps(
 
 
 def test_a_run_of_rows_is_one_fetch() -> None:
-    """A large entry is fetched once for all its batches, and whole where all of it is wanted."""
+    """A large entry is fetched once for all its batches, and as a whole if all of it is wanted."""
     pieces = pieces_of([10, 10], {3})
     takes = list(joined([t for lo in (0, 4, 8) for t in resolve(pieces, lo, lo + 4, lo, 20, lambda _: False)]))
     assert [take.rows.tolist() for take in takes] == [[0, 1, 2, 3, 3, 4, 5, 6, 7, 8], [0, 1]]
@@ -104,13 +104,13 @@ def test_a_run_of_rows_is_one_fetch() -> None:
 
 
 def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> None:
-    """Ids count milliseconds, in each partition for itself: taken for one entry, a batch held rows of another shard."""
+    """Ids count milliseconds in each partition separately. Taken for one entry, a batch held rows of another shard."""
     pieces = [IndexedPiece(4 * shard, shard, Record(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
     takes = list(joined(resolve(pieces, 2, 6, 0, 8, lambda _: False)))
     assert [(take.piece.shard, take.rows.tolist()) for take in takes] == [(0, [2, 3]), (1, [0, 1])]
 
 
 def test_an_epoch_without_a_good_sample_is_said() -> None:
-    """Without a good sample none can stand in, and an endless search would be a silent hang."""
+    """Without a good sample none can replace a bad one, and an endless search would be a silent hang."""
     with pytest.raises(NoGoodSample):
         list(resolve(cyclic(pieces_of([3, 4], set(range(7))), 7, 2), 2, 5, 0, 7, lambda _: False))

@@ -1,4 +1,4 @@
-"""Shared reading compares each entry with the index: what no commit wrote is set aside by id and never trained on."""
+"""Shared reading compares each entry with the index: entries that no commit wrote become dead letters."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ Fields = dict[Any, Any]
 
 
 def append(client: Client, fields: Fields) -> str:
-    """Has a foreign tool append an entry to epoch 0 of 't'; its id."""
+    """Append an entry to epoch 0 of 't' as a foreign tool does, and return its id."""
     entry_id: Any = client.xadd(open_stream(client, "t").partitions[0].entries(0), fields)
     return str(entry_id.decode())
 
 
 def copy_of(client: Client, position: int) -> Fields:
-    """The fields of an entry that a commit wrote."""
+    """Return the fields of an entry that a commit wrote."""
     return dict(entries(client, "t", 0)[position][1])
 
 
 def require_set_aside(client: Client, said: list[str], forged: list[str]) -> None:
-    """Each forged entry is a dead letter and was told once; nothing else is, and nothing is pending."""
+    """Require that each forged entry is a dead letter, reported once, that nothing else is, and that nothing is
+    pending.
+    """
     letters = list_bad(client, open_stream(client, "t")).dead
     assert sorted(letter.entry for letter in letters) == sorted(forged)
     for entry_id in forged:
@@ -59,7 +61,9 @@ def require_set_aside(client: Client, said: list[str], forged: list[str]) -> Non
 def test_a_copy_of_an_acknowledged_entry_is_not_trained_on(
     any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its checksum and its place are right, so only the index tells it from the entry that a commit wrote."""
+    """Its checksum and its position are right, so only the index distinguishes it from the entry that a commit
+    wrote.
+    """
     said: list[str] = []
     with (
         writer_of(any_url, spec=SPEC, block_bytes=BLOCK) as writer,
@@ -86,7 +90,10 @@ def test_a_copy_of_an_acknowledged_entry_is_not_trained_on(
 
 
 def test_no_forged_entry_of_a_feed_is_trained_on(any_url: str, any_client: Client) -> None:
-    """A copy, other samples under a checksum of their own, and offsets that are to come: no record names them."""
+    """They are a copy, other samples with their own checksum, and offsets that are still to come.
+
+    No record names them.
+    """
     said: list[str] = []
     with writer_of(any_url, spec=SPEC, block_bytes=BLOCK) as writer:
         for number in range(20):
@@ -107,12 +114,12 @@ def test_no_forged_entry_of_a_feed_is_trained_on(any_url: str, any_client: Clien
 
 
 def moved(fields: Fields, first: int) -> Fields:
-    """Return the same samples at other offsets, as the checksum covers the payload alone."""
+    """Return the same samples at other offsets, because the checksum covers only the payload."""
     return {**fields, b"meta": json.dumps({**json.loads(fields[b"meta"]), "first": first}).encode()}
 
 
 def other(client: Client) -> Fields:
-    """Five samples that no producer made, as a producer would have encoded them."""
+    """Return five samples that no producer made, encoded as by a producer."""
     stream = open_stream(client, "t")
     builder = BlockBuilder(stream.require_spec(), BLOCK, 5)
     for number in range(1000, 1005):
@@ -127,7 +134,7 @@ def test_what_a_killed_member_was_given_is_compared_too(any_url: str, any_client
     forged = [append(any_client, copy_of(any_client, 1))]
     stream = open_stream(any_client, "t")
     with loader_of(any_url):
-        pass  # the group is there
+        pass  # the group exists now
     key = stream.partitions[0].entries(0)
     any_client.xreadgroup("g", "killed", {key: ">"})
     said: list[str] = []
@@ -150,7 +157,7 @@ def test_the_comparison_costs_no_more_than_a_request_an_answer(any_url: str, any
 def test_a_connection_that_was_closed_while_it_was_idle_is_no_outage(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow trainer asks for a page a minute, and servers close connections that are idle."""
+    """A slow trainer requests a page each minute, and servers close idle connections."""
     monkeypatch.setattr(receive, "PAGE", 1)
     produce(any_url, "t", 40, block_samples=5)
     cut = 0
@@ -174,7 +181,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_no_outage(
 def test_an_entry_that_was_received_before_its_epoch_was_released_is_no_dead_letter(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its index went with the epoch: that says nothing about who wrote it."""
+    """Its index was removed with the epoch, which does not show who wrote it."""
     produce(any_url, "t", 10, block_samples=5, epochs=2)
     stream, real = open_stream(any_client, "t"), CommitCheck.ask
 
@@ -195,7 +202,9 @@ def test_an_entry_that_was_received_before_its_epoch_was_released_is_no_dead_let
 def test_an_entry_that_the_server_forgot_with_its_record_is_no_dead_letter(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that restarts without its newest writes has neither: the audit found fault with what was made again."""
+    """A server that restarts without its newest writes has neither, and the audit objected to the samples made
+    again.
+    """
     produce(any_url, "t", 10)
     forgotten = append(any_client, copy_of(any_client, 0))  # no record names it, as after the restart
     key, real = open_stream(any_client, "t").partitions[0].entries(0), CommitCheck.require

@@ -1,4 +1,4 @@
-"""Entries that cannot be read, and entries on which training dies: nothing is buried by mistake, or kills for ever."""
+"""Entries that cannot be read, and entries at which training dies: no good entry becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 200
 
 
 def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that can read nothing: a wrong build of it, say."""
+    """Replace a reader by one that can read nothing, as a wrong build would be."""
     from penstock_common.errors import ChecksumMismatch
 
     def verify(header: Any, buffers: Any) -> None:
@@ -39,7 +39,7 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dead(client: Client) -> int:
-    """Dead letters of group g."""
+    """Return the dead letters of group g."""
     found: int = client.hlen(open_stream(client, "t").partitions[0].dead(0, "g"))
     return found
 
@@ -48,7 +48,7 @@ def dead(client: Client) -> int:
 def test_a_reader_that_can_read_nothing_buries_nothing(
     url: str, client: Client, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Its fault must not cost the group an epoch: it ends with the reason, and a reader that can gets every sample."""
+    """Its fault must not cost the group an epoch: it ends with the reason, and a working reader gets every sample."""
     produce(url, "t", count, block_samples=1)
     refuse_all(monkeypatch)
     for _ in range(2):
@@ -65,7 +65,7 @@ def test_a_reader_that_can_read_nothing_buries_nothing(
 
 
 def test_bad_entries_before_the_first_good_one_are_buried_once_that_is_read(any_url: str, any_client: Client) -> None:
-    """Held back, not forgotten: then it is they that are bad."""
+    """The entries are held back, not forgotten: after a good one, they are the bad ones."""
     with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(any_client, "t").partitions[0].entries(0)
@@ -81,7 +81,7 @@ def test_bad_entries_before_the_first_good_one_are_buried_once_that_is_read(any_
 
 
 def test_a_flood_of_forged_entries_is_swept_away_by_one_command(any_url: str, any_client: Client) -> None:
-    """A hundred of them end the reading; the operator drops what no producer committed, and training goes on."""
+    """A hundred of them end the reading. The operator discards what no producer committed, and training continues."""
     with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(any_client, "t").partitions[0].entries(0)
@@ -103,12 +103,15 @@ def test_a_flood_of_forged_entries_is_swept_away_by_one_command(any_url: str, an
 
 
 def tell(*words: object) -> None:
-    """A line in one piece: two threads speak."""
+    """Print a line in one piece, because two threads print."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def train(url: str, poison: str) -> None:
-    """A trainer that the sample ``poison`` kills, as a bug of a kernel does; prints what it trained on, and alarms."""
+    """Train until the sample ``poison`` kills the process, like a bug of a kernel.
+
+    It prints its samples and notices.
+    """
     with Loader(
         "t",
         group="g",
@@ -128,7 +131,10 @@ def train(url: str, poison: str) -> None:
 def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(
     any_url: str, any_client: Client
 ) -> None:
-    """After five times it comes alone and last: everything else is trained on, and then the alarm says what to type."""
+    """After five deaths it comes alone and last.
+
+    All else is trained on, and then a notice gives the command to type.
+    """
     produce(any_url, "t", COUNT, block_samples=5)
     poison = 57
     trained: Counter[int] = Counter()
@@ -157,7 +163,7 @@ def test_an_entry_on_which_training_dies_is_set_aside_named_and_can_be_dropped(
 
 
 def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, any_client: Client) -> None:
-    """A crash then proves the entry guilty, because no member has another one, and innocent entries are trained on."""
+    """A crash then proves that the entry is to blame, because no member has another one."""
     produce(any_url, "t", COUNT, block_samples=5)
     stream = open_stream(any_client, "t")
     join_group(any_client, Membership(stream, "g", "", ""), declared=True)
@@ -178,7 +184,7 @@ def test_a_suspect_comes_last_alone_and_after_all_else_was_taken(any_url: str, a
 
 
 def lose_one_answer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
-    """The next call does what it is for, and its connection is cut under the answer; the list tells that it was."""
+    """Run the next call, but cut its connection before the answer. The returned list shows that it happened."""
     cuts: list[str] = []
     real = getattr(owner, name)
 
@@ -194,7 +200,7 @@ def lose_one_answer(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> l
 
 
 def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
-    """All of an epoch of COUNT samples, forged entries first, given to a member that is gone; returns their key."""
+    """Give all of an epoch of COUNT samples, forged entries first, to a member that is gone, and return their key."""
     with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         key = open_stream(client, "t").partitions[0].entries(0)
@@ -221,7 +227,7 @@ def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(
     """No member died and no sample was lost, so a duplicated sample would be the reader's own fault."""
     key = left_behind(any_url, any_client, bad, deliveries)
     cuts = lose_one_answer(monkeypatch, owner, name)
-    with loader_of(any_url, acknowledge="manual") as loader:  # what is in hand is not settled meanwhile
+    with loader_of(any_url, acknowledge="manual") as loader:  # with 'manual', batches in hand are not acknowledged
         batches = list(loader)
         for batch in batches:
             loader.acknowledge(batch)
@@ -235,7 +241,7 @@ def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(
 
 
 def step_by_step(url: str, steps: str) -> None:
-    """Batches of 64 of an entry of 1000; prints the identities of each before it is acknowledged; then sleeps."""
+    """Read batches of 64 from an entry of 1000, print the identities before each acknowledgement, and then sleep."""
     with Loader(
         "t",
         group="g",
@@ -254,7 +260,7 @@ def step_by_step(url: str, steps: str) -> None:
 def test_of_a_large_entry_read_in_small_batches_exactly_the_rest_is_handed_out_again(
     any_url: str, any_client: Client, steps: int
 ) -> None:
-    """Kill -9 in the middle of an entry: its ledger, not its id, says what is owed."""
+    """SIGKILL in the middle of an entry: its ledger, not its id, shows the unacknowledged samples."""
     produce(any_url, "t", 1000, block_samples=1000)
     assert len(entries(any_client, "t", 0)) == 1
     with child(step_by_step, any_url, steps) as trainer:

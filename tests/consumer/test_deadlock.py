@@ -1,4 +1,6 @@
-"""Everyone waits for everyone: whoever can end it is told, and nobody while somebody is still at work."""
+"""Deadlocks: all readers wait for each other. One that can end the wait gets an error, and none while one is at
+work.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,21 @@ from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
 from tests.tuned import tuned
 
 COUNT = 1000
-"""Samples of the epoch; the budget holds 400."""
+"""The samples of the epoch. The budget holds 400."""
 AHEAD = 300
 """The samples of the budget that shards may fill although no reader waits for them."""
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a minute is long for a test."""
+    """Shorten the patience, because half a minute is long for a test."""
     monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 6.0)
 
 
 class Group(threading.Thread):
-    """A trainer that settles its first samples at once, others only when it is told to, and from then on always."""
+    """A trainer that acknowledges its first samples at once, and others only when it is asked to, and from then on
+    always.
+    """
 
     def __init__(self, url: str, group: str, *, early: int = 0, **settings: Any) -> None:
         super().__init__()
@@ -45,7 +49,7 @@ class Group(threading.Thread):
         self.error: PenstockError | None = None
 
     def run(self) -> None:
-        """One epoch."""
+        """Read one epoch."""
         with loader_of(self._url, self._group, **self._settings) as loader:
             while self.count < COUNT and self.error is None:
                 try:
@@ -64,13 +68,13 @@ class Group(threading.Thread):
 
     @property
     def count(self) -> int:
-        """Samples seen."""
+        """Return the samples seen."""
         return sum(self.seen.values())
 
 
 @contextmanager
 def two_shards(url: str, partitions: int = 1) -> Iterator[Callable[[], None]]:
-    """An epoch in two shards: the second begins to be written at once, the first when what is yielded is called."""
+    """Write an epoch in two shards: the second begins at once, and the first when the yielded function is called."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK, "budget_bytes": BUDGET, "notify": lambda _: None}
     is_over = threading.Event()
     with Writer("t", url=url, partitions=partitions, **tuned("Writer", settings)) as writer:
@@ -97,8 +101,9 @@ def two_shards(url: str, partitions: int = 1) -> Iterator[Callable[[], None]]:
 def test_groups_that_leave_no_room_together_are_told_and_what_they_are_told_helps(
     any_url: str, any_client: Client
 ) -> None:
-    """The worst there is: what is ahead waits for an ordered group, that one for the first shard, and the first shard
-    for two groups that have the same samples in hand, so that neither alone could make room.
+    """The worst case: the written samples wait for an ordered group, which waits for the first shard.
+
+    The first shard waits for two groups with the same samples in hand, so that neither alone could free space.
     """
     groups = [Group(any_url, "a", early=AHEAD), Group(any_url, "b", early=AHEAD)]
     ordered = Group(any_url, "ranks", acknowledge="on_next", order="canonical")
@@ -123,12 +128,14 @@ def test_groups_that_leave_no_room_together_are_told_and_what_they_are_told_help
 
 @pytest.mark.usefixtures("soon")
 def test_members_whose_batches_together_are_larger_than_the_budget_are_told_so(any_url: str) -> None:
-    """Three times 200 samples do not fit where 400 have room: every member has a part of a batch, and none a batch."""
+    """Three times 200 samples do not fit into space for 400: every member has a part of a batch, and none a whole
+    one.
+    """
     members = [
         Group(any_url, "g", member=f"m{n}", acknowledge="on_next", batch_size=200, prefetch_bytes=200 * SAMPLE_BYTES)
         for n in range(3)
     ]
-    with writing(any_url, 20 * COUNT):  # some batches may come together before they no longer do
+    with writing(any_url, 20 * COUNT):  # some complete batches may come before
         for member in members:
             member.start()
         deadline = time.monotonic() + 45
@@ -143,7 +150,7 @@ def test_members_whose_batches_together_are_larger_than_the_budget_are_told_so(a
 
 @pytest.mark.usefixtures("soon")
 def test_nobody_is_told_while_another_partitions_samples_are_still_to_be_made(any_url: str) -> None:
-    """Its worker may be starting, or dead and about to be replaced: what it brings may well lead to the checkpoint."""
+    """Its worker may be starting, or dead and soon replaced, and its samples may lead to the checkpoint."""
     with two_shards(any_url, partitions=2) as begin_the_first:
         group = Group(any_url, "a")
         group.start()
@@ -162,7 +169,7 @@ def test_nobody_is_told_while_another_partitions_samples_are_still_to_be_made(an
 def deadlock(
     handed: dict[str, int], held: dict[str, int] | None = None, *, freed: int = 20, me: str = "a"
 ) -> BlockedPartition:
-    """A full budget of 100, and a writer that needs 10 more."""
+    """Return a full budget of 100 with a writer that needs 10 more."""
     writer = WaitingWriter(0, SETTLED_MS, 10, 100, "budget", is_next=True)
     found = Deadlock(freed, {(m, m): n for m, n in handed.items()}, {(m, m): n for m, n in (held or {}).items()})
     return BlockedPartition([writer], handed.get(me, 0), 100, has_others=True, deadlock=found, me=(me, me))
@@ -172,23 +179,23 @@ def deadlock(
     ("found", "is_told"),
     [
         (deadlock({"a": 30, "b": 20}), True),
-        (deadlock({"a": 20, "b": 30}), False),  # the other has more
-        (deadlock({"a": 30}, freed=9), False),  # it would not help: somebody who is not there holds the room
-        (deadlock({}, {"a": 5, "b": 4}), True),  # nobody was given anything
+        (deadlock({"a": 20, "b": 30}), False),  # the other reader has more
+        (deadlock({"a": 30}, freed=9), False),  # acknowledging would not help, because a missing reader holds the space
+        (deadlock({}, {"a": 5, "b": 4}), True),  # no loop was given anything
         (deadlock({}, {"a": 4, "b": 5}), False),
         (deadlock({"b": 1}, {"a": 50}), False),  # who was given something can settle it
         (deadlock({}), False),
-        (BlockedPartition([], 0, BUDGET, has_others=True, me=("a", "a")), False),  # somebody is at work
+        (BlockedPartition([], 0, BUDGET, has_others=True, me=("a", "a")), False),  # a reader is at work
     ],
 )
 def test_of_all_who_wait_one_is_told(found: BlockedPartition, is_told: bool) -> None:
-    """One settles, and everyone goes on: a training must not end for nothing."""
+    """One member acknowledges, and all continue, so no other training must end."""
     assert is_deadlock(found) is is_told
 
 
 @pytest.mark.usefixtures("soon")
 def test_nobody_is_told_while_one_reader_is_at_work(any_url: str) -> None:
-    """A step, or a validation, may take minutes: what that trainer holds it will settle, and then there is room."""
+    """A step, or a validation, may take minutes. Then that trainer acknowledges, and there is space."""
     with writing(any_url, COUNT), loader_of(any_url, "slow", batch_size=50) as slow:
         steps = iter(slow)
         next(steps)

@@ -1,4 +1,4 @@
-"""The end of an epoch: a member looks for what is still pending under its name before it says that it is through."""
+"""The end of an epoch: a member checks its pending entries before it reports that it has finished."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ COUNT, BLOCK, BATCH = 40, 4, 5
 
 
 def test_an_entry_that_never_arrived_is_in_the_same_pass_of_its_epoch(any_url: str, any_client: Any) -> None:
-    """A second pass would hold it alone: no full batch comes of it, and `remainder="drop"` throws it away."""
+    """In a second pass it would be alone, would not fill a batch, and `remainder="drop"` would drop it."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     entries = open_stream(any_client, "t").partitions[0].entries(0)
     with loader_of(any_url, batch_size=BATCH, member="m", remainder="drop") as loader:
         loader._joined()
-        taken = any_client.xreadgroup("g", "m", {entries: ">"}, count=1)  # an answer that its member never sees
+        taken = any_client.xreadgroup("g", "m", {entries: ">"}, count=1)  # an answer that its member never receives
         assert len(taken[0][1]) == 1
         assert sorted(numbers(loader)) == list(range(COUNT))
         assert loader.stats().samples == COUNT

@@ -1,4 +1,4 @@
-"""A pure policy decides what a shared reader asks for next."""
+"""A pure policy decides what a shared reader requests next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STREAM = 1 << 30
 def given(
     asking: FetchPlanner, entries: int, waited_s: float = 0.0, nbytes: int = 250_000, now_s: float = 0.0
 ) -> FetchRequest:
-    """The reader sends one request of what it is told to send, and is answered."""
+    """Send the planned request, and take its answer."""
     request = asking.next_requests(0, is_ended=False)[-1]
     for _ in range(entries):
         asking.received(nbytes)
@@ -33,7 +33,7 @@ def given(
 
 
 def one_each(seconds: float, partitions: int = 1, stream_bytes: int = STREAM) -> FetchPlanner:
-    """A reader that is given one entry after the other, and has been for long."""
+    """Return a planner that has received one entry after another for long."""
     asking = FetchPlanner(partitions, BUDGET, stream_bytes)
     for number in range(50):
         given(asking, 1, now_s=number * seconds)
@@ -46,7 +46,7 @@ def waits(requests: list[FetchRequest]) -> list[int | None]:
 
 
 def test_a_reader_that_finds_all_it_asks_for_has_the_next_request_under_way() -> None:
-    """The server prepares the next reply meanwhile; only one of the two may wait, or an end is seen late."""
+    """The server prepares the next reply in parallel. Only one of the two may wait, or an end is seen late."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     for _ in range(5):
         given(asking, MOST_ENTRIES)
@@ -68,7 +68,7 @@ def test_a_reader_that_found_less_than_it_asked_for_sends_one_request_that_waits
 
 
 def test_large_entries_that_come_one_by_one_are_waited_for_one_by_one() -> None:
-    """A request for a single entry is always answered whole: that nothing was there before it says that all is read."""
+    """A request for a single entry is always answered in full, so an immediate answer shows that more may be there."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1, nbytes=5_000_000)
     assert len(asking.next_requests(0, is_ended=False)) == 2
@@ -78,7 +78,7 @@ def test_large_entries_that_come_one_by_one_are_waited_for_one_by_one() -> None:
 
 
 def test_a_request_waits_about_as_long_as_entries_usually_take_and_never_longer_than_a_tenth_of_a_second() -> None:
-    """Were it shorter, it would come back empty before each entry; were it longer, an end would be seen late."""
+    """A shorter wait would return empty before each entry, and with a longer one an end would be seen late."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     for _ in range(30):
         given(asking, 1, waited_s=0.03)
@@ -91,7 +91,7 @@ def test_a_request_waits_about_as_long_as_entries_usually_take_and_never_longer_
 
 
 def test_waiting_in_several_requests_for_one_entry_counts_together() -> None:
-    """Else an entry that comes after a request ran out would look as if it had come soon."""
+    """Otherwise an entry that comes after a request timed out would look like a quick one."""
     one, several = FetchPlanner(1, BUDGET, STREAM), FetchPlanner(1, BUDGET, STREAM)
     for _ in range(20):
         given(one, 1, waited_s=0.04)
@@ -101,7 +101,7 @@ def test_waiting_in_several_requests_for_one_entry_counts_together() -> None:
 
 
 def test_who_finds_nothing_waits_longer_and_longer() -> None:
-    """A hundred idle members are to cost a server little."""
+    """A hundred idle members must cost a server little."""
     asking = FetchPlanner(1, BUDGET, STREAM)
     given(asking, 1)
     waited = [given(asking, 0).block_ms for _ in range(6)]
@@ -111,7 +111,7 @@ def test_who_finds_nothing_waits_longer_and_longer() -> None:
 
 
 def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
-    """All there will be is there."""
+    """All its entries exist."""
     for partitions in (1, 4):
         asking = FetchPlanner(partitions, BUDGET, STREAM)
         for _ in range(3 * partitions):
@@ -122,7 +122,7 @@ def test_of_an_epoch_that_has_ended_nothing_is_waited_for() -> None:
 
 
 def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits_at_the_last() -> None:
-    """One answer after the other would find what came in the last of them late."""
+    """With one request after another, an entry in the last partition would be found late."""
     asking = FetchPlanner(4, BUDGET, STREAM)
     for _ in range(2):
         for request in asking.next_requests(0, is_ended=False):
@@ -141,7 +141,7 @@ def test_an_idle_reader_of_several_partitions_asks_all_of_them_at_once_and_waits
 
 
 def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
-    """Members of a group are to share, and the server copies all of an answer at once."""
+    """Members of a group must share, and the server copies all of an answer at once."""
     small = FetchPlanner(1, 1_000_000, STREAM)
     small.received(1000)
     assert {request.most for request in small.next_requests(0, is_ended=False)} == {MOST_ENTRIES}
@@ -151,7 +151,7 @@ def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
 
 
 def test_a_member_among_many_lets_a_few_entries_come_together() -> None:
-    """Each entry would wake another process, and the members share what comes: none of it waits for this one."""
+    """Each entry would wake another process. Members share the entries, and none of them waits for this one."""
     assert one_each(0.01).rest_s(32) == pytest.approx(TAKEN_AT_ONCE * 0.01, rel=0.01)
 
 
@@ -162,14 +162,14 @@ def test_the_members_of_a_group_rest_so_long_that_one_of_them_asks_all_the_time(
 
 
 def test_no_member_rests_for_more_than_a_tenth_of_a_second_or_without_an_entry_to_expect() -> None:
-    """It may be the last one left, and an epoch may end; and a rest that saves nothing is a wait."""
+    """It may be the only member left, and an epoch may end. A pause that saves nothing is a wait."""
     assert one_each(0.09).rest_s(1000) == BLOCK_MS / 1000
     assert one_each(0.11).rest_s(1000) == 0
     assert one_each(0.03).rest_s(8) == 0
 
 
 def test_who_has_rested_and_finds_nothing_hears_it_at_once() -> None:
-    """Entries should have come: where none have, the epoch may have ended, and waiting for more would say it late."""
+    """Entries should have come. If none have, the epoch may have ended, and waiting for more would delay that."""
     asking = one_each(0.01)
     assert asking.rest_s(32) > 0
     assert waits(asking.next_requests(0, is_ended=False)) == [None]
@@ -197,7 +197,7 @@ def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
 
 
 def test_who_rested_in_vain_rests_again_before_it_waits_for_a_single_entry() -> None:
-    """Another member has just asked; who waits at the server instead takes each entry alone, from those that rest."""
+    """Another member has just asked, and a member that waits at the server would take each entry alone from it."""
     asking = one_each(0.01)
     for _ in range(RESTS_IN_VAIN):
         assert asking.rest_s(32) > 0
@@ -212,7 +212,7 @@ def test_who_rested_in_vain_rests_again_before_it_waits_for_a_single_entry() -> 
 
 
 def test_nobody_rests_again_where_writers_could_wait_for_it() -> None:
-    """With a member that waits at the server a small budget's next block is taken at once."""
+    """With a member that waits at the server, the next block of a small budget is taken at once."""
     needed = 32 * TAKEN_AT_ONCE * 250_000 * BUDGET_SHARE
     for stream_bytes, rests in ((needed + 1000, True), (needed - 1000, False)):
         asking = one_each(0.01, stream_bytes=stream_bytes)

@@ -1,4 +1,4 @@
-"""A pure rule decides how many steps a rank waits for together."""
+"""A pure rule decides for how many steps a rank waits together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STEP_BYTES = STEP * SAMPLE_BYTES
 
 
 def rank_of(world: int, each_s: float, budget_bytes: int = 1 << 30) -> StepPlanner:
-    """One that has seen ten steps, one after the other."""
+    """Return a rank that has seen ten steps, one after another."""
     gathering = StepPlanner(world, STEP, budget_bytes)
     gathering.received(10 * SAMPLE_BYTES, 10)
     for number in range(10):
@@ -23,21 +23,21 @@ def test_a_rank_among_others_waits_for_a_few_steps_together() -> None:
 
 
 def test_no_step_waits_for_others_for_more_than_a_tenth_of_a_second() -> None:
-    """Training that waits for its producers is to go on with what there is."""
+    """A training that waits for its producers must continue with the steps that exist."""
     assert rank_of(8, each_s=0.9 * WITHIN_S / 2).steps() == 2
     assert rank_of(8, each_s=1.1 * WITHIN_S / 2).steps() == 1
     assert rank_of(8, each_s=60.0).steps() == 1
 
 
 def test_steps_that_wait_are_a_small_part_of_the_budget() -> None:
-    """Its writers are to go on meanwhile: else all would wait for room, and each step for a time to run out."""
+    """Writers must continue during that: otherwise all would wait for quota, and each step for a timeout."""
     assert rank_of(8, each_s=0.001, budget_bytes=2 * BUDGET_SHARE * STEP_BYTES).steps() == 2
     assert rank_of(8, each_s=0.001, budget_bytes=2 * BUDGET_SHARE * STEP_BYTES - 1).steps() == 1
     assert rank_of(8, each_s=0.001, budget_bytes=1).steps() == 1
 
 
 def test_a_rank_alone_or_one_that_knows_nothing_yet_waits_for_one_step() -> None:
-    """Its caches are warm; and what comes first is waited for by a whole training."""
+    """Its caches are warm, and the whole training waits for the first step."""
     assert rank_of(1, each_s=0.001).steps() == 1
     new = StepPlanner(8, STEP, 1 << 30)
     assert new.steps() == 1
@@ -47,9 +47,9 @@ def test_a_rank_alone_or_one_that_knows_nothing_yet_waits_for_one_step() -> None
 
 
 def test_a_flow_that_slows_down_is_noticed_at_once() -> None:
-    """A time that ran out with one step less than hoped for is not to be followed by another."""
+    """A timeout with one step less than expected must not be followed by another."""
     gathering = rank_of(8, each_s=0.001)
-    gathering.reached(9 * STEP, 0.02)  # nothing new
+    gathering.reached(9 * STEP, 0.02)  # no new step
     assert gathering.steps() == STEPS_AT_ONCE
     gathering.reached(10 * STEP, 0.3)
     assert gathering.steps() == 1

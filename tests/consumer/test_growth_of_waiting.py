@@ -1,4 +1,4 @@
-"""Waiting members and heartbeats cost the server work, which is counted in commands and answers, not in time."""
+"""The server's work for waiting members and heartbeats, counted in commands and answers, not in time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SWEEPS = 30
 
 
 def calls(client: Client) -> dict[str, int]:
-    """Command -> calls since the server was started."""
+    """Return command -> calls since the server was started."""
     return {name.removeprefix("cmdstat_"): one["calls"] for name, one in client.info("commandstats").items()}
 
 
 @contextmanager
 def waiting_member(url: str, planned: int, done: int) -> Iterator[None]:
-    """A member that has read all there is of an epoch whose other shards nobody makes."""
+    """Start a member that has read all entries of an epoch whose other shards are not made."""
     with Writer("t", url=url, spec=SPEC, partitions=PARTITIONS) as writer:
         epoch = writer.epoch(sizes=[1] * planned)
         read = threading.Event()
@@ -58,7 +58,7 @@ def waiting_member(url: str, planned: int, done: int) -> Iterator[None]:
 def test_a_waiting_member_asks_all_partitions_at_once_and_reads_no_manifest_whole(
     any_url: str, any_client: Client
 ) -> None:
-    """Hundreds of members may wait for one producer: an epoch's manifest has a field for each shard that is done."""
+    """Hundreds of members may wait for one producer, and an epoch's manifest has a field for each complete shard."""
     with waiting_member(any_url, planned=60, done=40):
         before, deadline = calls(any_client), time.monotonic() + 120
         while True:
@@ -67,15 +67,15 @@ def test_a_waiting_member_asks_all_partitions_at_once_and_reads_no_manifest_whol
                 break
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert now["hmget"] - before.get("hmget", 0) >= SWEEPS // 2  # it looks whether the epoch has ended
-        assert now["hgetall"] - before["hgetall"] < SWEEPS // 2  # those of the thread that looks for the dead
-        assert now["time"] - before["time"] < SWEEPS * 4  # in scripts mostly: no question of its own a sweep
+        assert now["hmget"] - before.get("hmget", 0) >= SWEEPS // 2  # it checks whether the epoch has ended
+        assert now["hgetall"] - before["hgetall"] < SWEEPS // 2  # the lease renewer's
+        assert now["time"] - before["time"] < SWEEPS * 4  # mostly in scripts: it does not ask for the time once a sweep
 
 
 def test_what_living_members_hold_is_not_even_listed_to_those_who_look_for_the_dead(
     any_url: str, any_client: Client
 ) -> None:
-    """Each member looks: were everything listed to everyone, a group of thirty would list it thirty times over."""
+    """If each of thirty members listed everything, the server would list it thirty times."""
     produce(any_url, "t", 100)
     stream = open_stream(any_client, "t")
     keys = [(stream.partitions[0], 0)]
@@ -100,7 +100,7 @@ SLOW_SPEC = {"x": ("float32", (8,)), "y": ("int64", ())}
 
 
 def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_url: str, any_client: Client) -> None:
-    """Among many members each is given one now and then: a read that finds nothing wakes a process for nothing."""
+    """Among many members each gets one now and then, and a read that finds nothing wakes a process for nothing."""
     silent = threading.Event()
     with (
         Writer("slow", url=any_url, spec=SLOW_SPEC) as writer,
@@ -110,21 +110,21 @@ def test_a_member_that_waits_for_entry_after_entry_asks_about_once_for_each(any_
     ):
         batches = iter(loader)
         for number in range(ENTRIES):
-            if number == ENTRIES // 4:  # how long is usual is known by now
+            if number == ENTRIES // 4:  # by now the usual interval is known
                 before = calls(any_client)["xreadgroup"]
             shard.write_batch(ROWS)
             shard.flush()
             assert len(next(batches)["y"]) == 4
             silent.wait(GAP_S)
         asked = calls(any_client)["xreadgroup"] - before
-    assert asked <= 1.5 * (ENTRIES - ENTRIES // 4)  # it was two for each, and three among others
+    assert asked <= 1.5 * (ENTRIES - ENTRIES // 4)  # it was two for each, and three among other members
 
 
 def test_a_member_among_many_is_given_a_few_entries_at_a_time(any_url: str, any_client: Client) -> None:
-    """Thirty processes that wake in turns find their caches cold, each time: the fewer times the better."""
+    """Thirty processes that wake in turns find their caches cold each time, so fewer wake-ups are better."""
     pause = threading.Event()
     with Writer("many", url=any_url, spec=SLOW_SPEC) as writer:
-        for number in range(31):  # they hold nothing, and ask for nothing
+        for number in range(31):  # they hold nothing, and request nothing
             join_group(any_client, Membership(writer.stream, "g", f"silent-{number}", f"{number}"))
         with (
             writer.epoch(sizes=[4 * ENTRIES]) as epoch,

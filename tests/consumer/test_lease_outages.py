@@ -21,7 +21,7 @@ LEASE_S = 30.0
 def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
     any_url: str, monkeypatch: pytest.MonkeyPatch, silent_s: float, is_outage: bool
 ) -> None:
-    """No member could renew, and two silences in one lease would otherwise make living members look dead."""
+    """No member could renew, and two silences in one lease would otherwise make live members look dead."""
     produce(any_url, "t", 60)
     now_s, silences = 0.0, [silent_s]
     with connect(any_url) as client:
@@ -43,7 +43,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
             return beat(*args, **options)
 
         def age() -> None:
-            """Idle on the server for as long as by this clock."""
+            """Make an entry idle on the server for as long as by this clock."""
             client.xclaim(entries, "g", "quiet", 0, [entry], idle=60_000 + int(now_s * 1000), justid=True)
 
         monkeypatch.setattr(keepers, "beat", answered)

@@ -1,4 +1,4 @@
-"""The keeper of a member's leases, by a clock of its own: what it renews, who is dead to it, what it takes back."""
+"""The lease renewer of a member, on a test clock: what it renews, which members are dead to it, and what it claims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEAT_S = 1.0
 
 
 class Scene:
-    """A member with a keeper that never runs by itself, and another that holds entries and is silent."""
+    """A member whose lease renewer runs only when it is called, and a silent member that holds entries."""
 
     def __init__(self, client: ControlClient) -> None:
         self.client, self.now_s, self.said = client, 0.0, list[str]()
@@ -48,31 +48,31 @@ class Scene:
         self.heartbeat.horizon = 0  # the epoch is being read
 
     def give(self, member: str, count: int = 1) -> list[bytes]:
-        """Entries go to a member."""
+        """Give entries to a member."""
         taken: Any = self.client.xreadgroup("g", member, {self.partition.entries(0): ">"}, count=count)
         return [entry_id for entry_id, _ in taken[0][1]]
 
     def hold(self, count: int = 1) -> list[Lease]:
-        """Entries go to this member and arrive."""
+        """Give entries to this member, which receives them."""
         leases = [Lease(0, 0, 0, entry_id, owed=10) for entry_id in self.give("m", count)]
         for lease in leases:
             self.held.add(lease)
         return leases
 
     def beat(self, *, silent: bytes = b"") -> None:
-        """One beat, as the thread does it; ``silent``: an entry that nobody has renewed since the clock began."""
+        """Send one heartbeat, as the thread does. ``silent`` is an entry that was not renewed since the clock began."""
         self.age(silent)
         self.heartbeat._beat()
         self.heartbeat._after_beat()
 
     def age(self, silent: bytes) -> None:
-        """The server's idle time of an entry of the other member, as it is by this clock."""
+        """Set the server's idle time of an entry of the other member to that of this clock."""
         if silent and silent not in self.claimed():
             idle_ms = 60_000 + int(self.now_s * 1000)
             self.client.xclaim(self.partition.entries(0), "g", "dead", 0, [silent], idle=idle_ms, justid=True)
 
     def beats(self, until_s: float, silent: bytes) -> None:
-        """One beat after the other, as they come where nothing stands still."""
+        """Send one heartbeat after another, at their usual times."""
         while self.now_s < until_s:
             self.now_s += BEAT_S
             self.beat(silent=silent)
@@ -82,7 +82,7 @@ class Scene:
         return [claim.entry_id for claim in self.heartbeat.claims]
 
     def stalled(self, function: Callable[..., Any], seconds: float, silent: bytes = b"") -> Callable[..., Any]:
-        """The function, the first call of which a server answers that has stood still for so long."""
+        """Return the function, with a first call that a server answers only after ``seconds``."""
         stalls = [seconds]
 
         def answered(*args: Any, **options: Any) -> Any:
@@ -96,7 +96,7 @@ class Scene:
 
 @pytest.fixture
 def scene(any_url: str) -> Iterator[Scene]:
-    """An epoch of six entries that nobody was given yet."""
+    """Make an epoch of six entries that no member was given yet."""
     produce(any_url, "t", 60)
     with connect(any_url) as client:
         yield Scene(client)
@@ -106,16 +106,16 @@ class TestReclaiming:
     """A member claims the leases of other members only after they expired."""
 
     def test_an_entry_unrenewed_for_a_lease_is_taken_and_not_before(self, scene: Scene) -> None:
-        """The other tests here show exceptions from this rule."""
+        """The other tests here show exceptions to this rule."""
         (entry,) = scene.give("dead")
         scene.beats(LEASE_S, entry)
         assert scene.claimed() == []
         scene.beats(LEASE_S * 7 / 6 + BEAT_S, entry)
         assert scene.claimed() == [entry]
-        assert scene.held.holds(0, 0, entry)  # and renewed from now on
+        assert scene.held.holds(0, 0, entry)  # and it is renewed from now on
 
     def test_what_another_member_took_first_is_not_taken_from_it(self, scene: Scene) -> None:
-        """Both saw it free in the same moment: handed out by both, it would be trained on twice."""
+        """Both found it free at the same moment. If both yielded it, it would be trained on twice."""
         (entry,) = scene.give("~released")
         entries = scene.partition.entries(0)
 
@@ -129,7 +129,7 @@ class TestReclaiming:
         assert scene.client.xpending_range(entries, "g", "-", "+", 10)[0]["consumer"] == b"other"
 
     def test_what_is_held_here_is_not_taken_before_a_beat_says_that_it_is_lost(self, scene: Scene) -> None:
-        """Another member took it and handed it back: a claim would replace a lease whose loss nobody reported."""
+        """Another member took and returned it, and a claim would replace a lease whose loss was not reported."""
         (lease,) = scene.hold()
         scene.client.xclaim(scene.partition.entries(0), "g", "~released", 0, [lease.entry_id], justid=True)
         scene.heartbeat.look()
@@ -142,7 +142,7 @@ class TestReclaiming:
         assert scene.claimed() == [lease.entry_id]
 
     def test_nothing_of_an_abandoned_epoch_is_taken(self, scene: Scene) -> None:
-        """It takes no acknowledgements: its pending entries would be handed out again and again."""
+        """It takes no acknowledgements, so its pending entries would be yielded again and again."""
         first = scene.give("~released")
         scene.heartbeat.look()
         assert scene.claimed() == first
@@ -152,7 +152,9 @@ class TestReclaiming:
         assert scene.claimed() == first
 
     def require_forgotten(self, scene: Scene, entry: bytes) -> None:
-        """Earlier sightings prove nothing: the entry is claimed a whole lease after the standstill, not before."""
+        """Require that earlier observations prove nothing: the entry is claimed a whole lease after the standstill, not
+        before.
+        """
         began_s = scene.now_s
         scene.beats(began_s + LEASE_S - BEAT_S, entry)
         assert scene.claimed() == []
@@ -160,7 +162,7 @@ class TestReclaiming:
         assert scene.claimed() == [entry]
 
     def test_a_process_that_stood_still_forgets_what_it_saw(self, scene: Scene) -> None:
-        """It was stopped, say, for half a lease: all others may have been, with the machine."""
+        """It was stopped for half a lease, and perhaps all others were, with the machine."""
         (entry,) = scene.give("dead")
         scene.beats(10, entry)
         scene.now_s += LEASE_S / 2 + 1
@@ -174,7 +176,7 @@ class TestReclaiming:
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
         monkeypatch.setattr(f"{KEEPER}.beat", scene.stalled(beat, LEASE_S / 2 + 1, entry))
-        scene.now_s += BEAT_S  # with this beat a look is due
+        scene.now_s += BEAT_S  # a look is due with this heartbeat
         scene.beat(silent=entry)
         assert scene.claimed() == []
         self.require_forgotten(scene, entry)
@@ -182,7 +184,7 @@ class TestReclaiming:
     def test_a_server_that_stood_still_in_a_look_makes_it_forget(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The listing itself may be as old as that."""
+        """The listing itself may be as old as the standstill."""
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
         monkeypatch.setattr(f"{KEEPER}.list_overdue", scene.stalled(list_overdue, LEASE_S / 2 + 1, entry))
@@ -191,14 +193,14 @@ class TestReclaiming:
         self.require_forgotten(scene, entry)
 
     def test_a_beat_that_did_not_reach_the_server_makes_it_forget(self, scene: Scene) -> None:
-        """A server that was away for a moment has aged every lease, whoever lives."""
+        """A server that was away for a moment has aged every lease, also of live members."""
         (entry,) = scene.give("dead")
         scene.beats(20, entry)
         scene.heartbeat._missed()
         self.require_forgotten(scene, entry)
 
     def test_it_looks_for_the_dead_twelve_times_a_lease(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Each look asks the server for all that is overdue; a beat that found it due every time would be heavy."""
+        """Each look asks the server for all overdue entries, so a look at every heartbeat would be expensive."""
         looks: list[float] = []
         monkeypatch.setattr(LeaseRenewer, "look", lambda _: looks.append(scene.now_s))
         for _ in range(24):
@@ -212,7 +214,7 @@ class TestEnded:
 
     @pytest.fixture
     def holder(self, scene: Scene) -> Iterator[tuple[subprocess.Popen[bytes], bytes]]:
-        """A process of its own that is a member, silent since long, and an entry that it holds."""
+        """Start a separate process that is a member, silent for long, and an entry that it holds."""
         code = "from penstock_common.stream.groups.presence import *; print(new_incarnation(), flush=True); input()"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
         assert process.stdout is not None
@@ -223,7 +225,7 @@ class TestEnded:
         process.communicate()
 
     def join(self, scene: Scene, incarnation: str) -> None:
-        """The member, as last seen an hour ago."""
+        """Join the member, as last seen an hour ago."""
         join_group(scene.client, replace(scene.who, member="holds", incarnation=incarnation))
         record = {"inc": incarnation, "seen": server_ms(scene.client) - 3_600_000}
         scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
@@ -231,7 +233,7 @@ class TestEnded:
     def test_a_stopped_process_stays_a_member_and_a_killed_one_does_not(
         self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
     ) -> None:
-        """SIGSTOP proves nothing: it may go on at any time with what it holds."""
+        """SIGSTOP proves nothing: the process may continue at any time with what it holds."""
         process, entry = holder
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -250,7 +252,7 @@ class TestEnded:
     def test_what_a_new_process_took_over_by_name_is_not_taken_from_it(
         self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
     ) -> None:
-        """It joined under the dead one's name between the look at the roster and the sign-off."""
+        """It joined under the dead member's name between the reading of the roster and the sign-off."""
         process, _ = holder
         process.kill()
         process.wait()
@@ -263,7 +265,7 @@ class TestEnded:
     def test_a_group_is_read_again_from_a_start_though_a_trainer_was_killed_just_now(
         self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
     ) -> None:
-        """Otherwise a user who starts over after a crash would be told for 30 s that the group is being read."""
+        """Otherwise a user who starts over after a crash would learn for 30 s that the group is being read."""
         process, _ = holder
         place = Member(scene.client, replace(scene.who, member="new"))
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
@@ -281,7 +283,7 @@ class TestRenewing:
     """A member renews its leases."""
 
     def test_a_beat_renews_what_is_held(self, scene: Scene) -> None:
-        """Its idle time begins anew for everybody who looks."""
+        """Its idle time restarts for every observer."""
         (lease,) = scene.hold()
         entries = scene.partition.entries(0)
         scene.client.xclaim(entries, "g", "m", 0, [lease.entry_id], idle=25_000, justid=True)
@@ -291,7 +293,7 @@ class TestRenewing:
         assert not lease.is_lost
 
     def test_what_somebody_else_took_is_lost_and_said(self, scene: Scene) -> None:
-        """Its samples must not be handed out here any more."""
+        """Its samples must no longer be yielded here."""
         first, second = scene.hold(2)
         scene.client.xclaim(scene.partition.entries(0), "g", "other", 0, [first.entry_id], justid=True)
         scene.beat()
@@ -302,7 +304,7 @@ class TestRenewing:
     def test_leases_are_as_fresh_as_the_question_and_not_as_the_answer(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server may have renewed at the first moment of a long silence; since then a lease may have lapsed."""
+        """The server may have renewed at the first moment of a long silence, and a lease may have lapsed since."""
         scene.beat()
         scene.now_s += LEASE_S - 1
         assert scene.heartbeat.is_fresh
@@ -319,7 +321,7 @@ class TestRecovering:
     """A member takes back entries that were given to its own name."""
 
     def pending(self, scene: Scene) -> int:
-        """Entries that the server lists under this member."""
+        """Return the entries that the server lists under this member."""
         return len(list_held(scene.client, [(scene.partition, 0)], "g", "m"))
 
     def test_what_never_arrived_is_taken_back_and_what_is_held_stays(self, scene: Scene) -> None:
@@ -333,7 +335,7 @@ class TestRecovering:
         assert scene.claimed() == [lost]
 
     def test_what_is_being_acknowledged_is_not_taken_back(self, scene: Scene) -> None:
-        """The server has only not heard of it yet: taken back, it would be trained on twice."""
+        """The server has not received it yet: taken back, the entry would be trained on twice."""
         (lease,) = scene.hold()
         scene.held.remove(0, 0, [lease.entry_id])
         scene.heartbeat.recover(lambda: False)
@@ -341,7 +343,7 @@ class TestRecovering:
         assert scene.claimed() == []
 
     def test_what_is_acknowledged_while_it_looks_is_not_taken_back(self, scene: Scene) -> None:
-        """All was answered when it asked; the loop's thread acknowledged one more before it listed."""
+        """All was answered when it asked, and the loop's thread acknowledged one more before it listed."""
         (lease,) = scene.hold()
 
         def all_was_answered() -> bool:
@@ -353,7 +355,7 @@ class TestRecovering:
         assert scene.claimed() == []
 
     def test_what_is_pending_though_its_acknowledgement_was_answered_is_taken_back(self, scene: Scene) -> None:
-        """The server forgot the acknowledgement with its last second; nobody else would ever take the entry."""
+        """The server forgot the acknowledgement with its last second, and no other member would ever take the entry."""
         (lease,) = scene.hold()
         scene.held.remove(0, 0, [lease.entry_id])
         scene.heartbeat.recover(lambda: True)

@@ -1,4 +1,4 @@
-"""The ledger, on real servers: a set of settled samples, however they are cut, repeated or late."""
+"""The ledger, on real servers: a set of acknowledged samples, however they are cut, repeated or late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.contracts.feed import SPEC, entries, open_stream, produce
 def test_bits_are_exactly_the_ranges_that_were_acknowledged(
     any_url: str, any_client: Client, ranges: list[tuple[int, int]]
 ) -> None:
-    """Whole bytes are set in one piece, the rest bit by bit: no neighbour may be touched."""
+    """Whole bytes are set in one piece, and the rest bit by bit: no neighbour may change."""
     any_client.flushall()
     produce(any_url, "t", 200)
     stream = open_stream(any_client, "t")
@@ -40,7 +40,7 @@ def test_bits_are_exactly_the_ranges_that_were_acknowledged(
 
 
 def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, client: Client) -> None:
-    """A late trainer must not write keys of an epoch that was given away: nobody would remove them."""
+    """A late trainer must not write keys of a released epoch, because nothing would remove them."""
     with Writer("t", url=url, spec=SPEC) as writer:
         writer.epoch()
     stream = open_stream(client, "t")
@@ -54,7 +54,7 @@ def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, clie
 
 
 def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, any_client: Client) -> None:
-    """An epoch closes when nothing is owed, and what is missing has a name."""
+    """An epoch closes when every sample is done, and missing samples are named."""
     with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=240), partitions=2) as writer:
         epoch = writer.epoch(sizes=[20, 20])
         for number in range(2):
@@ -81,7 +81,7 @@ def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, 
 def test_all_that_is_pending_is_listed(
     any_url: str, any_client: Client, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member with tiny entries holds more of them than fit one answer; none may be overlooked."""
+    """A member with tiny entries holds more of them than fit one answer, and none may be overlooked."""
     monkeypatch.setattr("penstock_common.stream.entries.PENDING_PAGE", 5)
     produce(any_url, "t", 30, block_samples=1)
     stream = open_stream(any_client, "t")
@@ -89,12 +89,12 @@ def test_all_that_is_pending_is_listed(
     key = stream.partitions[0].entries(0)
     if count:
         any_client.xreadgroup("g", "m", {key: ">"}, count=count)
-    assert list_pending(any_client, stream.partitions[0], 7, "g") == []  # an epoch that was released meanwhile
+    assert list_pending(any_client, stream.partitions[0], 7, "g") == []  # an epoch that was released since
     listed = [entry.entry_id for entry in list_pending(any_client, stream.partitions[0], 0, "g")]
     assert listed == [entry_id for entry_id, _ in entries(any_client, "t", 0)][:count]
 
 
 def test_runs_of_nothing_are_nothing() -> None:
-    """Most batches settle whole entries, some settle none."""
+    """Most batches acknowledge whole entries, and some acknowledge none."""
     assert runs([]) == []
     assert runs([3, 4, 5, 9]) == [(3, 6), (9, 10)]

@@ -1,4 +1,4 @@
-"""The Loader, on real servers: every sample once for every group, in memory of its own, and no wait without a word."""
+"""The Loader, on real servers: every sample once for every group, in its own memory, and no silent wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestDelivery:
             assert (loader.stats(total=True).samples, loader.stats(total=True).batches) == (309, 39)
 
     def test_every_group_sees_every_sample(self, any_url: str) -> None:
-        """Decode once, train many: groups do not share."""
+        """Decode once, train many: groups do not share samples."""
         produce(any_url, "t", 100, epochs=2)
         with loader_of(any_url, "a") as a, loader_of(any_url, "b", 30) as b:
             for _ in range(2):
@@ -66,7 +66,7 @@ class TestDelivery:
 
         def train(loader: Loader) -> None:
             is_first = True
-            with suppress(GroupFinished):  # a member may find that the other one has read an epoch whole
+            with suppress(GroupFinished):  # a member may find that the other one has read a whole epoch
                 for _ in range(2):
                     for batch in loader:
                         if is_first:
@@ -87,7 +87,7 @@ class TestDelivery:
         assert len(set(identities)) == 1200
 
     def test_a_batch_names_its_samples(self, any_url: str) -> None:
-        """(epoch, shard, offset) is what logs, audits and dead letters speak of."""
+        """Logs, audits and dead letters name (epoch, shard, offset)."""
         produce(any_url, "t", 30, epochs=2)
         with loader_of(any_url) as loader:
             for epoch in range(2):
@@ -112,7 +112,7 @@ class TestDelivery:
         assert seen == 70
 
     def test_going_on_after_a_break_gives_the_rest(self, any_url: str) -> None:
-        """Looking at one batch and then training must not lose or repeat it."""
+        """A loop that looks at one batch before training must not lose or repeat it."""
         produce(any_url, "t", 100)
         with loader_of(any_url) as loader:
             first = next(iter(loader))
@@ -123,7 +123,7 @@ class TestDelivery:
         assert sorted(numbers([first, second, *rest])) == list(range(100))
 
     def test_the_next_process_goes_on_where_the_last_one_stopped(self, any_url: str) -> None:
-        """Closing hands back what was not trained on, at once and to anyone."""
+        """Closing returns what was not trained on, at once and to any member."""
         produce(any_url, "t", 100, epochs=2)
         seen: list[int] = []
         for member in ("one", "two", "three"):
@@ -138,7 +138,7 @@ class TestDelivery:
         assert sorted(seen) == list(range(100))
 
     def test_what_an_error_in_the_loop_left_untrained_comes_again(self, any_url: str) -> None:
-        """An exception in a training step says nothing good about its batch."""
+        """After an exception in a training step, its batch does not count as trained on."""
         produce(any_url, "t", 30)
         trained: list[int] = []
         with pytest.raises(ZeroDivisionError), loader_of(any_url) as loader:
@@ -175,7 +175,7 @@ class TestDelivery:
         starter.join()
 
     def test_samples_come_while_their_epoch_is_still_written(self, any_url: str) -> None:
-        """An epoch may take hours to produce; training begins with its first block."""
+        """An epoch may take hours to produce, and training begins with its first block."""
         with Writer("t", url=any_url, spec=SPEC) as writer, loader_of(any_url, batch_size=2) as loader:
             with writer.epoch() as epoch:
                 epoch.write(sample(0))
@@ -187,7 +187,7 @@ class TestDelivery:
             assert numbers(batches) == [2]
 
     def test_samples_is_the_size_of_the_epoch_being_read(self, any_url: str) -> None:
-        """Progress bars need it; len() would promise what sharing members cannot know."""
+        """Progress bars need it. len() would promise what sharing members cannot know."""
         produce(any_url, "t", 50)
         with loader_of(any_url) as loader:
             assert loader.samples == 50
@@ -202,17 +202,17 @@ class TestStart:
 
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_new_group_beside_others_is_announced(self, any_url: str, order: Literal["canonical"] | None) -> None:
-        """A misspelt group reads everything once more in silence, while the one that was meant holds data."""
+        """A misspelt group silently reads everything once more, while the intended one holds data."""
         produce(any_url, "t", 10)
         said: dict[str, list[str]] = {"resnet": [], "resnt": [], "bert": []}
         for group, lines in said.items():
             with loader_of(any_url, group, order=order, notify=lines.append):
                 pass
         with loader_of(any_url, "resnt", order=order, notify=said["resnt"].append):
-            pass  # the second time it is there
+            pass  # the second time it exists
         there = "(there are: resnet); it starts at epoch 0"
         assert said == {
-            "resnet": [],  # the first one has nothing to be confused with
+            "resnet": [],  # the first group cannot be confused with another
             "resnt": [f"new group 'resnt' {there}. Did you mean 'resnet'?"],
             "bert": ["new group 'bert' (there are: resnet, resnt); it starts at epoch 0"],
         }
@@ -221,7 +221,7 @@ class TestStart:
     def test_a_group_that_may_not_be_made_is_refused(
         self, any_url: str, any_client: Client, order: Literal["canonical"] | None
     ) -> None:
-        """A job that is meant to go on must not begin again under another name."""
+        """A job that should continue must not begin again under another name."""
         produce(any_url, "t", 10)
         with loader_of(any_url, "resnet", order=order):
             pass
@@ -233,19 +233,21 @@ class TestStart:
             assert sorted(numbers(loader)) == list(range(10))
 
     def test_a_group_may_read_everything_again(self, any_url: str) -> None:
-        """A second experiment under the same name: with start, all that is retained comes again, and is owed again."""
+        """With start, a second experiment under the same name reads everything that is retained, and must acknowledge
+        it again.
+        """
         produce(any_url, "t", 30, epochs=3)
         with loader_of(any_url) as loader:
             assert [len(numbers(loader)) for _ in range(3)] == [30] * 3
         with loader_of(any_url, start="earliest", member="x") as loader:
             next(iter(loader))
-        with loader_of(any_url, member="y") as loader:  # owed until acknowledged, as the first time
+        with loader_of(any_url, member="y") as loader:  # unacknowledged again, as the first time
             assert [len(numbers(loader)) for _ in range(3)] == [22, 30, 30]
         with loader_of(any_url, start=2, member="z") as loader:
             assert {batch.epoch for batch in loader} == {2}
 
     def test_a_start_that_is_not_there_is_named(self, any_url: str) -> None:
-        """Asking for an epoch that was released must not read another."""
+        """A request for an epoch that was released must not read another one."""
         produce(any_url, "t", 5, epochs=2)
         with Writer("t", url=any_url, budget_bytes=60_000) as writer:
             abandoned = writer.epoch()
@@ -270,7 +272,7 @@ class TestMemory:
     """Batches are the trainer's own."""
 
     def test_batches_that_are_kept_keep_their_values(self, url: str) -> None:
-        """list(loader) is what everyone tries first."""
+        """Most new users try list(loader) first."""
         produce(url, "t", 2000, epochs=2, block_samples=7)
         with loader_of(url, batch_size=10, prefetch_bytes=2000) as loader:
             kept = list(loader)
@@ -278,7 +280,7 @@ class TestMemory:
         assert sorted(numbers(kept)) == list(range(2000))
 
     def test_a_tensor_made_of_a_batch_keeps_its_values(self, any_url: str) -> None:
-        """torch.from_numpy shares memory, and nobody tells it to let go."""
+        """torch.from_numpy shares memory, without a sign of when it ends."""
         torch = pytest.importorskip("torch")
         produce(any_url, "t", 1000, block_samples=7)
         with loader_of(any_url, batch_size=10, prefetch_bytes=2000) as loader:
@@ -296,7 +298,7 @@ class TestMemory:
         assert len(set(addresses)) < 40
 
     def test_arrays_are_aligned_and_writable(self, any_url: str) -> None:
-        """Frameworks take aligned arrays without a copy; trainers normalize in place."""
+        """Frameworks take aligned arrays without a copy, and trainers normalize in place."""
         spec = {"a": ("uint8", (3,)), "b": ("float16", (5,)), "c": ("int64", ())}
         with Writer("t", url=any_url, spec=spec) as writer, writer.epoch() as epoch:
             for number in range(100):

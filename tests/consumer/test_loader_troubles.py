@@ -1,4 +1,4 @@
-"""The Loader when something is missing, bad or gone: no wait without a word, no entry trusted, no end held up."""
+"""The Loader when something is missing, bad or gone: no silent wait, no trusted entry, no delayed end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.tuned import tuned
 
 
 def our_threads() -> set[threading.Thread]:
-    """Those that a loader starts; frameworks of other tests have theirs, and the process has its watchdog."""
+    """Return the threads that a loader starts, without those of frameworks and the stall detector."""
     return {
         thread
         for thread in threading.enumerate()
@@ -58,15 +58,15 @@ def our_threads() -> set[threading.Thread]:
 
 
 def pending(client: Client) -> int:
-    """Entries of 't' that group 'g' was given and has not acknowledged."""
+    """Return the entries of 't' that group 'g' was given and has not acknowledged."""
     return int(client.xpending(open_stream(client, "t").partitions[0].entries(0), "g")["pending"])
 
 
 class TestWaits:
-    """No silence."""
+    """No wait is silent."""
 
     def test_an_unknown_stream_is_named_in_time(self, any_url: str) -> None:
-        """A typo never hangs, and the near miss is shown."""
+        """A typo never hangs, and the similar name is shown."""
         produce(any_url, "train", 1)
         said: list[str] = []
         heard = threading.Event()
@@ -83,21 +83,24 @@ class TestWaits:
         assert "no stream 't'" in said[0]
 
     def test_a_misspelt_stream_is_named_at_the_first_look(self, any_url: str, any_client: Client) -> None:
-        """A second is short enough to see the mistake before one looks elsewhere; waiting goes on all the same."""
+        """After a second a user can still see the mistake before looking elsewhere, and the wait continues."""
         produce(any_url, "train", 1)
         said: list[str] = []
 
         def hear(text: str) -> None:
             said.append(text)
-            produce(any_url, "trian", 1)  # a producer that came late: nothing was misspelt
+            produce(any_url, "trian", 1)  # a producer that came late, so nothing was misspelt
 
-        ticks = itertools.count(0, 0.1)  # three seconds, after which any wait says something, never pass
+        ticks = itertools.count(0, 0.1)  # three seconds, after which any wait reports something, never pass
         wait = Wait(hear, timeout_s=1, clock=lambda: next(ticks))
         assert await_stream(any_client, "trian", wait).name == "trian"
         assert said == ["waiting: no stream 'trian'; streams there: train; did you mean 'train'?"]
 
     def test_who_does_not_wait_for_a_stream_is_told_at_once(self, any_url: str) -> None:
-        """A test, or a job of a batch queue, has no producer that may yet come; one that is there is read as ever."""
+        """A test, or a job of a batch queue, has no producer that may still come.
+
+        An existing stream is read as usual.
+        """
         produce(any_url, "train", 10)
         with pytest.raises(StreamNotFound, match=r"^no stream 't'; streams there: train"):
             Loader("t", group="g", batch_size=8, url=any_url, wait=False)
@@ -126,14 +129,14 @@ class TestWaits:
         preparing.join()
 
     def test_no_producer_is_said(self, any_url: str) -> None:
-        """The usual reason for a trainer that does not start."""
+        """It is the usual reason why a trainer does not start."""
         with Writer("t", url=any_url, spec=SPEC):
             pass
         with loader_of(any_url, timeout_s=0.1) as loader, pytest.raises(WaitTimeout, match="producer"):
             list(loader)
 
     def test_a_producer_that_stopped_in_the_middle_is_said(self, any_url: str) -> None:
-        """A trainer that waits in vain must say for which epoch, and what would end the wait."""
+        """A trainer that waits for samples that will not come must name the epoch, and what would end the wait."""
         with Writer("t", url=any_url, spec=SPEC) as writer:
             with writer.epoch(sizes=[2, 2]).shard(0) as shard:
                 shard.write(sample(0))
@@ -145,7 +148,7 @@ class TestWaits:
                     next(batches)
 
     def test_a_finished_group_is_told_so(self, any_url: str, any_client: Client) -> None:
-        """Running a training twice by mistake must not wait for epochs that will never come."""
+        """A training that is started twice by mistake must not wait for epochs that will never come."""
         produce(any_url, "t", 10, epochs=2)
         set_plan(any_client, open_stream(any_client, "t"), 2)
         said: list[str] = []
@@ -159,7 +162,7 @@ class TestWaits:
             list(loader)
 
     def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
-        """A producer that gave up must not leave trainers waiting."""
+        """A producer that abandoned its epoch must not leave trainers waiting."""
         said: list[str] = []
         with Writer("t", url=any_url, spec=SPEC, tuning=Tuning(block_bytes=SAMPLE_BYTES)) as writer:
             epoch = writer.epoch()
@@ -174,7 +177,7 @@ class TestWaits:
         assert any("abandoned" in line for line in said)
 
     def test_who_finds_no_epoch_is_told_the_true_reason(self, any_url: str, any_client: Client) -> None:
-        """`not yet` of a stream whose only epoch was given up sends one looking for the wrong thing."""
+        """`not yet` for a stream whose only epoch was abandoned sends users after the wrong cause."""
         with Writer("t", url=any_url, spec=SPEC) as writer:
             writer.epoch().abandon()
         set_plan(any_client, open_stream(any_client, "t"), 1)
@@ -184,7 +187,7 @@ class TestWaits:
                 list(loader)
 
     def test_an_abandoned_epoch_that_was_released_ends_too(self, any_url: str) -> None:
-        """The room an abandoned epoch takes is given away first, readers or not."""
+        """The space of an abandoned epoch is freed first, with or without readers."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 480, "budget_bytes": 20_000, "notify": lambda _: None}
         with Writer("t", url=any_url, **tuned("Writer", settings)) as writer:
             epoch = writer.epoch()
@@ -204,7 +207,7 @@ class TestWaits:
     def test_an_epoch_that_is_released_just_while_it_is_being_closed_misses_nothing(
         self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Another member closes it, a writer needs room, and the ledgers are gone: that must not look like a loss."""
+        """Another member closes it, a writer needs quota, and the ledgers are gone: that must not look like a loss."""
         produce(any_url, "t", 40)
 
         def released(*arguments: Any) -> Any:
@@ -218,7 +221,9 @@ class TestWaits:
     def test_an_acknowledgement_lost_with_its_connection_is_sent_again_while_the_loop_waits(
         self, any_url: str, any_client: Client
     ) -> None:
-        """It would otherwise stay away until the next batch comes, and others would train on the same once more."""
+        """Otherwise it would be missing until the next batch comes, and other members would train on the same
+        samples.
+        """
         with (
             writer_of(any_url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer,
             writer.epoch(sizes=[20]).shard(0) as shard,
@@ -245,7 +250,9 @@ class TestWaits:
             waiting.join(30)
 
     def test_a_wait_for_the_server_is_not_blamed_on_a_producer(self, fresh_server: Callable[..., Any]) -> None:
-        """It takes no more connections, say, and only the one that reads broke: everything else looks well."""
+        """The server accepts no more connections, for example, and only the reader's one broke, so all else looks
+        well.
+        """
         server = fresh_server()
         with (
             redis.Redis.from_url(server.url) as admin,
@@ -257,7 +264,7 @@ class TestWaits:
                 shard.write(sample(number))
             shard.settle()
             batches = iter(loader)
-            found = [*next(batches)["y"], *next(batches)["y"]]  # acknowledging has its own connection, from here on
+            found = [*next(batches)["y"], *next(batches)["y"]]  # from here on, acknowledging has its own connection
             admin.config_set("maxclients", len(admin.client_list()) - 1)
             for info in admin.client_list():
                 if info["cmd"] == "xreadgroup":
@@ -276,7 +283,7 @@ class TestBadEntries:
     """A loader does not trust the contents of a stream."""
 
     def test_an_entry_that_vanished_is_named_not_waited_for(self, any_url: str, any_client: Client) -> None:
-        """After a foreign XDEL the trainer must learn which samples it was never given."""
+        """After a foreign XDEL, the trainer must learn which samples it did not get."""
         produce(any_url, "t", 50, block_samples=10)
         stream = open_stream(any_client, "t")
         any_client.xdel(stream.partitions[0].entries(0), entries(any_client, "t", 0)[2][0])
@@ -293,7 +300,7 @@ class TestBadEntries:
     def test_an_epoch_whose_newest_entries_were_deleted_ends_with_their_ranges(
         self, any_url: str, any_client: Client, is_feed: bool, kept: int
     ) -> None:
-        """After an XTRIM the loader read the same epoch again and again, past its timeout and without a word."""
+        """After an XTRIM the loader read the same epoch again and again, silently and past its timeout."""
         with writer_of(any_url, spec=SPEC, block_bytes=10 * SAMPLE_BYTES) as writer:
             epoch = None if is_feed else writer.epoch()
             for number in range(50):
@@ -360,10 +367,10 @@ class TestBadEntries:
 
 
 class TestMembers:
-    """Names, takeovers, ends."""
+    """Names, takeovers and ends of members."""
 
     def test_of_two_processes_with_one_name_the_older_stops(self, any_url: str) -> None:
-        """A name belongs to one incarnation; with two, leases would mean nothing."""
+        """A name belongs to one incarnation. With two, leases would mean nothing."""
         produce(any_url, "t", 400, block_samples=2)
         settings: dict[str, Any] = {"member": "m", "lease_s": 1.0, "prefetch_bytes": 200}
         with loader_of(any_url, **settings) as newer_later:
@@ -401,7 +408,7 @@ class TestMembers:
             assert our_threads() == before
 
     def test_a_loader_nobody_closed_ends_with_its_last_reference(self, any_url: str) -> None:
-        """Few people close what they iterate."""
+        """Few users close what they iterate over."""
         produce(any_url, "t", 400, block_samples=2)
         before = our_threads()
         loader = Loader(
@@ -413,7 +420,7 @@ class TestMembers:
         assert our_threads() == before
 
     def test_epochs_abandoned_before_they_are_read_are_passed_over(self, any_url: str, any_client: Client) -> None:
-        """An iteration that has handed nothing goes on to the next epoch."""
+        """An iteration that has yielded nothing continues with the next epoch."""
         produce(any_url, "t", 5)
         stream = open_stream(any_client, "t")
         with Writer("t", url=any_url) as writer:
@@ -428,7 +435,10 @@ class TestMembers:
     def test_a_server_that_is_gone_does_not_hold_up_the_end(
         self, fresh_server: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Closing in order says what could not be acknowledged; after an error, or Ctrl-C, nobody waits for it."""
+        """An orderly end reports what could not be acknowledged.
+
+        After an error, or Ctrl-C, nothing waits for the server.
+        """
         monkeypatch.setattr("penstock_common.stream.groups.outbox.OUTAGE_S", 0.5)
         server = fresh_server()
         produce(server.url, "t", 400, block_samples=2)
@@ -453,7 +463,7 @@ class TestMembers:
 
 
 def test_a_group_that_is_gone_while_it_reads_is_told_with_all_its_causes(any_url: str, any_client: Client) -> None:
-    """A server that restarts without its newest writes may have lost the group, and nobody dropped anything."""
+    """A server that restarts without its newest writes may have lost the group, although it was never dropped."""
     with writer_of(any_url) as writer, loader_of(any_url, batch_size=1, timeout_s=20) as loader:
         writer.write(sample(0))
         writer.flush()

@@ -1,4 +1,4 @@
-"""The page on loading as its readers use it: its snippets are run, on a server, one after the other."""
+"""The page on loading: its snippets run on a server, one after another."""
 
 from __future__ import annotations
 

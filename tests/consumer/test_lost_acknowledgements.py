@@ -19,7 +19,7 @@ COUNT, BLOCK, BATCH = 40, 4, 5
 
 
 def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: str, any_client: Any) -> None:
-    """It is pending under a member that lives and thinks it settled: nobody else would ever take it."""
+    """It is pending under a live member that has acknowledged it, so no other member would ever take it."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     partition = open_stream(any_client, "t").partitions[0]
     entries, ledger = partition.entries(0), partition.ledger(0, "g", 0)
@@ -39,7 +39,9 @@ def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: st
 
 
 def test_an_entry_of_which_only_the_acknowledgement_is_missing_is_acknowledged(any_url: str, any_client: Any) -> None:
-    """Another member settled all its samples and died: nothing of it is handed out, and nobody else would end it."""
+    """Another member acknowledged all its samples and died: none of them is yielded, and no other member would end
+    it.
+    """
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     stream = open_stream(any_client, "t")
     partition = stream.partitions[0]
@@ -54,7 +56,10 @@ def test_an_entry_of_which_only_the_acknowledgement_is_missing_is_acknowledged(a
 
 
 def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: str, any_client: Any) -> None:
-    """The entry goes with its second batch; bits of the first that were lost would leave the epoch incomplete."""
+    """The entry is acknowledged with its second batch.
+
+    Without the bits of the first, the epoch would stay incomplete.
+    """
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     ledger = open_stream(any_client, "t").partitions[0].ledger(0, "g", 0)
     with loader_of(any_url, batch_size=BATCH) as loader:
@@ -71,7 +76,7 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
 def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that wait for a checkpoint are looked up on the heartbeat's connection, which does not retry."""
+    """Batches that wait for a checkpoint are read on the heartbeat's connection, which does not retry."""
     produce(any_url, "t", COUNT)
     recover, cut = LeaseRenewer.recover, list[str]()
 
@@ -90,7 +95,7 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
 
 
 def test_what_was_settled_of_an_epoch_that_was_given_up_is_not_handed_out_again(any_url: str) -> None:
-    """An abandoned epoch takes no acknowledgements: its entries stay pending, though they were trained on."""
+    """An abandoned epoch takes no acknowledgements, so its entries stay pending, although they were trained on."""
     spec = {"y": ("int64", ())}
     with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=8 * BLOCK, notify=lambda _: None)) as writer:
         epoch = writer.epoch()

@@ -1,4 +1,4 @@
-"""A member renews its leases, returns them, and may be asked for them later."""
+"""A member renews its leases, returns them, and may be asked about them later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
 def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:
-    """An acknowledgement may be lost with its connection: the entry, still pending, must then stay this member's."""
+    """An acknowledgement may be lost with its connection, and the pending entry must then stay this member's."""
     held = Leases()
     for number in range(2):
         held.add(Lease(0, 7, 3, b"%d-0" % number, owed=1))
@@ -19,12 +19,12 @@ def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_o
 
 
 def batch_of(*spans: tuple[Lease, int, int]) -> Batch:
-    """A batch of these samples."""
+    """Return a batch of these samples."""
     return Batch({}, 7, [BatchSpan(*span) for span in spans])
 
 
 def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others() -> None:
-    """The server may have lost the earlier bits with its last second, and not the entry."""
+    """The server may have lost the earlier bits with its last second, but not the entry."""
     lease = Lease(0, 7, 3, b"1-0", owed=4)
     first = plan_acknowledgement(batch_of((lease, 0, 1), (lease, 2, 3)))
     assert (first[0].ids, first[0].ranges) == ([], {3: [(0, 1), (2, 3)]})
@@ -34,7 +34,7 @@ def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others()
 
 
 def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_it_is_now() -> None:
-    """A part waits for its checkpoint while the rest is handed back: else the entry would never be acknowledged."""
+    """A part waits for its checkpoint while the rest is returned. Otherwise the entry would never be acknowledged."""
     held = Leases()
     held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
     assert held.drop(lease)
@@ -45,7 +45,7 @@ def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_
 
 
 def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_again() -> None:
-    """The entry's samples are in later batches now: handed out of both leases, they would be trained on twice."""
+    """The entry's samples are in later batches now. Yielded from both leases, they would be trained on twice."""
     held = Leases()
     held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
     waiting = batch_of((lease, 0, 4))
@@ -56,7 +56,7 @@ def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_agai
 
 
 def test_an_entry_whose_last_acknowledgement_is_under_way_is_not_reported_lost() -> None:
-    """The server no longer lists it because it is settled: a message of a lapsed lease would be wrong."""
+    """The server no longer lists it because it is acknowledged, so a notice of a lapsed lease would be wrong."""
     held = Leases()
     held.add(settled := Lease(0, 7, 3, b"1-0", owed=4))
     held.add(lapsed := Lease(0, 7, 3, b"2-0", owed=4))

@@ -1,4 +1,4 @@
-"""Mixtures of streams: which loader gives which step, what is acknowledged, and that a resumed one goes on exactly."""
+"""Mixtures of streams: which loader gives which step, what is acknowledged, and exact resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Step = tuple[str, int, tuple[int, ...]]
 
 
 def streams(url: str, epochs: int = 1) -> None:
-    """Streams a and b."""
+    """Write the streams a and b."""
     for name, count in SIZES.items():
         produce(url, name, count, epochs=epochs, block_samples=7)
 
@@ -39,7 +39,7 @@ def streams(url: str, epochs: int = 1) -> None:
 def mixture(
     url: str, *, ordered: bool = True, seed: int = 3, ends: Any = "last", group: str = "g", **settings: Any
 ) -> Iterator[Mixture]:
-    """Both streams, seven of ten batches from a."""
+    """Return a mixture of both streams, with seven of ten batches from a."""
     settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
     if ordered:
         settings["order"] = "canonical"
@@ -49,12 +49,12 @@ def mixture(
 
 
 def step(batch: Batch) -> Step:
-    """Return values that tell one batch from all others."""
+    """Return values that identify a batch."""
     return batch.source, batch.epoch, tuple(batch["y"].tolist())
 
 
 def delivered(client: Client, group: str = "g") -> dict[str, int]:
-    """Acknowledged samples of each stream."""
+    """Return the acknowledged samples of each stream."""
     return {name: audit_stream(client, name).delivered.get(group, 0) for name in SIZES}
 
 
@@ -65,7 +65,7 @@ def test_a_choice_is_the_same_for_ever() -> None:
 
 
 def test_choices_follow_the_weights_and_the_seed() -> None:
-    """Weights need not add up to one."""
+    """Weights need not sum to one."""
     counted = Counter(next(choice({"a": 7, "b": 2, "c": 1}, 5, number)) for number in range(10_000))
     assert abs(counted["a"] - 7000) < 200
     assert abs(counted["c"] - 1000) < 120
@@ -75,7 +75,9 @@ def test_choices_follow_the_weights_and_the_seed() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_iteration_is_each_streams_next_epoch_whole(ordered: bool, any_url: str, any_client: Client) -> None:
-    """Weights say when a sample comes, not whether: nothing of a smaller stream is repeated, nothing left out."""
+    """Weights decide when a sample comes, not whether: nothing of a smaller stream is repeated, and nothing left
+    out.
+    """
     streams(any_url, epochs=2)
     with mixture(any_url, ordered=ordered) as mixed:
         for epoch in range(2):
@@ -89,7 +91,7 @@ def test_an_iteration_is_each_streams_next_epoch_whole(ordered: bool, any_url: s
 
 
 def test_ending_with_the_first_leaves_the_rest_for_the_next_iteration(any_url: str) -> None:
-    """This suits users to whom the mixture matters more than seeing every sample in each pass."""
+    """This suits users who want the right mixture more than every sample in each pass."""
     streams(any_url, epochs=2)
     with mixture(any_url, ends="first") as mixed:
         first = [step(batch) for batch in mixed]
@@ -106,7 +108,7 @@ def test_ending_with_the_first_leaves_the_rest_for_the_next_iteration(any_url: s
 
 
 def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any_url: str, any_client: Client) -> None:
-    """Its own loader may have its turn much later, and a writer may wait for the room."""
+    """Its own loader may have its turn much later, and a writer may wait for the space."""
     streams(any_url)
     with mixture(any_url) as mixed:
         counted: Counter[str] = Counter({"a": 0, "b": 0})
@@ -124,7 +126,7 @@ def test_a_batch_is_acknowledged_when_the_next_is_asked_for_whoever_gives_it(any
 @pytest.mark.parametrize("ends", ["last", "first"])
 @pytest.mark.parametrize("at", [0, 1, 7, 13, 22, 29, 30])
 def test_a_resumed_mixture_goes_on_with_exactly_the_batches_that_were_to_come(at: int, ends: Any, any_url: str) -> None:
-    """This holds also where one stream's epoch was over by then, and across the end of the pass."""
+    """This also holds if one stream's epoch was over by then, and across the end of the pass."""
     streams(any_url, epochs=2)
     with mixture(any_url, group="whole", ends=ends) as mixed:
         first, second = [step(batch) for batch in mixed], [step(batch) for batch in mixed]
@@ -143,7 +145,7 @@ def test_a_resumed_mixture_goes_on_with_exactly_the_batches_that_were_to_come(at
 
 
 def train(url: str, stop_at: str) -> None:
-    """Prints its batches; saves its state after every fifth; stops to be killed."""
+    """Print batches, save the state after every fifth, and stop to be killed."""
     with mixture(url, acknowledge="on_checkpoint") as mixed:
         for number, batch in enumerate(mixed, 1):
             print(json.dumps(step(batch)), flush=True)
@@ -158,7 +160,7 @@ def train(url: str, stop_at: str) -> None:
 
 @pytest.mark.parametrize("stop_at", [9, 23])
 def test_a_killed_mixture_goes_on_from_its_last_checkpoint(stop_at: int, any_url: str, any_client: Client) -> None:
-    """Kill -9: each stream goes back to the checkpoint, and so does the order in which they are mixed."""
+    """SIGKILL: each stream returns to the checkpoint, and so does the order in which they are mixed."""
     streams(any_url)
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
@@ -176,7 +178,7 @@ def test_a_killed_mixture_goes_on_from_its_last_checkpoint(stop_at: int, any_url
 
 
 def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(any_url: str) -> None:
-    """Frameworks read ahead of the step; adapters speak to a mixture as to a loader."""
+    """Frameworks read ahead of the step, and adapters use a mixture like a loader."""
     streams(any_url)
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
@@ -187,7 +189,7 @@ def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(a
         pulled = feed.batches()
         ahead = [next(pulled) for _ in range(12)]
         for _, token in ahead[:7]:
-            feed.arrive([token])  # the step has the seventh
+            feed.arrive([token])  # the seventh is in the step
         state = mixed.state_dict()
         passes.close()
     with mixture(any_url) as mixed:
@@ -196,7 +198,7 @@ def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(a
 
 
 def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str, any_client: Client) -> None:
-    """A pass that was broken off, as by fit's steps_per_epoch, with batches of both streams on their way."""
+    """An interrupted pass, as by fit's steps_per_epoch, has batches of both streams under way."""
     streams(any_url)
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
@@ -219,7 +221,7 @@ def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_adapters_take_a_mixture_for_a_loader(framework: str, any_url: str, any_client: Client) -> None:
-    """A user who trains on one stream today can mix two tomorrow, and changes nothing else."""
+    """A user who trains on one stream today can mix two tomorrow, without other changes."""
     pytest.importorskip(framework)
     adapter = importlib.import_module(f"penstock.{framework}")
     streams(any_url, epochs=2)
@@ -233,7 +235,7 @@ def test_adapters_take_a_mixture_for_a_loader(framework: str, any_url: str, any_
 
 
 def test_a_state_of_another_mixture_is_refused(any_url: str) -> None:
-    """Other weights or another seed would give other batches without a word."""
+    """Other weights or another seed would silently give other batches."""
     streams(any_url)
     with mixture(any_url) as mixed:
         state = mixed.state_dict()
@@ -252,7 +254,7 @@ def test_streams_of_different_samples_are_named_where_one_spec_is_wanted(any_url
 
 
 def test_a_state_behind_a_framework_that_has_pulled_everything_is_of_the_step_alone(any_url: str) -> None:
-    """A framework may hold both streams whole before its step has had a batch of the second."""
+    """A framework may hold both whole streams before its step has had a batch of the second."""
     streams(any_url, epochs=2)
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
@@ -274,7 +276,7 @@ def test_a_state_behind_a_framework_that_has_pulled_everything_is_of_the_step_al
 
 
 def test_a_state_loaded_in_the_middle_of_a_pass_ends_it_and_one_that_is_refused_moves_nothing(any_url: str) -> None:
-    """Half of a mixture on another place would be another mixture."""
+    """A half restored mixture would be another mixture."""
     streams(any_url)
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]

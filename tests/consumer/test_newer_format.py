@@ -1,4 +1,4 @@
-"""A trainer older than the format of its stream: it stops and says so, and what it cannot read waits."""
+"""A trainer older than the format of its stream: it stops with an error, and unreadable entries wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOUND = {"v2": "wire format v2, this process knows v1", "compression": "'compres
 
 
 def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
-    """Samples 0-9 as they are written now, 10-19 by a writer of the future, 20-29 as now; an entry each."""
+    """Write samples 0-9 in today's format, 10-19 in a future one, and 20-29 in today's, one entry each."""
     encode = codec.encode
 
     def later(*args: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> 
 def test_an_entry_of_a_newer_format_stops_the_trainer_and_is_not_buried(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """An upgrade of the producers alone must not turn an epoch into dead letters while training goes on."""
+    """An upgrade of the producers alone must not turn an epoch into dead letters while training continues."""
     write(any_url, monkeypatch, NEWER[what])
     partition = open_stream(any_client, "t").partitions[0]
     found: list[int] = []
@@ -72,7 +72,7 @@ def test_an_entry_of_a_newer_format_stops_the_trainer_and_is_not_buried(
 def test_an_upgraded_trainer_is_given_what_the_old_one_could_not_read(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Updating is all it takes: nothing is lost and nothing comes twice."""
+    """An update is enough: nothing is lost and nothing comes twice."""
     write(any_url, monkeypatch, NEWER["v2"])
     found: list[int] = []
     with pytest.raises(UnsupportedVersion), loader_of(any_url, batch_size=5) as loader:
@@ -88,7 +88,7 @@ def test_an_upgraded_trainer_is_given_what_the_old_one_could_not_read(
 def test_of_several_old_trainers_each_is_told_at_once(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits in silence for what another handed back would look like a hang."""
+    """A trainer that silently waits for an entry that another returned would look like a hang."""
     write(any_url, monkeypatch, NEWER["v2"])
     for member in ("one", "two", "one"):
         told = pytest.raises(UnsupportedVersion, match="v2")
@@ -106,14 +106,14 @@ def test_it_says_so_again_at_every_attempt(any_url: str, monkeypatch: pytest.Mon
 
 
 def test_a_replay_that_meets_it_says_so(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a gap."""
+    """It must never leave a gap."""
     write(any_url, monkeypatch, NEWER["v2"])
     with Replay("t", url=any_url, epoch=0, batch_size=5) as replay, pytest.raises(UnsupportedVersion, match="v2"):
         list(replay)
 
 
 def test_an_ordered_trainer_stops_as_well(any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fetches by id and shares nothing, yet it must not leave the samples out either."""
+    """It fetches by id and shares nothing, but it must not leave the samples out either."""
     write(any_url, monkeypatch, NEWER["v2"])
     ordered = loader_of(any_url, batch_size=5, order="canonical", rank=0, world_size=1)
     with pytest.raises(UnsupportedVersion, match="v2"), ordered as loader:

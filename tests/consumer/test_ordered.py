@@ -1,4 +1,4 @@
-"""Ordered reading on real servers: the same batches whoever wrote them, equal steps, and no gap without an error."""
+"""Ordered reading on real servers: the same batches from any writers, equal steps, and no gap without an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestOrder:
 
     @pytest.mark.parametrize("partitions", [1, 3, 8])
     def test_batches_are_the_plans_and_not_the_producers(self, url: str, partitions: int) -> None:
-        """A run is reproducible only if order does not depend on who was faster."""
+        """A run is reproducible only if the order does not depend on which producer was faster."""
         plan(url, SIZES, BAD, partitions=partitions, turn=(3, 0, 6, 4, 2, 1, 5), block_samples=partitions + 5)
         ranks = read_ranks(url, 3, 8)
         assert interleaved(ranks) == expected(700, BAD, 0, 720)
@@ -53,7 +53,7 @@ class TestOrder:
             assert numbers(loader) == replayed(any_url) == list(range(700))
 
     def test_two_producers_at_once_change_nothing(self, any_url: str) -> None:
-        """Workers commit as they come, to the order it is all one."""
+        """Workers commit in any order, and the canonical order does not depend on it."""
         with planned_writer(any_url, 3) as one, planned_writer(any_url, 3) as two:
             epochs = [writer.epoch(0, sizes=list(SIZES)) for writer in (one, two)]
             threads = [
@@ -73,7 +73,7 @@ class TestOrder:
         assert interleaved(found) == expected(700, BAD, 0, 704)
 
     def test_ragged_tensors_keep_their_rows(self, any_url: str) -> None:
-        """Rows picked out of an entry must be picked out of every tensor alike."""
+        """Rows that are chosen from an entry must be the same rows in every tensor."""
         spec = {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int64", ())}
         with planned_writer(any_url, spec=spec, block_bytes=400) as writer, writer.epoch() as epoch:
             for number in range(70):
@@ -94,7 +94,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("remainder", ["pad", "drop"])
     def test_ranks_have_equal_steps_whatever_is_bad(self, any_url: str, any_client: Client, remainder: str) -> None:
-        """10,007 samples, 7 % of them bad, 3 ranks, batches of 32: nothing divides."""
+        """10,007 samples, 7 % of them bad, 3 ranks and batches of 32: no number divides another."""
         total = 10_007
         bad = frozenset(random.Random(7).sample(range(total), total * 7 // 100))
         plan(any_url, [3000, 3000, 3000, 1007], bad, block_samples=50, partitions=3)
@@ -124,7 +124,7 @@ class TestSteps:
         assert [len(batches) for batches in read_ranks(any_url, 2, 8, remainder="drop")] == [1, 1]
 
     def test_a_bad_entry_is_filled_alike_for_every_rank(self, any_url: str, any_client: Client) -> None:
-        """One corrupted block must not make ranks uneven, nor end training."""
+        """One corrupted block must not make ranks unequal, nor end training."""
         plan(any_url, [70, 70], block_samples=10)
         partition = open_stream(any_client, "t").partitions[0]
         whole = dict(entries(any_client, "t", 0))
@@ -146,7 +146,7 @@ class TestWaits:
     """A live stream is read while it is produced."""
 
     def test_a_step_is_handed_out_as_soon_as_it_is_committed(self, any_url: str) -> None:
-        """Training begins with the first samples, not with the last."""
+        """Training begins with the first samples, not after the last ones."""
         said: list[str] = []
         with planned_writer(any_url, partitions=2) as writer:
             epoch = writer.epoch(sizes=[20, 20])
@@ -166,7 +166,7 @@ class TestWaits:
             first.abort()
 
     def test_a_producer_that_dies_before_its_last_word_is_said(self, any_url: str, any_client: Client) -> None:
-        """Everything is trained on, and still the epoch must not end as if more could not come."""
+        """All samples are trained on, but the epoch must not end as if no more could come."""
         plan(any_url, [40])
         any_client.hset(open_stream(any_client, "t").keys.manifest(0), "state", "sized")
         found: list[int] = []
@@ -179,7 +179,7 @@ class TestWaits:
         assert found == list(range(40))
 
     def test_an_endless_feed_of_one_writer_has_an_order(self, any_url: str) -> None:
-        """A simulator's stream is a sequence; its trainer may want it as one."""
+        """A simulator's stream is a sequence, and its trainer may need it in that order."""
         with planned_writer(any_url) as writer, rank_of(any_url) as loader:
             batches = iter(loader)
             for start in range(0, 80, 8):
@@ -189,7 +189,7 @@ class TestWaits:
                 assert next(batches)["y"].tolist() == list(range(start, start + 8))
 
     def test_ranks_that_never_came_are_named_at_the_end_of_an_epoch(self, any_url: str) -> None:
-        """One process of two trains on half of each epoch, and its loss says nothing of it."""
+        """One process of two trains on half of each epoch, and its loss does not show it."""
         plan(any_url, [48])
         told: list[str] = []
         with rank_of(any_url, 0, 3, notify=told.append) as zero:
@@ -203,7 +203,7 @@ class TestWaits:
         assert ["rank 2 of the 3 ranks" in line for line in told if "did not come" in line] == [True]
 
     def test_an_order_that_nobody_knows_is_refused_at_once(self, any_url: str) -> None:
-        """Two writers of an unplanned epoch race: any order read from them would be an accident."""
+        """Two writers of an unplanned epoch race, so any order read from them would be an accident."""
         with planned_writer(any_url) as one, planned_writer(any_url) as two:
             for writer in (one, two):
                 writer.write(sample(1))
@@ -215,7 +215,7 @@ class TestWaits:
                 next(iter(loader))
 
     def test_an_abandoned_epoch_ends_with_what_there_is(self, any_url: str) -> None:
-        """Every rank finds the same end, since nothing is committed after it."""
+        """Every rank finds the same end, because nothing is committed after it."""
         with planned_writer(any_url, partitions=2) as writer:
             epoch = writer.epoch(sizes=[30, 30])
             for number, count in ((0, 30), (1, 5)):
@@ -229,7 +229,7 @@ class TestWaits:
 
 
 class TestErrors:
-    """Never a gap."""
+    """An error, never a gap."""
 
     def test_an_entry_that_vanished_is_named(self, any_url: str, any_client: Client) -> None:
         """A sample that is only in the index is lost, and training on fewer samples is not an option."""
@@ -244,21 +244,21 @@ class TestErrors:
         assert found == list(range(24))
 
     def test_a_gap_in_the_index_is_named(self, any_url: str, any_client: Client) -> None:
-        """Samples that no record names cannot be found, and must not be skipped in silence."""
+        """Samples that no record names cannot be found, and must not be skipped silently."""
         plan(any_url, [70], block_samples=10)
         any_client.xdel(open_stream(any_client, "t").partitions[0].index(0, 0), "30-0")
         with rank_of(any_url) as loader, pytest.raises(EpochIncomplete, match="no record of offsets 20-29"):
             list(loader)
 
     def test_a_step_that_the_budget_cannot_hold_is_refused(self, any_url: str) -> None:
-        """Waiting for it would be waiting for ever: writers stop before it is whole."""
+        """A wait for it would never end, because writers stop before it is complete."""
         with planned_writer(any_url, budget_bytes=24_000) as writer, writer.epoch() as epoch:
             epoch.write(sample(0))
         with rank_of(any_url, 0, 2, 100) as loader, pytest.raises(TooLarge, match="raise budget_bytes"):
             list(loader)
 
     def test_arguments_that_make_no_order_are_refused(self, any_url: str) -> None:
-        """A wrong rank would read what another one reads."""
+        """A wrong rank would read another rank's samples."""
         produce(any_url, "t", 1)
         wrong: list[dict[str, Any]] = [
             {"rank": 2, "world": 2}, {"rank": -1}, {"world": 2, "remainder": "keep"}, {"remainder": "some"},
@@ -292,7 +292,7 @@ def test_what_waits_to_be_trained_on_is_bounded(any_url: str) -> None:
 
 
 def test_shared_groups_read_the_same_stream_beside(any_url: str) -> None:
-    """Ordered reading touches no consumer group, and consumer groups touch no position."""
+    """Ordered reading changes no consumer group, and consumer groups change no position."""
     plan(any_url, [100, 100], partitions=2)
     with rank_of(any_url) as ordered, loader_of(any_url, "shared") as shared:
         assert numbers(ordered) == list(range(200))

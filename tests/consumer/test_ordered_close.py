@@ -1,4 +1,4 @@
-"""When a rank closes an epoch for its ordered group: not before every rank has settled all of it."""
+"""The close of an epoch for an ordered group: not before every rank has acknowledged all of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client(any_url: str) -> Iterator[ControlClient]:
 
 
 def rank_of(client: Any, rank: int) -> RankMember:
-    """A rank that has joined, and read nothing."""
+    """Return a rank that has joined, and read nothing."""
     who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", Order(rank, WORLD, BATCH))
     place = RankMember(client, who, notify=lambda _: None)
     place.join("resume")
@@ -38,17 +38,17 @@ def rank_of(client: Any, rank: int) -> RankMember:
 
 
 def settle(place: RankMember, position: int) -> None:
-    """The rank has trained on everything of its own up to there."""
+    """Acknowledge all of the rank's own samples up to a position."""
     place.acknowledge(Batch({}, 0, [], position))
 
 
 def is_closed(client: Any) -> bool:
-    """Whether the group is through with the epoch."""
+    """Return whether the group is done with the epoch."""
     return ("g", 0) in load_roster(client, open_stream(client, "t").partitions[0]).closed
 
 
 def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -> None:
-    """Closed by the first, the epoch could be released while the others read it."""
+    """If the first rank closed it, the epoch could be released while the others read it."""
     first, second = rank_of(client, 0), rank_of(client, 1)
     for place in (first, second):
         place.ended(0, 2 * STEP, COUNT)
@@ -69,7 +69,7 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
 
 
 def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(client: ControlClient) -> None:
-    """With `remainder="drop"` nobody is handed the rest: the epoch would never close."""
+    """With `remainder="drop"` no rank gets the rest, so without this rule the epoch would never close."""
     first, second = rank_of(client, 0), rank_of(client, 1)
     for place in (first, second):
         place.ended(0, STEP, COUNT)

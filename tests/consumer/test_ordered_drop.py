@@ -1,4 +1,4 @@
-"""An operator's word in ordered groups: what is given up is a hole, filled alike for every rank; the books agree."""
+"""Discards in ordered groups: a discarded sample is a hole, filled alike for every rank, and the audit agrees."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LOST = frozenset(range(30, 40))
 
 
 def lose_entry(client: Client) -> bytes:
-    """Deletes the entry of positions 30 to 39 of an epoch of blocks of 10; its id."""
+    """Delete the entry of positions 30 to 39 of an epoch of blocks of 10, and return its id."""
     gone: bytes = entries(client, "t", 0)[3][0]
     client.xdel(open_stream(client, "t").partitions[0].entries(0), gone)
     return gone
 
 
 def lose_record(client: Client) -> None:
-    """Deletes the index record of those positions, and the entry with it."""
+    """Delete the index record of those positions, and the entry with it."""
     lose_entry(client)
     client.xdel(open_stream(client, "t").partitions[0].index(0, 0), "40-0")
 
@@ -34,7 +34,7 @@ def lose_record(client: Client) -> None:
 def test_what_is_given_up_is_filled_alike_for_every_rank_and_the_epoch_closes(
     any_url: str, any_client: Client, lose: Any
 ) -> None:
-    """Without it EpochIncomplete comes back at every restart, and only a repair would help."""
+    """Without it EpochIncomplete returns at every restart, and only a repair would help."""
     plan(any_url, [70], block_samples=10)
     lose(any_client)
     stream = open_stream(any_client, "t")
@@ -43,7 +43,7 @@ def test_what_is_given_up_is_filled_alike_for_every_rank_and_the_epoch_closes(
     (dropped,) = drop_bad(any_client, stream, 0, group="g", reason="the disk is gone")
     assert (dropped.shard, dropped.first, dropped.end, dropped.given_up) == (0, 30, 40, True)
     assert drop_bad(any_client, stream, 0, group="g", reason="again") == []
-    for rank, rest in enumerate(read_ranks(any_url, 2, 8)):  # from where each of them stood
+    for rank, rest in enumerate(read_ranks(any_url, 2, 8)):  # from the position of each rank
         planned = [expected(70, LOST, at, at + 8) for at in range(8 * rank, 80, 16)]
         assert len(rest) >= 3
         assert rest == planned[-len(rest) :]
@@ -69,10 +69,10 @@ def test_a_rank_that_is_reading_passes_over_what_was_given_up_meanwhile(any_url:
 
 
 def test_an_entry_that_is_named_is_passed_over_for_every_group(any_url: str, any_client: Client) -> None:
-    """Training dies on it, or it is poison: shared and ordered groups go on without, by one command."""
+    """Training dies at it, or it is forged: one command makes shared and ordered groups continue without it."""
     plan(any_url, [70], block_samples=10)
     poison = entries(any_client, "t", 0)[3][0]
-    with rank_of(any_url):  # the group is there
+    with rank_of(any_url):  # the group exists now
         pass
     dropped = drop_bad(any_client, open_stream(any_client, "t"), 0, group="g", reason="poison", entry=poison.decode())
     assert [(letter.first, letter.end) for letter in dropped] == [(30, 40)]
@@ -82,7 +82,7 @@ def test_an_entry_that_is_named_is_passed_over_for_every_group(any_url: str, any
 
 
 def test_one_ordered_group_does_not_stop_a_drop_for_all_groups(any_url: str, any_client: Client) -> None:
-    """A loss concerns every group of the epoch, whatever way it reads."""
+    """A loss concerns every group of the epoch, in any way of reading."""
     plan(any_url, [70], block_samples=10)
     with rank_of(any_url), loader_of(any_url, "shared"):
         pass

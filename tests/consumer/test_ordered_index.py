@@ -1,4 +1,4 @@
-"""Ranks read an index by position: each what its own batches need, however many others there are."""
+"""Ranks read an index by position: each reads what its own batches need, however many other ranks there are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.contracts.ordered import expected, interleaved, plan, planned_writer,
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6))), st.integers(0, 36))
 def test_what_was_read_last_of_a_position_holds(added: Sequence[tuple[int, int]], below: int) -> None:
-    """A repair that comes while an epoch is read stands in place of what it overlaps, whatever its edges are."""
+    """A repair during the reading of an epoch replaces all records that it overlaps, whatever its bounds are."""
     known = KnownRecords()
     model: dict[int, int] = {}
     for number, (start, length) in enumerate(added):
@@ -43,7 +43,7 @@ def test_what_was_read_last_of_a_position_holds(added: Sequence[tuple[int, int]]
 
 
 class Reads:
-    """Counts the records that all walks read."""
+    """A count of the records that all walks read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.records = self.trips = 0
@@ -58,7 +58,7 @@ class Reads:
 
 
 def test_many_ranks_together_read_little_more_of_the_index_than_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else what each rank does for a batch grows with the number of ranks."""
+    """Otherwise each rank's work for a batch grows with the number of ranks."""
     blocks = 2000
     plan(url, [8 * blocks], block_samples=8)
     reads = Reads(monkeypatch)
@@ -72,7 +72,7 @@ def test_many_ranks_together_read_little_more_of_the_index_than_one(url: str, mo
 
 
 def test_steps_over_many_small_shards_are_followed_while_they_are_written(url: str) -> None:
-    """A step may need a dozen shards; some of them are empty, and holes at a step's end look beyond it."""
+    """A step may need a dozen shards, some of them empty, and holes at a step's end need a look beyond it."""
     sizes = [3, 0, 5, 1] * 30
     total = sum(sizes)
     bad = frozenset(range(30, 36)) | {total - 1}
@@ -87,14 +87,14 @@ def test_steps_over_many_small_shards_are_followed_while_they_are_written(url: s
 
 
 class Waiting:
-    """A walk through a planned epoch of four shards of eight samples, and the places at which it has waited."""
+    """A walk through a planned epoch of four shards of eight samples, with the positions at which it has waited."""
 
     def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         stream = open_stream(client, "t")
         manifest = load_manifest(client, stream, 0)
         self._client, self._await_more = client, EpochIndexes.await_more
         self.at: list[tuple[int, int]] = []
-        """Shard, and the offset beyond which there is to be something."""
+        """(shard, offset beyond which there must be a record)."""
         self.walk = IndexWalk(client, stream, manifest, shards_in_order(client, stream, manifest), 0)
         monkeypatch.setattr(EpochIndexes, "await_more", lambda *given: self._noted(*given))
 
@@ -103,14 +103,14 @@ class Waiting:
         return self._await_more(indexes, channel, shard, after, *rest)
 
     def until(self, position: int) -> bool:
-        """Whether there was news."""
+        """Return whether there were new records."""
         with closing(open_channel(self._client)) as channel:
             return self.walk.wait(channel, 20_000, position, [])
 
 
 @contextmanager
 def four_shards(url: str) -> Iterator[EpochWriter]:
-    """An epoch of which nothing is written yet."""
+    """Open an epoch without any samples."""
     with planned_writer(url, block_samples=2) as writer:
         yield writer.epoch(sizes=[8] * 4)
 
@@ -118,7 +118,7 @@ def four_shards(url: str) -> Iterator[EpochWriter]:
 def test_a_step_over_several_shards_wakes_a_rank_once(
     url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wake-up among many finds cold caches, and the end of a shard on the way there gives nobody a batch."""
+    """Each wake-up among many finds cold caches, and the end of a shard on the way completes no batch."""
     with four_shards(url) as epoch:
         waiting = Waiting(client, monkeypatch)
         thread = threading.Thread(target=write_shards, args=(epoch, range(4), [8] * 4, frozenset()))
@@ -132,7 +132,7 @@ def test_a_step_over_several_shards_wakes_a_rank_once(
 def test_shards_that_are_written_in_any_order_are_waited_for_one_after_the_other(
     url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several producers: to wait at a shard that is there already would be to ask all the time, or to sleep."""
+    """With several producers, waiting at an existing shard would be constant asking, or sleeping."""
     with four_shards(url) as epoch:
         waiting = Waiting(client, monkeypatch)
         write_shards(epoch, [3], [8] * 4, frozenset())
@@ -147,7 +147,7 @@ def test_shards_that_are_written_in_any_order_are_waited_for_one_after_the_other
 
 
 def test_a_rank_whose_batches_lie_in_a_gap_names_it(any_url: str, any_client: Client) -> None:
-    """It reads nothing in front of its batch, and sees all the same that no record covers it."""
+    """It does not read before its batch, but must see that no record covers it."""
     plan(any_url, [80], block_samples=10)
     any_client.xdel(open_stream(any_client, "t").partitions[0].index(0, 0), "30-0")
     with rank_of(any_url, 1, 2, 10) as loader:

@@ -9,14 +9,14 @@ from tests.contracts.ordered import planned_writer, rank_of
 
 
 def fill(shard: ShardWriter, start: int, count: int) -> None:
-    """Commits so many samples, and does not say that the shard is complete."""
+    """Commit samples without completing the shard."""
     for number in range(start, start + count):
         shard.write(sample(number))
     shard.settle()
 
 
 def test_a_share_that_has_all_its_steps_hears_that_the_epoch_is_complete(any_url: str) -> None:
-    """The last step is another worker's: its entries are news to this one for ever, and must not drown the word."""
+    """The last step is another worker's. Its entries are always new to this worker, and must not hide the end."""
     with planned_writer(any_url, block_samples=2) as writer, rank_of(any_url) as loader:
         shard = writer.epoch(sizes=[19]).shard(0)
         fill(shard, 0, 19)
@@ -29,7 +29,7 @@ def test_a_share_that_has_all_its_steps_hears_that_the_epoch_is_complete(any_url
 
 
 def test_a_rank_that_drops_the_rest_hears_that_the_epoch_is_complete(any_url: str) -> None:
-    """With remainder='drop' the samples behind the last whole step are nobody's."""
+    """With remainder='drop', no rank gets the samples after the last whole step."""
     with planned_writer(any_url, block_samples=2) as writer, rank_of(any_url, remainder="drop") as loader:
         shard = writer.epoch(sizes=[13]).shard(0)
         fill(shard, 0, 13)
@@ -40,7 +40,9 @@ def test_a_rank_that_drops_the_rest_hears_that_the_epoch_is_complete(any_url: st
 
 
 def test_a_shard_that_was_begun_after_the_one_before_it_was_complete_is_read(any_url: str) -> None:
-    """A pause between two shards of an epoch without a plan: the reader stands behind all the shards it knows of."""
+    """There is a pause between two shards of an epoch without a plan, and the reader is behind all shards that it
+    knows.
+    """
     with planned_writer(any_url, block_samples=4) as writer, rank_of(any_url) as loader:
         epoch = writer.epoch(0)
         with epoch.shard(0) as shard:

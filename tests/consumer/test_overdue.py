@@ -1,4 +1,4 @@
-"""The rule that blames a training for a full budget: by numbers, without a server."""
+"""The rule that finds a training responsible for a full budget: by numbers, without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def jam(
     *, held: int = 80, need: int = 10, is_next: bool = True, waited: int = SETTLED_MS, others: bool = False,
     why: Why = "budget",
 ) -> BlockedPartition:  # fmt: skip
-    """One waiting writer, a budget of 100, and what this member holds of it."""
+    """Return one waiting writer, a budget of 100, and what this member holds of it."""
     writer = WaitingWriter(0, waited, need, held, why, is_next)
     return BlockedPartition([writer], held, 100, others)
 
@@ -22,13 +22,13 @@ def jam(
     ("found", "is_blamed"),
     [
         (jam(), True),
-        (jam(is_next=False), False),  # it waits for an earlier shard, not for us
+        (jam(is_next=False), False),  # it waits for an earlier shard
         (jam(why="folder"), False),  # it waits for a disk
-        (jam(waited=SETTLED_MS - 1), False),  # the janitor may be about to free what is settled
-        (jam(others=True), False),  # somebody else's settling may do
-        (jam(others=True, held=95), True),  # but not here: what is held alone leaves no room
-        (jam(held=5), False),  # settling it would not help
-        (BlockedPartition([], 100, 100, False), False),  # nobody waits
+        (jam(waited=SETTLED_MS - 1), False),  # the cleaner may be about to free acknowledged samples
+        (jam(others=True), False),  # another reader's acknowledgement may be enough
+        (jam(others=True, held=95), True),  # but not here: what this member alone holds leaves no space
+        (jam(held=5), False),  # acknowledging it would not help
+        (BlockedPartition([], 100, 100, False), False),  # no writer waits
     ],
 )
 def test_only_who_alone_can_make_room_is_blamed(found: BlockedPartition, is_blamed: bool) -> None:
@@ -39,7 +39,7 @@ def test_only_who_alone_can_make_room_is_blamed(found: BlockedPartition, is_blam
 def together(
     mine: int, all_bytes: int, freed: int, *, members: int = 2, need: int = 10, is_next: bool = True
 ) -> BlockedPartition:
-    """A full budget of 100, and what the group's members hold of it."""
+    """Return a full budget of 100, and what the group's members hold of it."""
     writer = WaitingWriter(0, SETTLED_MS, need, 100, "budget", is_next)
     return BlockedPartition([writer], mine, 100, True, GroupBacklog(all_bytes, freed, members))
 
@@ -48,17 +48,17 @@ def together(
     ("found", "is_blamed"),
     [
         (together(50, 100, 100), True),
-        (together(50, 100, 10), True),  # most of it is held by others too, but what only this group holds is enough
-        (together(50, 100, 9), False),  # another group holds the room
+        (together(50, 100, 10), True),  # other groups hold most of it, too, but what only this group holds is enough
+        (together(50, 100, 9), False),  # another group holds the space
         (together(49, 100, 100), False),  # the other member holds more
         (together(0, 0, 0, members=0), False),
         (together(50, 100, 100, is_next=False), False),  # it waits for an earlier shard
-        (jam(others=True), False),  # not asked yet: the wait is short
+        (jam(others=True), False),  # not read yet, because the wait is short
     ],
 )
 def test_members_that_fill_the_budget_together_are_blamed_and_the_one_with_most_is_told(
     found: BlockedPartition, is_blamed: bool
 ) -> None:
-    """Each alone is below the budget, and yet nobody but they can make room."""
+    """Each alone is below the budget, but only they together can free space."""
     assert is_group_overdue(found) is is_blamed
     assert not is_overdue(found)

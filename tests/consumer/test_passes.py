@@ -1,4 +1,4 @@
-"""One epoch for weeks: each pass over it has all of it, in an order that its seed and number decide."""
+"""One epoch for weeks: each pass has all of it, in an order that its seed and number decide."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def replay(url: str, batch_size: int = 16, **settings: object) -> Replay:
 
 @pytest.fixture
 def made(any_url: str) -> str:
-    """The URL of a server with an epoch of the samples 0 .. COUNT - 1, in blocks of 20."""
+    """Yield the URL of a server with an epoch of the samples 0 .. COUNT - 1, in blocks of 20."""
     produce(any_url, "t", COUNT, block_samples=20)
     return any_url
 
 
 def test_each_shuffled_pass_has_every_sample_once_in_an_order_of_its_own(made: str) -> None:
-    """Epochs 2 to N must differ, or the model learns the order; and none may lack a sample."""
+    """Epochs 2 to N must differ, or the model learns the order, and none may lack a sample."""
     with replay(made, shuffle=7, window=200) as shuffled:
         passes = [numbers(shuffled) for _ in range(3)]
         assert len(shuffled) == COUNT // 16
@@ -39,12 +39,12 @@ def test_each_shuffled_pass_has_every_sample_once_in_an_order_of_its_own(made: s
     assert len({tuple(one) for one in passes}) == 3
     places = np.arange(COUNT)
     for one in passes:
-        assert abs(np.corrcoef(one, places)[0, 1]) < 0.2  # the blocks' order is no neighbour of the canonical one
-        assert np.mean(np.abs(np.diff(one)) == 1) < 0.05  # nor are samples in a row
+        assert abs(np.corrcoef(one, places)[0, 1]) < 0.2  # the blocks' order is not correlated with the canonical one
+        assert np.mean(np.abs(np.diff(one)) == 1) < 0.05  # neither are consecutive samples
 
 
 def test_a_seed_and_a_number_decide_a_pass(made: str) -> None:
-    """A training that goes on after a crash shuffles as it would have, and another seed otherwise."""
+    """A training that continues after a crash shuffles as before, and another seed shuffles differently."""
     with replay(made, shuffle=7, window=200) as shuffled:
         first, second = numbers(shuffled), numbers(shuffled)
     with replay(made, shuffle=7, window=200) as again:
@@ -71,7 +71,7 @@ def test_files_are_shuffled_as_the_stream_they_come_from(made: str, tmp_path: Pa
 
 
 def test_a_pass_that_is_left_early_counts(made: str) -> None:
-    """Looking at the first batch is a pass: the next one is another."""
+    """A look at the first batch is a pass, and the next one is another."""
     with replay(made, shuffle=7, window=100) as shuffled:
         next(iter(shuffled))
         second = numbers(shuffled)
@@ -84,7 +84,7 @@ def test_a_pass_that_is_left_early_counts(made: str) -> None:
     [({"shuffle": -1}, "a seed"), ({"window": 5}, "goes with shuffle"), ({"shuffle": 1, "window": 0}, "at least 1")],
 )
 def test_a_shuffle_that_means_nothing_is_refused(made: str, settings: dict[str, int], match: str) -> None:
-    """At once, not after an epoch."""
+    """It is refused at once, not after an epoch."""
     with pytest.raises(ValueError, match=match):
         replay(made, **settings)
     with replay(made) as canonical, pytest.raises(ValueError, match="counted from 0"):

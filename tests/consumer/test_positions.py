@@ -1,4 +1,4 @@
-"""Positions on the server: who may report, who may join, what a rank may go back to, and what retention may take."""
+"""Positions on the server: who may report and join, where a rank may return to, and what retention may remove."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BUDGET = 200 * 1008
 
 
 def rank(client: Client, number: int, world: int = 2, batch: int = 8, quiet_ms: int = QUIET_MS) -> Membership:
-    """A rank that joined 'g' of 't', under a new incarnation."""
+    """Return a rank that joined 'g' of 't' under a new incarnation."""
     who = Membership(
         open_stream(client, "t"), "g", rank_member(number), secrets.token_hex(4), Order(number, world, batch)
     )
@@ -53,13 +53,13 @@ def position_of(client: Client, number: int, epoch: int = 0) -> int:
 
 
 def take(loader: Loader, count: int) -> list[Batch]:
-    """The next batches; the last of them stays unacknowledged until the next is asked for."""
+    """Return the next batches. The last of them stays unacknowledged until the next is requested."""
     batches: Iterator[Batch] = iter(loader)
     return [next(batches) for _ in range(count)]
 
 
 class TestReports:
-    """A report is believed only from the one who holds the rank."""
+    """A report is believed only from the process that holds the rank."""
 
     def test_the_lowest_rank_decides_what_is_settled(self, client: Client, url: str) -> None:
         """Samples that one rank still has to train on must stay, because every rank takes part in its step."""
@@ -73,7 +73,9 @@ class TestReports:
         assert (audited.is_clean, audited.delivered, audited.unread) == (True, {"g": 32}, 68)
 
     def test_a_report_is_one_step_however_many_partitions_there_are(self, client: Client, url: str) -> None:
-        """Each batch of each rank is one: with 32 partitions 32 commands cost more than receiving the batch."""
+        """Each batch of each rank is a report: for 32 partitions, 32 commands would cost more than receiving the
+        batch.
+        """
         plan(url, [8] * 64, partitions=8)
         ranks = [rank(client, number) for number in range(2)]
         manifest = load_manifest(client, open_stream(client, "t"), 0)
@@ -93,7 +95,7 @@ class TestReports:
         assert position_of(any_client, 0) == 48
 
     def test_a_stale_incarnation_and_a_surplus_rank_are_refused(self, any_client: Client, any_url: str) -> None:
-        """A process that was replaced, woken up again, must not settle what its successor has yet to train on."""
+        """A replaced process that wakes up must not acknowledge what its successor has yet to train on."""
         plan(any_url, [100])
         manifest = load_manifest(any_client, open_stream(any_client, "t"), 0)
         old, surplus = rank(any_client, 0), rank(any_client, 1)
@@ -143,7 +145,7 @@ class TestReports:
 
 
 class TestJoining:
-    """A group is one way of reading for ever."""
+    """A group has one way of reading for its whole life."""
 
     def test_joining_as_the_other_kind_is_refused(self, any_url: str) -> None:
         """Positions and bits would contradict each other."""
@@ -158,7 +160,7 @@ class TestJoining:
                 pass
 
     def test_a_reset_by_a_loader_of_the_other_kind_takes_nothing(self, any_url: str, any_client: Client) -> None:
-        """A wrong argument must not cost a group its place."""
+        """A wrong argument must not cost a group its position."""
         plan(any_url, [40])
         with rank_of(any_url) as loader:
             take(loader, 3)
@@ -167,7 +169,7 @@ class TestJoining:
         assert position_of(any_client, 0) == 24
 
     def test_another_batch_size_is_refused_with_the_right_one(self, any_url: str) -> None:
-        """Positions are whole batches: with another size a rank would begin in the middle of another's."""
+        """Positions are whole batches, so with another size a rank would begin in the middle of another's."""
         plan(any_url, [20])
         with rank_of(any_url):
             pass
@@ -175,7 +177,7 @@ class TestJoining:
             pass
 
     def test_another_world_size_waits_for_nobody_who_is_gone(self, any_url: str) -> None:
-        """A restart on fewer machines goes on from the lowest rank; living ranks are not robbed."""
+        """A restart on fewer machines continues from the lowest rank, and live ranks lose nothing."""
         plan(any_url, [200], partitions=2)
         with rank_of(any_url, 0, 2, lease_s=6) as alive:
             busy = pytest.raises(GroupBusy, match="read by 2 ranks, of which rank-0 are alive")
@@ -186,7 +188,7 @@ class TestJoining:
         assert interleaved(ranks) == [*range(200), *range(16)]
 
     def test_every_sample_is_settled_once_over_world_sizes(self, any_url: str, any_client: Client) -> None:
-        """Two ranks, then three, then one: what comes next is always what follows the lowest position."""
+        """Two ranks, then three, then one: the next samples always follow the lowest position."""
         plan(any_url, [150, 150], partitions=2)
         found: list[int] = []
         for world, steps in ((2, 3), (3, 4), (1, 5), (4, 2)):
@@ -202,11 +204,11 @@ class TestJoining:
 
 
 class TestGoingBack:
-    """A state is a position: exact, small, and refused where it cannot be kept."""
+    """A state is a position: exact, small, and refused if it cannot be kept."""
 
     @pytest.mark.parametrize("world", [2, 3, 1])
     def test_a_state_goes_on_exactly_there_also_with_other_ranks(self, any_url: str, world: int) -> None:
-        """A resumed run must be the run that was not interrupted."""
+        """A resumed run must be the same as an uninterrupted one."""
         plan(any_url, [100, 100], partitions=2, epochs=2)
         states = []
         for number in range(2):
@@ -253,7 +255,7 @@ class TestGoingBack:
         }  # fmt: skip
 
     def test_a_state_of_another_stream_or_batch_size_is_refused(self, any_url: str) -> None:
-        """A position means nothing elsewhere, and nothing would say so later."""
+        """A position means nothing in another stream, and no later error would show it."""
         plan(any_url, [40])
         with rank_of(any_url) as loader:
             state = loader.state_dict()
@@ -263,7 +265,7 @@ class TestGoingBack:
         assert len(str(state)) < 4096
 
     def test_what_retention_may_have_taken_is_not_gone_back_to(self, any_url: str, any_client: Client) -> None:
-        """An error, never a gap: nobody knows which of the settled samples are still there."""
+        """It is an error, never a gap, because it is not known which acknowledged samples still exist."""
         plan(any_url, [100])
         partition = open_stream(any_client, "t").partitions[0]
         manifest = load_manifest(any_client, open_stream(any_client, "t"), 0)
@@ -279,7 +281,7 @@ class TestGoingBack:
         assert position_of(any_client, 0) == 48
 
     def test_what_is_trimmed_in_any_partition_is_not_gone_back_to(self, any_url: str, any_client: Client) -> None:
-        """Positions lie in the first partition, what was removed may have lain in another."""
+        """Positions are in the first partition, and the removed entries may have been in another."""
         plan(any_url, [50, 50, 50], partitions=3)
         stream = open_stream(any_client, "t")
         manifest, who = load_manifest(any_client, stream, 0), rank(any_client, 0, world=1)
@@ -321,7 +323,7 @@ class TestRetention:
     """The slowest rank decides which epochs go and which stay."""
 
     def write(self, url: str, total: int) -> None:
-        """An epoch of two shards, in two partitions."""
+        """Write an epoch of two shards, in two partitions."""
         with Writer(
             "t",
             url=url,
@@ -337,7 +339,7 @@ class TestRetention:
                         shard.write({"x": np.zeros(1000, np.uint8), "y": number * (total // 4) + offset})
 
     def test_only_what_every_rank_has_settled_goes(self, any_url: str, any_client: Client) -> None:
-        """And the epoch's first steps stay: its last one is padded with them."""
+        """The epoch's first steps also stay, because they fill its last step."""
         self.write(any_url, 160)
         stream = open_stream(any_client, "t")
         manifest = load_manifest(any_client, stream, 0)
@@ -355,7 +357,7 @@ class TestRetention:
         assert (audited.delivered, audited.unread) == ({"g": 72}, 88)
 
     def test_an_epoch_larger_than_the_budget_passes_through(self, any_url: str, any_client: Client) -> None:
-        """Two ranks read while it is written; the last step is padded with the first samples all the same."""
+        """Two ranks read while it is written, and the last step is still filled with the first samples."""
         with Writer(
             "t", url=any_url, spec=WIDE, tuning=Tuning(block_bytes=2016), budget_bytes=BUDGET, partitions=2
         ) as writer:
@@ -378,7 +380,7 @@ class TestRetention:
 
 
 def test_a_dropped_group_leaves_no_position(any_url: str, any_client: Client) -> None:
-    """Made anew under its name it reads from the start."""
+    """A new group of that name reads from the start."""
     plan(any_url, [40], partitions=3)
     with rank_of(any_url) as loader:
         list(loader)

@@ -1,4 +1,4 @@
-"""The prefetch queue: bounded in bytes, honest about its end."""
+"""The prefetch queue: bounded in bytes, with a definite end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 
 def batch(nbytes: int) -> Batch:
-    """A batch of so many bytes."""
+    """Return a batch of ``nbytes`` bytes."""
     return Batch({"x": np.zeros(nbytes, np.uint8)}, 0, [])
 
 
 def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
-    """Memory is bounded by what was declared, yet a batch larger than that must still come through."""
+    """Memory is bounded by the declared budget, but a larger batch must still come through."""
     queue = PrefetchQueue(100)
     assert queue.wait_for_room(0, 0)
     queue.put(batch(60))
@@ -32,7 +32,7 @@ def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
 
 
 def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
-    """Not by a timeout: the queue would run dry at every turn."""
+    """A timeout is not enough: the queue would be empty at every turn."""
     queue = PrefetchQueue(10)
     queue.put(batch(10))
     woken: list[float] = []
@@ -63,7 +63,7 @@ def test_an_error_comes_after_the_batches_before_it_and_stays() -> None:
 
 
 def test_the_end_is_over_when_the_last_batch_was_taken() -> None:
-    """And not when it was put."""
+    """The end does not come when it was put."""
     queue = PrefetchQueue(100)
     queue.put(batch(1))
     queue.end()

@@ -1,4 +1,4 @@
-"""The plan of reclaiming: entries of the dead are taken, those of the living never, whatever the clocks do."""
+"""The plan of reclaiming: entries of dead members are taken, those of live ones never, with any clocks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ KEY: Key = (0, 0, b"1-0")
 
 
 class Watcher:
-    """One member's memory and clock."""
+    """The memory and the clock of one member."""
 
     def __init__(self) -> None:
         self.seen: dict[Key, LeaseSighting] = {}
 
     def look(self, now_s: float, idle_ms: int, holder: str = "dead", *keys: Key) -> list[Key]:
-        """Return the entries that are claimed when they are seen pending like this."""
+        """Return the entries that are claimed if they are pending like this."""
         pending = [(key, Pending(key[2], holder, idle_ms, 1)) for key in keys or (KEY,)]
         self.seen, claims = plan_reclaim(self.seen, pending, "me", now_s, LEASE)
         return [key for key, _ in claims]
 
 
 def test_an_entry_is_taken_after_a_whole_lease_without_renewal() -> None:
-    """Not earlier: its holder may be in a long step. Not much later: someone waits for it."""
+    """Earlier, its holder may be in a long step. Much later, a member waits for it in the meantime."""
     watcher = Watcher()
     assert watcher.look(100, 0) == []
     assert watcher.look(115, 15_000) == []
@@ -33,7 +33,7 @@ def test_an_entry_is_taken_after_a_whole_lease_without_renewal() -> None:
 
 
 def test_a_huge_idle_time_alone_proves_nothing() -> None:
-    """A stopped server, or a watcher that just came, sees every lease old at once."""
+    """After a stop of the server, or for a new watcher, every lease looks old at once."""
     watcher = Watcher()
     assert watcher.look(100, 10**9) == []
     assert watcher.look(129, 10**9 + 29_000) == []
@@ -41,7 +41,7 @@ def test_a_huge_idle_time_alone_proves_nothing() -> None:
 
 
 def test_a_renewal_starts_the_lease_anew() -> None:
-    """However it is noticed: an idle time that fell, or one that grew less than time went by."""
+    """A renewal shows as an idle time that fell, or as one that grew less than the clock."""
     watcher = Watcher()
     for now in range(100, 400, 5):
         assert watcher.look(now, 1000) == []
@@ -54,7 +54,7 @@ def test_a_renewal_starts_the_lease_anew() -> None:
 
 
 def test_another_holder_starts_the_lease_anew() -> None:
-    """Someone else took it over: he has his own lease."""
+    """Another member took it over, and has its own lease."""
     watcher = Watcher()
     assert watcher.look(100, 50_000, "dead") == []
     assert watcher.look(129, 79_000, "dead") == []
@@ -64,7 +64,7 @@ def test_another_holder_starts_the_lease_anew() -> None:
 
 
 def test_a_clock_that_jumps_back_takes_nothing() -> None:
-    """Idle times come from the server's wall clock, which someone may set: back, and it looks like a renewal."""
+    """Idle times come from the server's wall clock. If it is set back, that looks like a renewal."""
     watcher = Watcher()
     assert watcher.look(100, 500_000) == []
     assert watcher.look(115, 0) == []
@@ -73,7 +73,7 @@ def test_a_clock_that_jumps_back_takes_nothing() -> None:
 
 
 def test_a_clock_that_jumps_forward_takes_nothing_before_its_time() -> None:
-    """An hour of idle time in a second of the watcher's clock is no lease."""
+    """An hour of idle time in a second of the watcher's clock is not a lease."""
     watcher = Watcher()
     assert watcher.look(100, 0) == []
     assert watcher.look(101, 3_600_000) == []
@@ -81,12 +81,12 @@ def test_a_clock_that_jumps_forward_takes_nothing_before_its_time() -> None:
 
 
 def test_what_was_handed_back_is_free_at_once() -> None:
-    """A member that closed in order makes nobody wait."""
+    """A member that closed in order makes no other member wait."""
     assert Watcher().look(100, 0, RELEASED) == [KEY]
 
 
 def test_my_own_entries_are_none_of_this_plans_business() -> None:
-    """They are renewed, or recovered, but never taken from myself."""
+    """They are renewed, or recovered, but never taken from this member."""
     watcher = Watcher()
     assert watcher.look(100, 10**9, "me") == []
     assert watcher.look(1000, 10**9, "me") == []

@@ -1,4 +1,6 @@
-"""Replay: a retained epoch once more, in canonical order, the same bytes every time, or an error; never a gap."""
+"""Replay: a retained epoch once more, in canonical order, with the same bytes every time, or an error, but never a
+gap.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, numbers, open_stre
 def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts the trainer beside the production, so what the trainer validates on may be half made, or missing."""
+    """It starts the trainer together with the production, so a validation's epoch may be half made, or missing."""
     with pytest.raises(StreamNotFound):
         Replay("t", url=any_url, epoch=0, batch_size=8)
     said: list[str] = []
@@ -37,7 +39,7 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
     def prepare() -> None:
         await_line("no stream 't'")
         with Writer("t", url=any_url, spec=SPEC) as writer, redis.Redis.from_url(any_url) as client:
-            set_field(client, writer.stream, "next_epoch", 1)  # its number is given out, and its manifest not written
+            set_field(client, writer.stream, "next_epoch", 1)  # its number is taken, and its manifest not written
             time.sleep(0.3)  # several looks
             set_field(client, writer.stream, "next_epoch", 0)
             prepare_epoch(writer)
@@ -65,7 +67,7 @@ def test_what_penstock_run_prepares_is_waited_for_until_it_is_whole(
 def test_an_epoch_that_penstock_run_will_not_make_is_not_waited_for(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A validation of the fourth of three epochs would wait for ever."""
+    """A validation on the fourth of three epochs would wait for ever."""
     produce(any_url, "t", 8, epochs=3)
     set_plan(any_client, open_stream(any_client, "t"), 3)
     monkeypatch.setenv("PENSTOCK_AWAITED", "t")
@@ -75,7 +77,7 @@ def test_an_epoch_that_penstock_run_will_not_make_is_not_waited_for(
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_shards_written_in_any_order_replay_in_the_planned_one(url: str, partitions: int) -> None:
-    """The seeded permutation made the order random once; everyone must then see the same."""
+    """The seeded permutation made the order random once, and every reader must then see the same."""
     with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=7 * SAMPLE_BYTES), partitions=partitions) as writer:
         epoch = writer.epoch(sizes=[20] * 5)
         for number in (3, 0, 4, 2, 1):
@@ -150,7 +152,7 @@ def test_a_replay_goes_on_beside_production(any_url: str) -> None:
 
 
 def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
-    """Looking at the first batch is what replays are for."""
+    """Replays are often used to look at the first batch."""
     produce(any_url, "t", 500, block_samples=3)
     with Replay("t", url=any_url, epoch=0, batch_size=10, tuning=Tuning(prefetch_bytes=500)) as replay:
         before = our_threads()
@@ -167,7 +169,7 @@ class TestRefusals:
     """An epoch that cannot be replayed is refused at once."""
 
     def test_an_epoch_that_is_still_written(self, any_url: str) -> None:
-        """Its end is not known, so its order and length are not either."""
+        """Its end is not known, and therefore neither its order nor its length."""
         with Writer("t", url=any_url, spec=SPEC) as writer:
             writer.epoch().write(sample(0))
             with pytest.raises(EpochIncomplete, match=r"epoch 0 .* open.*Loader"):
@@ -178,7 +180,7 @@ class TestRefusals:
                 Replay("t", url=any_url, epoch=1, batch_size=1)
 
     def test_an_epoch_or_stream_that_is_not_there(self, any_url: str) -> None:
-        """With the names of those that are."""
+        """The message has the names of those that exist."""
         produce(any_url, "train", 1, epochs=2)
         with pytest.raises(EpochNotFound, match="no epoch 7; retained epochs: 0, 1"):
             Replay("train", url=any_url, epoch=7, batch_size=1)
@@ -188,7 +190,7 @@ class TestRefusals:
             Replay("train", url=any_url, epoch=0, batch_size=0)
 
     def test_an_entry_that_is_gone_is_an_error_not_a_gap(self, url: str, client: Client) -> None:
-        """Silently shorter epochs are how experiments become irreproducible."""
+        """Silently shorter epochs make experiments irreproducible."""
         produce(url, "t", 100)
         key = open_stream(client, "t").partitions[0].entries(0)
         client.xdel(key, entries(client, "t", 0)[5][0])
@@ -226,7 +228,7 @@ class TestRefusals:
 
 
 def test_a_replay_holds_its_epoch_until_it_is_closed(any_url: str, any_client: Client) -> None:
-    """Its lease is on the roster, where retention looks, and goes with it."""
+    """Its lease is on the roster, where retention looks, and ends with it."""
     produce(any_url, "t", 100)
     partition = open_stream(any_client, "t").partitions[0]
     with Replay("t", url=any_url, epoch=0, batch_size=10) as replay:

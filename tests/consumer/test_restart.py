@@ -1,4 +1,4 @@
-"""A group that reads again from the earliest epoch: what that is when retention has taken a part of one."""
+"""A group that reads again from the earliest epoch, if retention has removed a part of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample, 
 
 
 def test_earliest_is_the_first_epoch_that_is_whole_in_every_partition(any_url: str, any_client: Client) -> None:
-    """Beginning with one that is not, a group would wait for samples, or miss them, that nobody has any more."""
+    """A group that begins with an incomplete epoch would wait for samples that no longer exist, or miss them."""
     with writer_of(any_url, spec=SPEC, partitions=2, block_bytes=24 * 5) as writer:
         epoch = writer.epoch(sizes=[10, 10])
         with epoch.shard(1) as shard:

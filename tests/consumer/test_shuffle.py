@@ -1,4 +1,4 @@
-"""The shuffle window: how well it shuffles, what it acknowledges, what it holds, and what a crash gives back."""
+"""The shuffle window: how well it shuffles, what it acknowledges, what it holds, and what a crash returns."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WINDOW = 50
 
 
 def delivered(client: Client) -> int:
-    """Samples in the group's ledgers."""
+    """Return the samples in the group's ledgers."""
     return audit_stream(client, "t").delivered.get("g", 0)
 
 
 def test_every_sample_comes_once_and_far_from_where_it_was(any_url: str, any_client: Client) -> None:
-    """Neighbours in a source are alike, and a batch of them misleads training."""
+    """Neighbours in a source are similar, and a batch of them misleads training."""
     produce(any_url, "t", 500, epochs=2)
     with loader_of(any_url) as loader:
         loader.shuffle(samples=100, seed=3)
@@ -65,7 +65,7 @@ def test_canonical_order_is_a_true_permutation_and_a_window_mixes_what_is_near()
 
 
 def test_the_same_arrivals_and_seed_give_the_same_batches(any_url: str) -> None:
-    """One trainer alone on a finished epoch can repeat a run; another seed gives another one."""
+    """A single trainer on a finished epoch can repeat a run, and another seed gives another run."""
     produce(any_url, "t", 300)
 
     def run(group: str, seed: int) -> list[int]:
@@ -77,7 +77,7 @@ def test_the_same_arrivals_and_seed_give_the_same_batches(any_url: str) -> None:
 
 
 def test_a_window_in_bytes_holds_as_many_samples_as_fit(any_url: str) -> None:
-    """Memory is what one has to plan with."""
+    """Users plan with memory."""
     produce(any_url, "t", 300)
     with loader_of(any_url) as loader, loader_of(any_url, group="h") as other:
         loader.shuffle(bytes=WINDOW * SAMPLE_BYTES, seed=5)
@@ -102,7 +102,7 @@ def test_a_sample_is_settled_with_the_batch_it_left_in(policy: Any, any_url: str
 
 
 def test_closing_hands_back_what_the_window_holds_at_once(any_url: str, any_client: Client) -> None:
-    """The next trainer waits for no lease, and gets exactly what was not trained on."""
+    """The next trainer need not wait for a lease, and gets exactly what was not trained on."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, lease_s=600) as loader:
         batches = iter(loader.shuffle(samples=WINDOW, seed=1))
@@ -116,7 +116,7 @@ def test_closing_hands_back_what_the_window_holds_at_once(any_url: str, any_clie
 
 
 def test_going_on_after_a_break_loses_nothing_of_the_window(any_url: str) -> None:
-    """`break` is an everyday thing."""
+    """`break` is a common statement."""
     produce(any_url, "t", 200)
     with loader_of(any_url) as loader:
         loader.shuffle(samples=WINDOW, seed=1)
@@ -142,7 +142,7 @@ def test_what_the_window_holds_is_renewed_for_as_long_as_it_takes(any_url: str) 
 def test_what_a_framework_had_read_ahead_comes_again_and_nothing_else(
     policy: Any, any_url: str, any_client: Client
 ) -> None:
-    """A broken-off pass hands back its batches: samples of entries of which others are trained on, or in the window."""
+    """An interrupted pass returns its batches: samples of entries of which others are trained on, or in the window."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, acknowledge=policy) as loader:
         feed = Feed.of(loader.shuffle(samples=WINDOW, seed=2))
@@ -173,7 +173,7 @@ def test_what_a_framework_had_read_ahead_comes_again_and_nothing_else(
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_adapters_take_a_loader_that_shuffles_and_filters(framework: str, any_url: str, any_client: Client) -> None:
-    """Such a loader is a Loader: what it was told is no business of theirs."""
+    """Such a loader is a Loader, and its stages do not concern the adapters."""
     pytest.importorskip(framework)
     adapter = importlib.import_module(f"penstock.{framework}")
     produce(any_url, "t", 200, epochs=2, block_samples=7)
@@ -192,13 +192,15 @@ def test_adapters_take_a_loader_that_shuffles_and_filters(framework: str, any_ur
 
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_members_with_windows_share_an_epoch(partitions: int, any_url: str, any_client: Client) -> None:
-    """Each holds a part of the epoch in its window when the last entry is given out: nobody waits for the other's."""
+    """Each member holds a part of the epoch in its window when the last entry is given out, and none waits for the
+    other's.
+    """
     sizes = [100] * 8
     plan(any_url, sizes, partitions=partitions)
     found: list[list[int]] = [[], []]
     errors: list[BaseException] = []
     started = threading.Barrier(2)
-    """At every step of both; broken when one is through."""
+    """At every step of both. It is broken when one of them has finished."""
 
     def run(member: int) -> None:
         try:
@@ -225,7 +227,7 @@ def test_members_with_windows_share_an_epoch(partitions: int, any_url: str, any_
 
 
 def train(url: str, policy: str, stop_at: str) -> None:
-    """A shuffling trainer that prints its batches, and stops in a step to be killed."""
+    """Train with a shuffle window, print the batches, and stop in a step to be killed."""
     with loader_of(url, member="m", acknowledge=policy) as loader:
         for step, batch in enumerate(loader.shuffle(samples=WINDOW, seed=4), 1):
             print(*batch["y"].tolist(), flush=True)
@@ -244,7 +246,7 @@ def train(url: str, policy: str, stop_at: str) -> None:
 def test_a_killed_trainer_gets_exactly_what_it_had_not_trained_on(
     policy: str, stop_at: int, settled: int, any_url: str, any_client: Client
 ) -> None:
-    """Kill -9 with a full window: what was in it comes again, what was settled of the same entries does not."""
+    """SIGKILL with a full window: its samples come again, but acknowledged samples of the same entries do not."""
     produce(any_url, "t", 200, block_samples=7)
     steps: list[list[int]] = []
     with child(train, any_url, policy, stop_at) as trainer:
@@ -262,7 +264,9 @@ def test_a_killed_trainer_gets_exactly_what_it_had_not_trained_on(
 
 
 def test_a_window_larger_than_the_budget_stops_nobody(any_url: str) -> None:
-    """The writer waits for room that the window holds, the window for more: it gives what it has instead."""
+    """The writer waits for space that the window holds, and the window for more samples, so it gives those that it
+    has.
+    """
     block = 10 * SAMPLE_BYTES
     said: list[str] = []
     with Writer(
@@ -288,7 +292,7 @@ def test_a_window_larger_than_the_budget_stops_nobody(any_url: str) -> None:
 
 
 def test_memory_is_the_window_and_a_batch() -> None:
-    """However long it runs: samples are copied out of the batches they came in, and those are free at once."""
+    """This holds for any length of run: samples are copied out of their batches, which are then free."""
     spec, size = Spec.of({"x": ("uint8", (10_000,))}), 16
     window = ShuffleWindow(StageContext(spec, ArrayPool(4), 0, size, False), 1, samples=64, nbytes=None)
     arrived, seen = ArrayPool(2), set()

@@ -1,4 +1,4 @@
-"""The threads beside a training loop: whatever ends one of them reaches the loop, or leases lapse with nobody told."""
+"""The threads of a training loop: whatever ends one of them reaches the loop, or leases would lapse silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def breaks(*_: Any) -> None:
 
 
 def train_until_told(loader: Loader) -> None:
-    """Steps a little at a time, for as long as there is anything to train on."""
+    """Take one step at a time, for as long as there are samples."""
     deadline = time.monotonic() + PATIENCE_S
     batches: Iterator[Any] = iter(loader)
     for _ in batches:
@@ -46,7 +46,7 @@ def test_whatever_ends_the_thread_that_renews_reaches_the_training_loop(
     opened: Callable[[str], AbstractContextManager[Loader]],
     made: Callable[..., Any] | None,
 ) -> None:
-    """A thread that died in silence would let every lease lapse under a loop that goes on."""
+    """A thread that died silently would let every lease lapse while the loop continues."""
     if made is not None:
         produce(any_url, "t", 2000)
     else:

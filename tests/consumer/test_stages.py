@@ -1,4 +1,4 @@
-"""Stages: what each does to whatever batches come; and, on a server, what is acknowledged when."""
+"""Stages: what each does to any batches, and what is acknowledged when, on a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.contracts.stage import BATCH, EPOCH, StageContract, arrivals, checked
 
 
 def thirds(batch: Batch) -> Any:
-    """Every third sample."""
+    """Keep every third sample."""
     return batch["x"][:, 0] % 3 == 0
 
 
@@ -35,11 +35,11 @@ class TestFilter(StageContract):
     """Leaving samples out."""
 
     def stage(self, where: StageContext) -> Stage:
-        """Two of three are left out."""
+        """Return a filter that leaves two of three samples out."""
         return Filter(where, thirds)
 
     def test_only_what_is_wanted_is_handed_out(self) -> None:
-        """And what is not wanted counts as trained on, without its arrays."""
+        """Unwanted samples count as trained on, without their arrays."""
 
         @settings(deadline=None)
         @given(sizes)
@@ -52,7 +52,7 @@ class TestFilter(StageContract):
 
     @pytest.mark.parametrize("answer", [True, [1, 0], np.zeros(3, bool), [[True]]])
     def test_an_answer_that_fits_no_batch_is_refused_in_one_line(self, answer: Any) -> None:
-        """A predicate of one sample is the likely mistake, and numpy would take it for all of them."""
+        """A predicate of one sample is the likely mistake, and numpy would apply it to all of them."""
         with pytest.raises(ValueError, match="expected one bool for each"):
             Filter(setting(), lambda _: answer).put(made(0, 2))
 
@@ -61,11 +61,11 @@ class TestRebatchKeep(StageContract):
     """Batches of one size."""
 
     def stage(self, where: StageContext) -> Stage:
-        """The last one may be smaller."""
+        """Return a stage whose last batch may be smaller."""
         return Rebatch(where, "keep")
 
     def test_all_but_the_last_are_full_and_in_order(self) -> None:
-        """Compiled steps have a shape."""
+        """Compiled steps have a fixed shape."""
 
         @settings(deadline=None)
         @given(sizes)
@@ -77,17 +77,17 @@ class TestRebatchKeep(StageContract):
         holds()
 
     def test_full_batches_pass_without_a_copy(self) -> None:
-        """A user who asks for equal sizes pays only where sizes differ."""
+        """A user who asks for equal sizes pays only for unequal batches."""
         batches = arrivals([BATCH, BATCH])
         assert [one["x"] is two["x"] for one, two in zip(through(self.stage(setting()), batches), batches, strict=True)]
         assert through(self.stage(setting()), batches) == batches
 
 
 class TestRebatchDrop(StageContract):
-    """Leaving out what fills no batch."""
+    """Dropping rows that fill no batch."""
 
     def stage(self, where: StageContext) -> Stage:
-        """The last one is dropped."""
+        """Return a stage that drops its last batch."""
         return Rebatch(where, "drop")
 
     def test_every_batch_is_full(self) -> None:
@@ -107,11 +107,14 @@ class TestRebatchPad(StageContract):
     """Filling the last batch up."""
 
     def stage(self, where: StageContext) -> Stage:
-        """With its own first rows."""
+        """Return a stage that repeats the first rows."""
         return Rebatch(where, "pad")
 
     def test_every_batch_has_the_same_rows(self) -> None:
-        """And its size tells how many of them are samples: the others are repeated, and belong out of the loss."""
+        """Its size tells how many of its rows are samples.
+
+        The others are repeated, and must be left out of the loss.
+        """
 
         @settings(deadline=None)
         @given(sizes)
@@ -140,7 +143,7 @@ class TestWindow(StageContract):
         return ShuffleWindow(where, 7, samples=3 * BATCH, nbytes=None)
 
     def test_batches_stay_full_where_entries_were_lost(self) -> None:
-        """After a pass was broken off half of the window may have gone: drawing goes on until a batch is full."""
+        """After an interrupted pass, half of the window may be gone, and drawing continues until a batch is full."""
         batches = arrivals([BATCH] * 9)
         window = self.stage(setting())
         for batch in batches[:3]:
@@ -177,7 +180,7 @@ def test_stages_behind_one_another_lose_nothing(counts: list[int]) -> None:
 @settings(deadline=None)
 @given(st.permutations(range(40)), st.lists(st.integers(1, 7), min_size=40, max_size=40))
 def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: list[int], cuts: list[int]) -> None:
-    """A shuffled batch has single samples of many entries: the last of an entry acknowledges it, with all its bits."""
+    """A shuffled batch has single samples of many entries, and the last sample of an entry acknowledges all of it."""
     leases = [Lease(0, EPOCH, 0, b"%d-1" % first, 10) for first in range(0, 40, 10)]
     spans = [BatchSpan(leases[number // 10], number, number + 1) for number in order]
     settled: set[int] = set()
@@ -201,7 +204,7 @@ def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: 
 
 
 def test_a_window_gives_what_it_has_where_nothing_comes() -> None:
-    """Writers may wait for just the room that the window's samples take: both would wait for ever."""
+    """Writers may wait for the space of the window's samples, and then both would wait for ever."""
     now = [0.0]
     queue = PrefetchQueue(1 << 30)
     window = ShuffleWindow(setting(), 1, samples=1000, nbytes=None)
@@ -212,11 +215,11 @@ def test_a_window_gives_what_it_has_where_nothing_comes() -> None:
     assert staged.waiting() == "the shuffle window to fill: it holds 19 of 1000 samples"
     now[0] = STARVED_S
     found = [staged.get(0), staged.get(0), staged.get(0)]
-    assert [None if batch is None else batch.size for batch in found] == [8, 8, None]  # no batch that is not full
+    assert [None if batch is None else batch.size for batch in found] == [8, 8, None]  # no partial batch
 
 
 def test_a_long_step_is_no_hunger() -> None:
-    """Only a trainer that waits is starved: after a step of minutes the window is filled again before it gives."""
+    """Only a waiting trainer is starved: after a step of minutes the window is filled again before it gives a batch."""
     now = [0.0]
     queue = PrefetchQueue(1 << 30)
     staged = StageChain(queue, [ShuffleWindow(setting(), 1, samples=16, nbytes=None)], clock=lambda: now[0])
@@ -230,7 +233,7 @@ def test_a_long_step_is_no_hunger() -> None:
 
 
 def test_an_error_of_the_reader_comes_through() -> None:
-    """Stages must not swallow why an epoch broke off."""
+    """Stages must not hide why an epoch ended early."""
     queue = PrefetchQueue(1 << 30)
     staged = StageChain(queue, [ShuffleWindow(setting(), 1, samples=100, nbytes=None)])
     queue.put(made(0, 4))
@@ -245,27 +248,27 @@ def test_an_error_of_the_reader_comes_through() -> None:
 
 
 def third(batch: Batch) -> Any:
-    """Every third number."""
+    """Keep every third number."""
     return batch["y"] % 3 == 0
 
 
 def delivered(client: Client, group: str = "g") -> int:
-    """Samples in the group's ledgers."""
+    """Return the samples in the group's ledgers."""
     return audit_stream(client, "t").delivered.get(group, 0)
 
 
 class TestLoaders:
-    """Loaders that were told what to hand out."""
+    """Loaders with a selection of samples."""
 
     def test_what_a_filter_leaves_out_counts_as_trained_on_at_once(self, any_url: str, any_client: Client) -> None:
-        """Else an epoch that is filtered would never close, and a filter that takes little would fill the budget."""
+        """Otherwise a filtered epoch would never close, and a filter that keeps little would fill the budget."""
         produce(any_url, "t", 100, epochs=2)
         with loader_of(any_url) as loader:
             batches = iter(loader.filter(third))
             first = next(batches)
             assert numbers([first]) == [0, 3, 6, 9, 12, 15, 18, 21]
             loader._acknowledger.flush()
-            assert delivered(any_client) == 16  # of 0 to 23, and none of the batch in hand
+            assert delivered(any_client) == 16  # 0 to 23, without those of the batch in hand
             assert numbers(batches) == list(range(24, 100, 3))
             assert numbers(loader) == list(range(0, 100, 3))
         assert delivered(any_client) == 200
@@ -280,7 +283,7 @@ class TestLoaders:
 
     @pytest.mark.parametrize("policy", ["manual", "on_checkpoint"])
     def test_a_filter_keeps_to_the_policy(self, policy: Any, any_url: str, any_client: Client) -> None:
-        """By hand only what is handed out can be acknowledged; with checkpoints all waits for the checkpoint."""
+        """With 'manual', only yielded samples can be acknowledged. With checkpoints, all wait for the checkpoint."""
         produce(any_url, "t", 60)
         with loader_of(any_url, acknowledge=policy) as loader:
             batches = list(loader.filter(third))
@@ -297,7 +300,7 @@ class TestLoaders:
     def test_the_last_batch_of_shared_reading_is_as_the_remainder_says(
         self, remainder: Any, rows: int | None, any_url: str, any_client: Client
     ) -> None:
-        """Compiled steps have one shape; and whatever is done, every sample is accounted for."""
+        """Compiled steps have one shape, and in each case every sample is accounted for."""
         produce(any_url, "t", 100)
         with loader_of(any_url, remainder=remainder) as loader:
             found = [len(batch["y"]) for batch in loader]
@@ -305,7 +308,7 @@ class TestLoaders:
         assert delivered(any_client) == 100
 
     def test_ordered_reading_may_leave_out_samples_and_resumes_exactly(self, any_url: str, any_client: Client) -> None:
-        """Positions stay those of the epoch, so nothing of resuming changes."""
+        """Positions stay those of the epoch, so resuming does not change."""
         plan(any_url, [50, 50])
         with rank_of(any_url, group="whole") as loader:
             whole = [batch["y"].tolist() for batch in loader.filter(third)]
@@ -321,7 +324,7 @@ class TestLoaders:
             assert begun + [batch["y"].tolist() for batch in loader] == whole
 
     def test_ordered_reading_drops_batches_of_which_nothing_is_wanted(self, any_url: str, any_client: Client) -> None:
-        """An empty batch is no step; its position is settled in its turn."""
+        """An empty batch is not a step, and its position is acknowledged in its turn."""
         plan(any_url, [100])
         with rank_of(any_url) as loader:
             found = [batch["y"].tolist() for batch in loader.filter(lambda batch: batch["y"] >= 90)]
@@ -329,7 +332,7 @@ class TestLoaders:
         assert audit_stream(any_client, "t").epochs[0].groups["g"].delivered == 100
 
     def test_what_cannot_be_is_refused_where_it_is_said(self, any_url: str) -> None:
-        """A promise of ordered reading would be broken silently, or a stage begin in the middle of an epoch."""
+        """Otherwise a promise of ordered reading would be broken silently, or a stage would begin within an epoch."""
         plan(any_url, [20])
         with rank_of(any_url, world=2) as loader, pytest.raises(ValueError, match="different numbers of steps"):
             loader.filter(third)
@@ -344,7 +347,7 @@ class TestLoaders:
 
 
 def train_filtered(url: str) -> None:
-    """A trainer that is told to stop in its third step."""
+    """Train, and stop in the third step."""
     with loader_of(url, member="m") as loader:
         for step, batch in enumerate(loader.filter(third)):
             print(*batch["y"].tolist(), flush=True)
@@ -355,7 +358,7 @@ def train_filtered(url: str) -> None:
 
 
 def test_a_killed_trainer_gets_of_what_was_filtered_only_the_wanted_again(any_url: str, any_client: Client) -> None:
-    """Kill -9 between two batches of a filtered epoch: the wanted ones come again that no step was done with."""
+    """SIGKILL between two batches of a filtered epoch: wanted samples that no step has finished come again."""
     produce(any_url, "t", 100, block_samples=7)
     steps: list[list[int]] = []
     with child(train_filtered, any_url) as trainer:

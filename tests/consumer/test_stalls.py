@@ -1,4 +1,4 @@
-"""Each part that can be slow is made slow under real conditions, and is found to be the cause."""
+"""Each slow part, under real conditions, is found to be the cause."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ORDERS: list[Literal["canonical"] | None] = [None, "canonical"]
 
 
 def write(url: str, name: str = "t", pause_s: float = 0.0, **settings: Any) -> None:
-    """An epoch of 2.4 MB in entries of 40 kB, with a pause after each sample."""
+    """Write an epoch of 2.4 MB in entries of 40 kB, with a pause after each sample."""
     with (
         Writer(
             name, url=url, spec=WIDE, **tuned("Writer", settings, Tuning(block_bytes=40_000, notify=lambda _: None))
@@ -46,7 +46,7 @@ def write(url: str, name: str = "t", pause_s: float = 0.0, **settings: Any) -> N
 
 
 class SlowProxy:
-    """Passes on what a server answers at so many bytes a second, on each connection."""
+    """A proxy that passes on a server's answers at a limited rate on each connection."""
 
     def __init__(self, url: str, bytes_per_s: float) -> None:
         self._port, self._bytes_per_s = urlsplit(url).port or 0, bytes_per_s
@@ -55,7 +55,7 @@ class SlowProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """No further connection is taken."""
+        """Stop accepting connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -89,11 +89,11 @@ def slowed(url: str, bytes_per_s: float) -> Iterator[str]:
 
 
 def nothing(_: Any) -> None:
-    """A step that takes no time."""
+    """Take no time, as a step."""
 
 
 def slowly(seconds: float) -> Callable[[Any], Any]:
-    """Gives what it is given, after a while."""
+    """Return the argument after a while."""
 
     def give(value: Any) -> Any:
         time.sleep(seconds)
@@ -103,7 +103,7 @@ def slowly(seconds: float) -> Callable[[Any], Any]:
 
 
 def read(loader: Any, step: Callable[[Any], None] = nothing) -> Stats:
-    """One pass."""
+    """Read one pass."""
     for batch in loader:
         step(batch)
     stats: Stats = loader.stats()
@@ -111,7 +111,7 @@ def read(loader: Any, step: Callable[[Any], None] = nothing) -> Stats:
 
 
 def require_cause(stats: Stats, cause: str) -> None:
-    """Nearly all of the time was waited, and that for one thing; and all of the numbers add up."""
+    """Require that nearly all of the time was waiting for one cause, and that all numbers add up."""
     assert stats.cause == cause, stats.as_dict()
     assert getattr(stats, f"{cause}_s") > 0.6 * stats.waited_s, stats.as_dict()
     assert stats.wait_share > 0.8, stats.as_dict()
@@ -121,7 +121,7 @@ def require_cause(stats: Stats, cause: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_slow_producers_are_found_to_be_the_cause(any_url: str, order: Any) -> None:
-    """More workers help then, and nothing else does. Also before the first sample."""
+    """More workers would help then, and nothing else would. This includes the time before the first sample."""
     with Writer("t", url=any_url, spec=WIDE, tuning=Tuning(notify=lambda _: None)):
         pass
     writer = threading.Timer(0.5, write, (any_url,), {"pause_s": 0.02})
@@ -135,14 +135,14 @@ def test_slow_producers_are_found_to_be_the_cause(any_url: str, order: Any) -> N
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_slow_connection_is_found_to_be_the_cause(any_url: str, order: Any) -> None:
-    """No worker can help where the samples are there and do not arrive."""
+    """More workers cannot help if the samples exist and do not arrive."""
     write(any_url)
     with slowed(any_url, 2e6) as far, loader_of(far, order=order) as loader:
         require_cause(read(loader), "server")
 
 
 def test_a_producer_beyond_a_slow_connection_is_told_from_it(any_url: str) -> None:
-    """Both look like a read that takes long; the entries' ids tell since when there was something to read."""
+    """Both look like a slow read, but the entries' ids show since when there was something to read."""
     writer = threading.Thread(target=write, args=(any_url,), kwargs={"pause_s": 0.02})
     writer.start()
     with slowed(any_url, 20e6) as far, loader_of(far) as loader:
@@ -152,7 +152,7 @@ def test_a_producer_beyond_a_slow_connection_is_told_from_it(any_url: str) -> No
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_slow_map_is_found_to_be_the_reader(any_url: str, order: Any) -> None:
-    """Work of this process on a batch keeps the step waiting like any other cause."""
+    """Work of this process on a batch delays the step like any other cause."""
     write(any_url)
     with loader_of(any_url, order=order) as loader:
         view = loader.view().map(slowly(0.02)).select("x", "y")
@@ -168,7 +168,7 @@ def test_a_slow_filter_is_found_to_be_the_reader(any_url: str) -> None:
 
 
 def test_what_single_samples_are_made_into_is_the_steps_time(any_url: str) -> None:
-    """No clock is read for each sample."""
+    """The clock is not read for each sample."""
     write(any_url)
     with loader_of(any_url) as loader:
         for _ in loader.view().samples().collate(slowly(0.005)):
@@ -178,7 +178,7 @@ def test_what_single_samples_are_made_into_is_the_steps_time(any_url: str) -> No
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_slow_step_waits_for_nothing(any_url: str, order: Any) -> None:
-    """A user who reads a cause looks for something to fix, and here there is nothing."""
+    """A user looks for something to fix in a cause, and here there is nothing."""
     write(any_url)
     with loader_of(any_url, order=order) as loader:
         stats = read(loader, lambda _: time.sleep(0.05))
@@ -197,14 +197,14 @@ def test_a_replay_has_no_producers_to_wait_for(any_url: str) -> None:
         stats = read(replay)
         require_cause(stats, "server")
         assert stats.producers_s == 0
-        slow = read(replay, lambda _: time.sleep(0.2))  # another pass counts anew
+        slow = read(replay, lambda _: time.sleep(0.2))  # another pass counts separately
     assert slow.batches == stats.batches == len(replay)
     assert slow.wait_share < 0.8
     assert said == [f"t replay of epoch 0: {one}" for one in (stats, slow)]
 
 
 def test_a_mixture_tells_of_all_of_its_streams_and_of_each(any_url: str) -> None:
-    """One slow stream of two makes the mixture slow: which one must be seen."""
+    """One slow stream of two makes the mixture slow, and it must be visible which one."""
     write(any_url, "fast")
     writer = threading.Thread(target=write, args=(any_url, "slow"), kwargs={"pause_s": 0.02})
     writer.start()
@@ -223,7 +223,7 @@ def test_a_mixture_tells_of_all_of_its_streams_and_of_each(any_url: str) -> None
 
 
 def test_each_epoch_ends_with_a_line(any_url: str) -> None:
-    """The log of a training says by itself whether more workers would help; a broken-off epoch goes on in its own."""
+    """The log of a training shows whether more workers would help. An interrupted epoch continues in its own line."""
     produce(any_url, "t", 40, epochs=2)
     said: list[str] = []
     with loader_of(any_url, "resnet", notify=said.append) as loader:
@@ -231,7 +231,7 @@ def test_each_epoch_ends_with_a_line(any_url: str) -> None:
         next(iter(loader))
         first = loader.stats()
         assert (first.epoch, first.samples) == (0, 8)
-        time.sleep(0.3)  # between two iterations: nobody waits, nobody trains
+        time.sleep(0.3)  # between two iterations, nothing waits and nothing trains
         for _ in loader:
             pass
         assert loader.stats().elapsed_s < first.elapsed_s + 0.3
@@ -243,7 +243,7 @@ def test_each_epoch_ends_with_a_line(any_url: str) -> None:
 
 
 def test_a_number_may_be_asked_for_at_any_time_from_any_thread(any_url: str) -> None:
-    """A dashboard asks while the loop waits; what it is told holds together."""
+    """A dashboard asks while the loop waits, and its numbers must be consistent."""
     writer = threading.Thread(target=write, args=(any_url,), kwargs={"pause_s": 0.01})
     writer.start()
     with loader_of(any_url) as loader:

@@ -1,4 +1,4 @@
-"""`state_dict`: small, at once, and refused where it does not belong."""
+"""`state_dict`: small, immediate, and refused by other streams and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contracts.feed import loader_of, produce
 
 
 def test_a_state_is_small_json_and_asks_nobody(fresh_server: Any) -> None:
-    """It is taken between two steps: a thousand of them in a second, even while the server stands still."""
+    """It is taken between two steps: a thousand times a second, even while the server stands still."""
     server = fresh_server()
     produce(server.url, "t", 100)
     with loader_of(server.url) as loader:
@@ -41,7 +41,7 @@ def test_a_state_is_small_json_and_asks_nobody(fresh_server: Any) -> None:
 
 
 def test_a_state_says_how_much_was_handed_to_training(any_url: str) -> None:
-    """Not what was prefetched: the whole epoch lies in memory here."""
+    """Prefetched samples do not count, and here the whole epoch is in memory."""
     produce(any_url, "t", 100, epochs=2)
     with loader_of(any_url) as loader:
         fresh = loader.state_dict()
@@ -55,31 +55,31 @@ def test_a_state_says_how_much_was_handed_to_training(any_url: str) -> None:
 
 
 def state_of(url: str, **settings: Any) -> dict[str, Any]:
-    """The state of a loader after one batch."""
+    """Return the state of a loader after one batch."""
     with loader_of(url, **settings) as loader:
         next(iter(loader))
         return loader.state_dict()
 
 
 class TestRefusals:
-    """A state applied to other data resumes a training that never was."""
+    """A state that is applied to other data would resume a training that never was."""
 
     @pytest.mark.parametrize(
         ("what", "settings"),
         [("group", {"group": "other"}), ("batch_size", {"batch_size": 9}), ("kind", {"order": "canonical"})],
     )
     def test_a_loader_that_reads_otherwise_refuses_it(self, what: str, settings: dict[str, Any], any_url: str) -> None:
-        """Batch size, order and group are what a position means something in."""
+        """A position has its meaning only with the same batch size, order and group."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
         if what == "kind":
-            state["group"] = settings["group"] = "ranked"  # a group is one or the other for ever
+            state["group"] = settings["group"] = "ranked"  # a group has one kind for ever
         with loader_of(any_url, **settings) as loader, pytest.raises(StateMismatch, match=what) as caught:
             loader.load_state_dict(state)
         assert caught.value.what == what
 
     def test_a_stream_made_again_under_its_name_refuses_it(self, any_url: str, any_client: Client) -> None:
-        """Same name, same spec, other samples: nothing but its id tells."""
+        """The name and the spec are the same, but the samples differ, and only the id shows it."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
         any_client.flushall()
@@ -88,7 +88,7 @@ class TestRefusals:
             loader.load_state_dict(state)
 
     def test_another_stream_refuses_it(self, any_url: str) -> None:
-        """The path of a checkpoint is easily mistaken."""
+        """The path of a checkpoint is easily confused."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
         produce(any_url, "valid", 100)
@@ -99,7 +99,7 @@ class TestRefusals:
             loader.load_state_dict(state)
 
     def test_another_spec_refuses_it(self, any_url: str) -> None:
-        """A user who edits a state, or restores a server from an old copy, is told which part differs."""
+        """A user who edits a state, or restores a server from an old copy, learns which part differs."""
         produce(any_url, "t", 100)
         state = state_of(any_url)
         with Writer("u", url=any_url, spec={"x": ("float32", (4,))}, tuning=Tuning(notify=lambda _: None)) as writer:
@@ -117,7 +117,7 @@ class TestRefusals:
             loader.load_state_dict(state)
 
     def test_a_checkpoint_counts_the_batches_of_its_own_loader(self, any_url: str) -> None:
-        """After a restart the same count means other batches: settling by it would lose some."""
+        """After a restart the same count means other batches, and acknowledging by it would lose some."""
         produce(any_url, "t", 100)
         state = state_of(any_url, acknowledge="on_checkpoint")
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
@@ -130,7 +130,7 @@ class TestGoingOn:
     """A plain loop may rely on these rules when it resumes."""
 
     def test_a_state_loaded_in_the_middle_of_a_loop_ends_it(self, any_url: str) -> None:
-        """The loop's next batch would be one that the state knows nothing of; the next loop begins at the state."""
+        """The state does not contain the loop's next batch, so the next loop begins at the state."""
         produce(any_url, "t", 100)
         with loader_of(any_url, group="o", order="canonical") as loader:
             seen: list[list[int]] = []
@@ -146,7 +146,7 @@ class TestGoingOn:
         assert [number for row in seen[:2] + again for number in row] == list(range(100))
 
     def test_a_state_that_was_tampered_with_moves_nothing(self, any_url: str) -> None:
-        """Half a state, or one that counts more than was handed out, would settle or skip what nobody trained on."""
+        """A partial state, or one that counts too much, would acknowledge or skip untrained samples."""
         produce(any_url, "t", 100)
         with loader_of(any_url, group="o", order="canonical", acknowledge="on_checkpoint") as loader:
             batches = iter(loader)

@@ -1,4 +1,4 @@
-"""Views: batches as a plain loop wants them, and what is acknowledged of what it was shown."""
+"""Views: batches for a plain loop, and what is acknowledged of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.contracts.ordered import plan, rank_of
 
 
 def delivered(client: Client) -> int:
-    """Samples in the group's ledgers."""
+    """Return the samples in the group's ledgers."""
     return audit_stream(client, "t").delivered.get("g", 0)
 
 
 def halved(batch: Batch) -> dict[str, Any]:
-    """Floats made on the reader's side."""
+    """Return floats made on the reader's side."""
     return {**batch, "half": batch["y"] / np.float32(2)}
 
 
 def test_a_mapped_batch_is_a_batch_still(any_url: str, any_client: Client) -> None:
-    """It can be acknowledged by hand, and knows the names of its samples."""
+    """It can be acknowledged by the loop, and has the names of its samples."""
     produce(any_url, "t", 40)
     with loader_of(any_url, acknowledge="manual") as loader:
         for number, batch in enumerate(loader.view().map(halved)):
@@ -40,7 +40,7 @@ def test_a_mapped_batch_is_a_batch_still(any_url: str, any_client: Client) -> No
 
 
 def test_selected_tensors_come_as_tuples_or_bare(any_url: str) -> None:
-    """The training step takes them like this, and select= gives them like this in every adapter."""
+    """A training step takes them in this form, and select= gives the same form in every adapter."""
     produce(any_url, "t", 20, epochs=2)
     with loader_of(any_url) as loader:
         found = list(loader.view().map(halved).select("half", "y"))
@@ -56,7 +56,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(any_url: str) 
 
 
 def test_names_with_slashes_become_dicts_in_dicts(any_url: str) -> None:
-    """A sample's structure is kept, though tensors travel flat."""
+    """A sample's structure is kept, though tensors are stored flat."""
     spec = {"image/left": ("uint8", (2,)), "image/right": ("uint8", (2,)), "y": ("int64", ())}
     with Writer("t", url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer, writer.epoch() as epoch:
         epoch.write({"image/left": np.zeros(2, np.uint8), "image/right": np.ones(2, np.uint8), "y": 5})
@@ -80,18 +80,18 @@ def test_single_samples_are_settled_with_the_last_of_their_batch(any_url: str, a
             assert sample["y"] == number
             loader._acknowledger.flush()
             assert delivered(any_client) == number // 8 * 8
-        assert next(samples, None) is None  # what pads the last batch is no sample
+        assert next(samples, None) is None  # padding of the last batch is not a sample
     assert delivered(any_client) == 20
 
 
 def test_what_was_not_taken_is_not_settled_and_comes_in_the_next_pass(any_url: str, any_client: Client) -> None:
-    """A short pass is a look at the data, not the loss of the rest."""
+    """A short pass is a look at the data, and must not lose the rest."""
     produce(any_url, "t", 40)
     with loader_of(any_url) as loader:
         first = loader.view().take(2)
         assert numbers(first) == list(range(16))
         loader._acknowledger.flush()
-        assert delivered(any_client) == 8  # the second is in hand until the next pass, or the end
+        assert delivered(any_client) == 8  # the second stays in hand until the next pass, or the end
         assert numbers(first) == list(range(16, 32))
     assert delivered(any_client) == 32
     with loader_of(any_url) as loader:
@@ -99,7 +99,7 @@ def test_what_was_not_taken_is_not_settled_and_comes_in_the_next_pass(any_url: s
 
 
 def test_skipped_batches_count_as_trained_on(any_url: str, any_client: Client) -> None:
-    """Else the epoch would not close, and they would come again."""
+    """Otherwise the epoch would not close, and they would come again."""
     produce(any_url, "t", 40)
     with loader_of(any_url) as loader:
         assert numbers(loader.view().skip(3)) == list(range(24, 40))
@@ -107,7 +107,7 @@ def test_skipped_batches_count_as_trained_on(any_url: str, any_client: Client) -
 
 
 def test_views_know_their_length_where_the_loader_does(any_url: str) -> None:
-    """Progress bars and schedules ask."""
+    """Progress bars and schedules need it."""
     plan(any_url, [40])
     with rank_of(any_url) as loader:
         assert [len(view) for view in (loader.view(), loader.view().map(halved).take(3), loader.view().take(9))] == [
@@ -119,7 +119,7 @@ def test_views_know_their_length_where_the_loader_does(any_url: str) -> None:
 
 
 def test_a_state_taken_of_a_view_is_the_loaders(any_url: str) -> None:
-    """Whatever a batch was made into, it was one batch."""
+    """Whatever a batch was converted to, it was one batch."""
     plan(any_url, [40])
     with rank_of(any_url, acknowledge="on_checkpoint") as loader:
         view = loader.view().map(halved).select("y")
@@ -133,7 +133,7 @@ def test_a_state_taken_of_a_view_is_the_loaders(any_url: str) -> None:
 
 
 def test_a_view_that_hides_the_batches_refuses_to_acknowledge_by_hand(any_url: str) -> None:
-    """Without the batches a user could not name what is to be acknowledged."""
+    """Without the batches, a user could not name what to acknowledge."""
     produce(any_url, "t", 20)
     with loader_of(any_url, acknowledge="manual") as loader:
         for verb in ("samples", "nested"):
@@ -144,7 +144,7 @@ def test_a_view_that_hides_the_batches_refuses_to_acknowledge_by_hand(any_url: s
 
 
 def test_a_map_that_gives_no_dict_is_told_what_takes_anything(any_url: str) -> None:
-    """The likely next step, in one line."""
+    """The error names the likely next step, in one line."""
     produce(any_url, "t", 20)
     with loader_of(any_url) as loader, pytest.raises(ValueError, match=r"collate\(\) takes anything"):
         next(iter(loader.view().map(lambda batch: batch["y"])))

@@ -1,4 +1,4 @@
-"""Members that rest: at the server, where the end of an epoch wakes them."""
+"""Members that wait at the server, where the end of an epoch wakes them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KEYS = StreamKeys("t")
 BATCH = 4
 RESTS = 10
 NEVER = (1 << 62, 0)
-"""No hint is later."""
+"""No hint has a later id."""
 
 
 def rests(client: Client) -> int:
-    """Waits for a hint so far."""
+    """Return the number of waits for a hint so far."""
     return int(client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0))
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Waits for it."""
+    """Wait for such a wait."""
     deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
@@ -39,7 +39,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def an_epoch_read(url: str, found: list[int]) -> Iterator[Any]:
-    """Gives a function that writes a batch more; at the end the epoch ends, and has been read to its end after it."""
+    """Yield a function that writes one more batch. At the end the epoch ends, and then has been read to its end."""
     done = threading.Event()
 
     def train() -> None:
@@ -68,7 +68,7 @@ def an_epoch_read(url: str, found: list[int]) -> Iterator[Any]:
 def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Among thirty each question wakes a process that finds its caches cold; and an end is seen at once, not later."""
+    """Among thirty members, each request wakes a process with cold caches, and an end must be seen at once."""
     asked: list[int] = []
 
     def always(asking: FetchPlanner, members: int) -> float:
@@ -94,7 +94,7 @@ def test_a_member_that_rests_hears_of_the_epochs_end_without_asking(
 def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hint proves nothing, and a server may have lost it: what counts is the manifest, which is asked then."""
+    """A hint proves nothing, and a server may have lost it. The manifest counts, and it is read then."""
     rest_s = FetchPlanner.rest_s
     monkeypatch.setattr(FetchPlanner, "rest_s", lambda asking, members: rest_s(asking, 32))
     monkeypatch.setattr(
@@ -115,7 +115,7 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
 
 
 def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_next() -> None:
-    """A trainer that took its time has let entries come together already."""
+    """Entries have already gathered during a trainer's long step."""
     now = 0.0
     resting = FetchPause(None, KEYS, clock=lambda: now)
     assert resting.commands() == []

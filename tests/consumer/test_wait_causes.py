@@ -1,4 +1,4 @@
-"""From times to a cause: the rule as tables, and the clocks that feed it, on a clock of the test's own."""
+"""From times to a cause: the rule as tables, and the times that it takes, on a test clock."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from penstock_consumer.stages.stats import (
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock whose time passes on request."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         return self.now
 
 
@@ -38,16 +38,17 @@ class Clock:
     ("seconds", "booked", "doing", "found"),
     [
         (2.0, TimeSpent(producers=2.0), "reader", TimeSpent(producers=2.0)),
-        (2.0, TimeSpent(), "server", TimeSpent(server=2.0)),  # still in the midst of it
+        (2.0, TimeSpent(), "server", TimeSpent(server=2.0)),  # not finished
         (2.0, TimeSpent(reader=0.5), "server", TimeSpent(server=1.5, reader=0.5)),
-        (1.0, TimeSpent(producers=3.0, server=1.0), "reader", TimeSpent(producers=0.75, server=0.25)),  # begun before
+        # begun before the wait
+        (1.0, TimeSpent(producers=3.0, server=1.0), "reader", TimeSpent(producers=0.75, server=0.25)),
         (0.0, TimeSpent(producers=3.0), "reader", TimeSpent()),
     ],
 )
 def test_a_wait_is_for_what_the_reader_was_at(
     seconds: float, booked: TimeSpent, doing: Cause, found: TimeSpent
 ) -> None:
-    """All of it is accounted for, once."""
+    """All of it is attributed, once."""
     assert attribute(seconds, booked, doing) == found
 
 
@@ -56,25 +57,25 @@ def test_a_wait_is_for_what_the_reader_was_at(
     [
         (TimeSpent(), 0.0, None),
         (TimeSpent(), 10.0, None),
-        (TimeSpent(producers=0.4), 10.0, None),  # the ordinary cost of asking
+        (TimeSpent(producers=0.4), 10.0, None),  # the ordinary cost of a request
         (TimeSpent(producers=4.0, server=3.0, reader=2.0), 10.0, "producers"),
         (TimeSpent(producers=1.0, server=3.0, reader=2.0), 10.0, "server"),
         (TimeSpent(producers=1.0, server=1.0, reader=2.0), 10.0, "reader"),
     ],
 )
 def test_the_cause_is_what_most_of_the_waiting_was_for(spent: TimeSpent, elapsed_s: float, cause: Cause | None) -> None:
-    """And a loop that hardly waits is told of none: it would look for something to mend."""
+    """A loop that hardly waits gets no cause, because it would look for something to fix."""
     assert verdict(spent, elapsed_s) == cause
 
 
 @pytest.mark.parametrize(
     ("took_s", "in_socket_s", "created_at_s", "found"),
     [
-        (3.0, 2.0, 0.0, TimeSpent(server=2.0, reader=1.0)),  # it was there when it was asked for
+        (3.0, 2.0, 0.0, TimeSpent(server=2.0, reader=1.0)),  # it existed when it was requested
         (3.0, 2.0, 1.5, TimeSpent(producers=1.5, server=0.5, reader=1.0)),
-        (3.0, 2.0, 9.0, TimeSpent(producers=2.0, reader=1.0)),  # clocks that do not agree bend nothing
+        (3.0, 2.0, 9.0, TimeSpent(producers=2.0, reader=1.0)),  # clocks that disagree change nothing
         (3.0, 2.0, -9.0, TimeSpent(server=2.0, reader=1.0)),
-        (3.0, 2.0, None, TimeSpent(producers=2.0, reader=1.0)),  # nothing came: there was nothing
+        (3.0, 2.0, None, TimeSpent(producers=2.0, reader=1.0)),  # nothing came because there was nothing
         (1.0, 2.0, 0.0, TimeSpent(server=1.0)),
         (21.0, 20.0, None, TimeSpent(producers=2.0, server=18.0, reader=1.0)),  # the server stood still
         (21.0, 20.0, 20.0, TimeSpent(producers=2.0, server=18.0, reader=1.0)),  # and its producer waited for it, too
@@ -83,7 +84,7 @@ def test_the_cause_is_what_most_of_the_waiting_was_for(spent: TimeSpent, elapsed
 def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the_server(
     took_s: float, in_socket_s: float, created_at_s: float | None, found: TimeSpent
 ) -> None:
-    """A blocking read looks the same from outside, whether it waits for a producer or for the network."""
+    """A blocking read looks the same whether it waits for a producer or for the network."""
     clock = Clock()
     meter = ReaderTimes(clock)
     clock.now += 5
@@ -98,7 +99,7 @@ def test_until_a_sample_was_made_its_producer_is_waited_for_and_from_then_on_the
 
 
 def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
-    """A loop that waits beside it says so, and sends nobody to the producers' host."""
+    """A loop that waits at the same time reports that, and sends no user to the producers' host."""
     clock = Clock()
     meter = ReaderTimes(clock)
     meter.to("producers")
@@ -112,12 +113,12 @@ def test_a_reader_whose_request_is_not_answered_waits_for_the_server() -> None:
 
 
 def one(size: int = 4) -> Batch:
-    """A batch of so many bytes and samples."""
+    """Return a batch of ``nbytes`` bytes and ``size`` samples."""
     return Batch({"x": np.zeros(size, np.uint8)}, 0, [BatchSpan(Lease(0, 0, 0, b"", size), 0, size)])
 
 
 def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
-    """Steps are not waiting, what lies between two iterations is nothing at all, and the rest has a cause."""
+    """Steps are not waiting, the time between two iterations does not count, and the rest has a cause."""
     clock = Clock()
     tally, queue = StatsCounter(clock), PrefetchQueue(1000)
     tally.ask()
@@ -183,7 +184,7 @@ def test_lines_on_an_endless_feed_do_not_flood() -> None:
 
 
 def test_an_epoch_of_which_nothing_came_here_has_no_line() -> None:
-    """Other members had it all."""
+    """Other members had all of it."""
     tally = StatsCounter(Clock())
     tally.begin(0)
     tally.end()
@@ -191,7 +192,7 @@ def test_an_epoch_of_which_nothing_came_here_has_no_line() -> None:
 
 
 def test_the_line_is_made_for_a_log() -> None:
-    """One line: how much, how fast, how long was waited and for whom."""
+    """One line: how much, how fast, how long the wait was and its cause."""
     stats = Stats(
         epoch=3, samples=50_000, bytes=7_500_000_000, elapsed_s=41.2, waited_s=15.2,
         producers_s=13.0, server_s=1.2, reader_s=1.0,
@@ -207,7 +208,7 @@ def test_the_line_is_made_for_a_log() -> None:
 
 
 def test_an_epoch_under_a_second_has_no_share_of_waiting() -> None:
-    """Waiting for 95 % of 0.05 s is the start of a connection, and sends a newcomer looking for a fault."""
+    """A wait of 95 % of 0.05 s is the start of a connection, and would send a new user after a fault."""
     short = Stats(samples=10, bytes=10, elapsed_s=0.05, waited_s=0.0475, reader_s=0.0475)
     assert str(short) == "10 samples in 0.05 s, 200 samples/s, 200 B/s"
     assert str(Stats()) == "0 samples in 0 s, 0 samples/s, 0 B/s"
@@ -220,7 +221,7 @@ def test_rates_are_readable(rate: float, text: str) -> None:
 
 
 def test_a_dry_queue_books_its_wait_by_what_the_reader_does() -> None:
-    """The trainer's thread waits, the reader's thread knows why."""
+    """The trainer's thread waits, and the reader's thread knows the cause."""
     queue = PrefetchQueue(100)
     queue.reader_times.to("producers")
     threading.Timer(0.2, lambda: queue.put(one())).start()

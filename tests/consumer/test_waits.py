@@ -1,4 +1,4 @@
-"""Waits explain themselves: a first word within five seconds, again when the reason changes, and an end if wished."""
+"""Waits explain themselves: a first line within five seconds, another when the reason changes, and a timeout."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from penstock_common.waiting import Wait
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock whose time passes on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        """Seconds."""
+        """Return the seconds."""
         return self.now
 
 
 class Waiting:
-    """One wait, second by second."""
+    """A wait, second by second."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self.clock, self.said, self.asked = Clock(), [], 0  # type: ignore[var-annotated]
         self.wait = Wait(self.said.append, timeout_s, self.clock)
 
     def turn(self, seconds: float, kind: str = "k") -> list[str]:
-        """Return the lines reported during so many more seconds, in steps of a tenth."""
+        """Return the lines that are reported in the next ``seconds``, in steps of a tenth."""
         before = len(self.said)
         for _ in range(round(seconds * 10)):
             self.clock.now += 0.1
@@ -40,14 +40,14 @@ class Waiting:
 
 
 def test_the_first_word_comes_within_five_seconds_and_not_at_once() -> None:
-    """Short waits are normal and need no noise."""
+    """Short waits are normal and need no line."""
     waiting = Waiting()
     assert waiting.turn(2.5) == []
     assert waiting.turn(2.5) == ["waiting: for k"]
 
 
 def test_the_same_reason_is_not_repeated_all_the_time() -> None:
-    """A log of a night's wait should have lines, not megabytes; and spelling a reason asks the server."""
+    """A log of a night's wait should have lines, not megabytes, and describing a reason asks the server."""
     waiting = Waiting()
     assert len(waiting.turn(70)) == 3
     assert waiting.asked == 3
@@ -61,7 +61,7 @@ def test_another_reason_is_said_when_it_appears() -> None:
 
 
 def test_reasons_that_alternate_do_not_flood() -> None:
-    """At most a line in three seconds."""
+    """There is at most one line in three seconds."""
     waiting = Waiting()
     for number in range(100):
         waiting.turn(0.1, f"{number % 2}")

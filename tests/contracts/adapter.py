@@ -1,4 +1,4 @@
-"""What every framework's adapter promises. A subclass says how to make its dataset, iterate it and read ahead in it."""
+"""The promises of every framework's adapter. A subclass makes its dataset, iterates over it and reads ahead in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.tuned import tuned
 STREAM, GROUP, MEMBER = "train", "net", "first"
 SAMPLES, BATCH = 100, 8
 MANY = 16
-"""Batches read ahead: more than an epoch has."""
+"""The batches that are read ahead, more than an epoch has."""
 
 EVERY_DTYPE: SpecLike = {
     name: (name, (2,))
@@ -40,7 +40,7 @@ EVERY_DTYPE: SpecLike = {
 
 @contextmanager
 def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
-    """A member of the group, waiting ten seconds at most."""
+    """Return a loader of the group that waits at most ten seconds."""
     settings = {"group": GROUP, **settings}
     with Loader(
         STREAM, batch_size=BATCH, url=url, **tuned("Loader", settings, Tuning(timeout_s=10, notify=lambda _: None))
@@ -50,7 +50,7 @@ def loader_of(url: str, **settings: Any) -> Iterator[Loader]:
 
 @contextmanager
 def ordered(url: str, group: str = GROUP, **settings: Any) -> Iterator[Loader]:
-    """A rank alone in its group."""
+    """Return a single rank of its group."""
     with loader_of(url, group=group, order="canonical", **settings) as loader:
         yield loader
 
@@ -65,7 +65,7 @@ def mixture(url: str, group: str = GROUP) -> Iterator[Mixture]:
 
 
 def audit(url: str, stream: str = STREAM) -> AuditReport:
-    """The stream's audit."""
+    """Return the stream's audit."""
     client = connect(url)
     try:
         return audit_stream(client, stream)
@@ -74,7 +74,7 @@ def audit(url: str, stream: str = STREAM) -> AuditReport:
 
 
 def delivered(url: str) -> list[int]:
-    """Acknowledged samples of the group, per epoch."""
+    """Return the acknowledged samples of the group, per epoch."""
     return [epoch.groups[GROUP].delivered if GROUP in epoch.groups else 0 for epoch in audit(url).epochs]
 
 
@@ -85,7 +85,7 @@ def settled(url: str) -> bool:
 
 
 def report_until_killed(steps: Iterable[list[int]]) -> None:
-    """Prints the labels of each step as a line; stands still in the fifth, for somebody to kill it."""
+    """Print the labels of each step as a line. It pauses in the fifth step to be killed."""
     for number, labels in enumerate(steps, 1):
         sys.stdout.write(" ".join(map(str, labels)) + "\n")
         sys.stdout.flush()
@@ -94,10 +94,13 @@ def report_until_killed(steps: Iterable[list[int]]) -> None:
 
 
 class AdapterContract:
-    """Inherit it as ``class TestX(AdapterContract)``."""
+    """The promises. Inherit them as ``class TestX(AdapterContract)``."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
-        """The framework's object; iterating it gives batches as dicts, unless ``settings`` say otherwise."""
+        """Return the framework's object.
+
+        Iterating over it gives batches as dicts, unless ``settings`` say otherwise.
+        """
         raise NotImplementedError
 
     def stateful(self, batches: Any) -> Any:
@@ -105,23 +108,23 @@ class AdapterContract:
         return batches
 
     def read_ahead(self, batches: Any, count: int) -> Any:
-        """Iterate like the dataset, but fetch so many batches before they are asked for."""
+        """Iterate like the dataset, but fetch ``batches`` batches in advance."""
         raise NotImplementedError
 
     def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """A tensor's values."""
+        """Return a tensor's values."""
         raise NotImplementedError
 
     train_until_killed: ClassVar[Callable[..., None]]
-    """A function of the test's module, as staticmethod: reads ``url``'s stream as member MEMBER, reading ahead, and
+    """A function of the test's module, as staticmethod. It reads ``url``'s stream as member MEMBER, reading ahead, and
     gives each step's y to `report_until_killed`."""
 
     def labels(self, batches: Iterable[Any]) -> list[int]:
-        """The samples' numbers."""
+        """Return the samples' numbers."""
         return [number for batch in batches for number in self.as_numpy(batch["y"]).tolist()]
 
     def test_each_pass_is_the_next_epoch_and_settles_it(self, url: str) -> None:
-        """The loop that everybody writes ends with nothing owed."""
+        """After the usual loop, all is acknowledged."""
         produce(url, STREAM, SAMPLES, epochs=3)
         with loader_of(url) as loader:
             batches = self.dataset(loader)
@@ -131,7 +134,7 @@ class AdapterContract:
         assert settled(url)
 
     def test_what_is_only_read_ahead_is_not_acknowledged(self, any_url: str) -> None:
-        """A crash must not take batches with it that no step has seen."""
+        """A crash must not lose batches that no step has seen."""
         produce(any_url, STREAM, SAMPLES)
         with loader_of(any_url) as loader:
             pulled = iter(self.read_ahead(self.dataset(loader), MANY))
@@ -141,7 +144,7 @@ class AdapterContract:
                 assert delivered(any_url) == [(steps - 1) * BATCH]
 
     def test_what_a_broken_off_pass_had_read_ahead_comes_in_the_next(self, any_url: str) -> None:
-        """`break` is an everyday thing, and the data behind it still belongs to the epoch."""
+        """`break` is a common statement, and the remaining data still belongs to the epoch."""
         produce(any_url, STREAM, SAMPLES)
         with loader_of(any_url) as loader:
             batches = self.read_ahead(self.dataset(loader), MANY)
@@ -151,7 +154,9 @@ class AdapterContract:
         assert settled(any_url)
 
     def test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again(self, any_url: str) -> None:
-        """Kill -9 in the middle of an epoch, batches on their way: trained and redelivered together are everything."""
+        """SIGKILL in the middle of an epoch with batches under way: trained and redelivered samples together are
+        all.
+        """
         produce(any_url, STREAM, SAMPLES)
         with child(self.train_until_killed, any_url) as trainer:
             trained = [int(number) for _ in range(3) for number in trainer.line().split()]
@@ -164,7 +169,7 @@ class AdapterContract:
         assert settled(any_url)
 
     def test_kept_batches_stay_as_they_were(self, any_url: str) -> None:
-        """Memory is used again only where nothing refers to it, the framework's tensors included."""
+        """Memory is used again only if nothing refers to it, including the framework's tensors."""
         produce(any_url, STREAM, SAMPLES)
         with loader_of(any_url, prefetch_bytes=1) as loader:
             kept = list(self.dataset(loader))
@@ -174,7 +179,7 @@ class AdapterContract:
             assert np.array_equal(x, np.repeat(y.astype(np.float32)[:, None], 4, axis=1))
 
     def test_every_dtype_arrives_bit_for_bit(self, any_url: str) -> None:
-        """bfloat16 and the unsigned ones too: no framework's favourite type is forced on anybody."""
+        """This includes bfloat16 and unsigned types: no dtype is converted to a framework's default."""
         sent: dict[str, np.ndarray[Any, Any]] = {}
         with (
             Writer(STREAM, url=any_url, spec=EVERY_DTYPE, tuning=Tuning(notify=lambda _: None)) as writer,
@@ -191,7 +196,9 @@ class AdapterContract:
             assert (got.dtype, got.tobytes()) == (values.dtype, values.tobytes())
 
     def test_a_state_goes_on_exactly_where_the_step_was(self, any_url: str) -> None:
-        """Whatever was read ahead, and whoever goes on: the batches are those of a run that nobody interrupted."""
+        """However far was read ahead, and whichever process continues, the batches are those of an uninterrupted
+        run.
+        """
         produce(any_url, STREAM, SAMPLES, epochs=3)
         with ordered(any_url, group="whole") as loader:
             whole = [batch["y"].tolist() for _ in range(2) for batch in loader]
@@ -214,7 +221,7 @@ class AdapterContract:
                 assert (steps, rest) == (steps, whole[steps:])
 
     def test_a_state_loaded_in_the_middle_of_a_pass_ends_it(self, any_url: str) -> None:
-        """Batches read ahead belong to another position, so the step must get no more of them."""
+        """Batches that were read ahead belong to another position, so the step must get no more of them."""
         produce(any_url, STREAM, SAMPLES)
         with ordered(any_url) as loader:
             made = self.dataset(loader)
@@ -231,7 +238,7 @@ class AdapterContract:
                 self.stateful(made).load_state_dict({**state, "stream_id": "another"})
 
     def test_a_mixture_goes_on_exactly_where_the_step_was(self, any_url: str) -> None:
-        """Each batch from the stream it was to come from, each stream where it was."""
+        """Each batch comes from the right stream, and each stream continues at its position."""
         produce(any_url, "a", SAMPLES)
         produce(any_url, "b", 2 * SAMPLES)
         with mixture(any_url, "whole") as mixed:
@@ -251,7 +258,7 @@ class AdapterContract:
         ]
 
     def test_the_number_of_steps_is_known_where_ranks_have_equal_ones(self, any_url: str) -> None:
-        """Progress bars and schedules want it; a wrong one would be worse than none."""
+        """Progress bars and schedules need it, and a wrong one would be worse than none."""
         produce(any_url, STREAM, SAMPLES)
         with ordered(any_url) as loader:
             assert len(self.dataset(loader)) == -(-SAMPLES // BATCH)
@@ -259,7 +266,7 @@ class AdapterContract:
             len(self.dataset(loader))
 
     def test_a_samples_structure_is_kept(self, any_url: str) -> None:
-        """Dicts of names, tuples for `fit`, bare tensors; and names like a/b as dicts within dicts, if asked for."""
+        """Dicts of names, tuples for `fit`, bare tensors, and on request names like a/b as dicts within dicts."""
         spec: SpecLike = {"eye/left": ("float32", (2,)), "eye/right": ("float32", (2,)), "y": ("int64", ())}
         with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
             for _ in range(5):

@@ -1,6 +1,5 @@
-"""Something that happens between a look at the server and the script that was planned by it.
-
-Whoever plans by what it saw must be refused where that has changed: by a generation, an id, or a compared value.
+"""Events between a read of the server and the script that was planned from it. If the state has changed, the script
+must be refused: by a generation, an id, or a compared value.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ def between(look: str, script: str, act: Callable[[], object]) -> Iterator[None]
     """Run ``act`` once, after the first look and before the first run of the script that follows it.
 
     Args:
-        look: dotted name of the function that looks, where it is called.
+        look: dotted name of the function that reads, at the place of its call.
         script: the Lua of the script that acts by it.
-        act: what another process does meanwhile.
+        act: the action of another process in between.
 
-    Raises AssertionError where the block ends without such a pair: then it has tested nothing.
+    Raises AssertionError if the block ends without such a pair, because it has then tested nothing.
     """
     module, _, name = look.rpartition(".")
     said: list[str] = []

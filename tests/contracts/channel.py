@@ -20,29 +20,29 @@ from tests.contracts.sink import RecordingSink
 
 
 def pattern(nbytes: int, seed: int = 0) -> bytes:
-    """Bytes in which a shift, a gap or a CRLF taken for a line end would show."""
+    """Return bytes that would show a shift, a gap, or a CRLF that is taken for a line end."""
     unit = bytes((seed + 7 * i) % 256 for i in range(251)) + b"\r\n$3\r\n*2\r\n"
     return (unit * (nbytes // len(unit) + 1))[:nbytes]
 
 
 class ChannelContract:
-    """Inherit, and provide `channel`: an open Channel to the server of `client`."""
+    """The promises. A subclass provides `channel`, an open Channel to the server of `client`."""
 
     @pytest.fixture
     def key(self, client: redis.Redis) -> Iterator[bytes]:
-        """A name nobody else uses, deleted afterwards."""
+        """Yield a unique key, which is deleted afterwards."""
         name = uuid.uuid4().hex.encode()
         yield name
         client.delete(name)
 
     @pytest.fixture
     def group(self, client: redis.Redis, key: bytes) -> bytes:
-        """The key of an empty stream with the group `g`."""
+        """Return the key of an empty stream with the group `g`."""
         client.xgroup_create(key, "g", id="0", mkstream=True)
         return key
 
     def ask(self, channel: Channel, *commands: Command) -> list[Reply]:
-        """The replies to commands sent in one pipeline."""
+        """Return the replies to commands sent in one pipeline."""
         channel.send(commands)
         return [channel.read() for _ in commands]
 
@@ -75,7 +75,7 @@ class ChannelContract:
     def test_an_aborted_exec_answers_nil_and_an_error_leaves_the_channel_whole(
         self, channel: Channel, client: redis.Redis, key: bytes
     ) -> None:
-        """A lost WATCH and a refused command are the protocol's daily life, not failures of the connection."""
+        """A lost WATCH and a refused command are normal for the protocol, not failures of the connection."""
         assert self.ask(channel, [b"WATCH", key]) == [b"OK"]
         client.set(key, "other")
         assert self.ask(channel, [b"MULTI"], [b"SET", key, b"mine"], [b"EXEC"]) == [b"OK", b"QUEUED", None]
@@ -86,7 +86,7 @@ class ChannelContract:
     def test_out_of_memory_is_recognizable_by_its_class(
         self, channel: Channel, client: redis.Redis, key: bytes
     ) -> None:
-        """Writers wait for room on this error and on no other."""
+        """Writers wait for memory on this error and on no other."""
         before = str(client.config_get("maxmemory")["maxmemory"])
         client.config_set("maxmemory", "1")
         try:
@@ -99,7 +99,7 @@ class ChannelContract:
     def test_a_payload_of_any_size_is_stored_bit_for_bit(
         self, channel: Channel, client: redis.Redis, key: bytes, nbytes: int
     ) -> None:
-        """Large arguments take another way than small ones; the server must see the same command."""
+        """Large arguments are sent in another way than small ones, and the server must get the same command."""
         x, y = pattern(nbytes, 1), pattern(nbytes // 3, 2)
         views = [memoryview(x), memoryview(bytearray(y)).toreadonly()]
         channel.send([[b"MULTI"], [b"XADD", key, b"1-1", b"meta", b"{}", b"x", views[0], b"y", views[1]], [b"EXEC"]])
@@ -117,7 +117,7 @@ class ChannelContract:
         assert items[:40] == [bytes(big)] * 20 + [b"small"] * 20
 
     def test_numpy_style_views_are_sent_as_their_bytes(self, channel: Channel, client: redis.Redis, key: bytes) -> None:
-        """A memoryview of items wider than a byte has a length in items; Redis wants bytes."""
+        """A memoryview of items wider than a byte has a length in items, but Redis needs bytes."""
         wide = memoryview(bytearray(range(64))).cast("q")
         large = memoryview(bytearray(80_000)).cast("l")
         self.ask(channel, [b"SET", key, wide])
@@ -128,7 +128,7 @@ class ChannelContract:
     def test_buffers_may_be_reused_as_soon_as_send_returns(
         self, channel: Channel, client: redis.Redis, key: bytes
     ) -> None:
-        """Writers promise this to whoever fills their arrays."""
+        """Writers promise this to the users of their arrays."""
         buffer = bytearray(pattern(3_000_000))
         sent = bytes(buffer)
         channel.send([[b"SET", key, memoryview(buffer)]])
@@ -140,7 +140,7 @@ class ChannelContract:
     def test_entries_of_a_group_land_in_split_targets(
         self, channel: Channel, client: redis.Redis, group: bytes, sizes: tuple[int, int]
     ) -> None:
-        """A batch boundary splits an entry: its payload belongs into the end of one array and the start of the next."""
+        """A batch boundary splits an entry: its payload belongs to the end of one array and the start of the next."""
         for number in range(3):
             client.xadd(
                 group, {"meta": b"m%d" % number, "x": pattern(sizes[0], number), "y": pattern(sizes[1], number)}
@@ -173,7 +173,7 @@ class ChannelContract:
         assert room == payload
 
     def test_skipped_fields_leave_the_next_ones_intact(self, channel: Channel, client: redis.Redis, key: bytes) -> None:
-        """A sink that gave up on an entry still needs the following ones."""
+        """A sink that refused an entry still needs the following ones."""
         for number in range(4):
             client.xadd(key, {"x": pattern(200_000), "tail": b"t%d" % number})
         sink = RecordingSink(lambda name, nbytes: SKIP if name == b"x" else None)
@@ -219,7 +219,7 @@ class ChannelContract:
     def test_deleted_pending_entries_are_reported_missing(
         self, channel: Channel, client: redis.Redis, group: bytes
     ) -> None:
-        """Their payload is lost: the reader has to report and settle them instead of waiting."""
+        """Their payload is lost, so the reader must report and acknowledge them instead of waiting."""
         for number in (1, 2, 3):
             client.xadd(group, {"f": str(number)}, id=f"{number}-1")
         client.xreadgroup("g", "me", {group: ">"})
@@ -253,7 +253,7 @@ class ChannelContract:
         assert channel.read() == b"PONG"
 
     def test_an_expired_block_is_no_entries(self, channel: Channel, group: bytes) -> None:
-        """Waiting in vain is not a failure."""
+        """An expired wait is not a failure."""
         channel.send([[b"XREADGROUP", b"GROUP", b"g", b"me", b"BLOCK", b"20", b"STREAMS", group, b">"], [b"PING"]])
         assert channel.read_entries(RecordingSink(), timeout_s=5) == 0
         assert channel.read() == b"PONG"
@@ -267,7 +267,7 @@ class ChannelContract:
         soon.join()
 
     def test_an_error_reply_to_a_read_can_be_inspected(self, channel: Channel, key: bytes) -> None:
-        """A reader creates the group on NOGROUP and goes on with the same channel."""
+        """A reader creates the group on NOGROUP and continues with the same channel."""
         channel.send([[b"XREADGROUP", b"GROUP", b"nobody", b"me", b"STREAMS", key, b">"], [b"PING"]])
         with pytest.raises(ReplyError, match="NOGROUP") as caught:
             channel.read_entries(RecordingSink())
@@ -275,7 +275,7 @@ class ChannelContract:
         assert channel.read() == b"PONG"
 
     def test_silence_longer_than_the_timeout_breaks_the_channel(self, channel: Channel, group: bytes) -> None:
-        """The late reply would be taken for that of the next command."""
+        """Otherwise the late reply would be taken for that of the next command."""
         channel.send([[b"XREADGROUP", b"GROUP", b"g", b"me", b"BLOCK", b"3000", b"STREAMS", group, b">"]])
         started = time.monotonic()
         with pytest.raises(ServerUnavailable, match="does not answer"):
@@ -305,7 +305,7 @@ class ChannelContract:
         assert channel.broken
 
     def test_an_interruption_closes_the_channel(self, channel: Channel, client: redis.Redis, key: bytes) -> None:
-        """Ctrl-C in the middle of a reply leaves no connection that answers the wrong question."""
+        """After Ctrl-C in the middle of a reply, no connection may answer the wrong command."""
         client.xadd(key, {"x": bytes(1000)})
         (my_id,) = self.ask(channel, [b"CLIENT", b"ID"])
 
@@ -321,7 +321,7 @@ class ChannelContract:
             assert time.monotonic() < deadline, "the server still holds the connection"
 
     def test_a_signal_ends_a_wait_at_once(self, channel: Channel, group: bytes) -> None:
-        """Job timeouts are signals whose handler raises; Ctrl-C is one too."""
+        """Job timeouts are signals whose handler raises, and so is Ctrl-C."""
 
         def expire(number: int, frame: object) -> None:
             raise KeyboardInterrupt
@@ -362,7 +362,7 @@ class ChannelContract:
         assert channel.broken
 
     def test_closing_twice_is_harmless_and_leaks_no_socket(self, channel: Channel) -> None:
-        """Loops close in `finally`, whatever happened before."""
+        """Loops close in `finally`, after any error."""
         channel.close()
         channel.close()
         assert channel.broken

@@ -1,6 +1,5 @@
-"""What the tests of writers and readers share: numbered samples, streams of them, and a look at what a server holds.
-
-The look goes by redis-py and the header alone, not by the code under test.
+"""Shared parts of the tests of writers and readers: numbered samples, their streams, and a reading of a server's
+contents. The reading uses redis-py and the header alone, not the code under test.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ SAMPLE_BYTES = 24
 
 
 def sample(number: int) -> dict[str, Any]:
-    """The sample ``number``, which shows in both its tensors."""
+    """Return the sample ``number``, which shows in both its tensors."""
     return {"x": np.full(4, number, np.float32), "y": number}
 
 
 def produce(url: str, name: str, count: int, *, epochs: int = 1, block_samples: int = 10, **settings: Any) -> None:
-    """Writes epochs of the samples 0 .. count - 1, in one shard each."""
+    """Write epochs of the samples 0 .. count - 1, in one shard each."""
     settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, **settings}
     with Writer(name, url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None))) as writer:
         for _ in range(epochs):
@@ -45,7 +44,7 @@ def produce(url: str, name: str, count: int, *, epochs: int = 1, block_samples: 
 
 
 def numbers(batches: Iterable[Batch]) -> list[int]:
-    """The samples' numbers, in order, after checking that both tensors of each sample agree."""
+    """Return the samples' numbers in order, after checking that both tensors of each sample agree."""
     found: list[int] = []
     for batch in batches:
         assert np.array_equal(batch["x"], np.repeat(batch["y"].astype(np.float32)[:, None], 4, axis=1))
@@ -54,12 +53,12 @@ def numbers(batches: Iterable[Batch]) -> list[int]:
 
 
 def open_stream(client: Client, name: str) -> Stream:
-    """The stream's keys."""
+    """Return the stream's keys."""
     return load_stream(client, name)
 
 
 def entries(client: Client, name: str, epoch: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """All entries of an epoch, whatever their partition."""
+    """Return all entries of an epoch, in any partition."""
     found: list[tuple[bytes, dict[bytes, bytes]]] = []
     for partition in load_stream(client, name).partitions:
         found += client.xrange(partition.entries(epoch))
@@ -67,7 +66,7 @@ def entries(client: Client, name: str, epoch: int) -> list[tuple[bytes, dict[byt
 
 
 def stored(client: Client, name: str, epoch: int) -> Counter[tuple[int, int]]:
-    """(shard, offset) of every sample in the server's entries, by their headers."""
+    """Return (shard, offset) of every sample in the server's entries, by their headers."""
     found: Counter[tuple[int, int]] = Counter()
     for _, fields in entries(client, name, epoch):
         meta = json.loads(fields[b"meta"])
@@ -79,18 +78,18 @@ def stored(client: Client, name: str, epoch: int) -> Counter[tuple[int, int]]:
 
 
 def index_spans(client: Client, name: str, epoch: int, shard: int) -> list[tuple[int, int]]:
-    """[first, end) of every index record of a shard."""
+    """Return [first, end) of every index record of a shard."""
     key = load_stream(client, name).partition_of(shard).index(epoch, shard)
     return [(int(fields[b"f"]), int(record.partition(b"-")[0])) for record, fields in client.xrange(key)]
 
 
 def is_contiguous(spans: list[tuple[int, int]], size: int) -> bool:
-    """Whether spans follow each other from 0 to ``size``."""
+    """Return whether spans follow each other from 0 to ``size``."""
     return [0, *(hi for _, hi in spans)] == [*(lo for lo, _ in spans), size]
 
 
 def payload_bytes(client: Client, name: str, epoch: int) -> int:
-    """Payload bytes of the entries that are really there, shapes not counted."""
+    """Return the payload bytes of the existing entries, without shapes."""
     total = 0
     for _, fields in entries(client, name, epoch):
         meta = json.loads(fields[b"meta"])
@@ -119,26 +118,26 @@ def accounted_bytes(client: Client, name: str) -> tuple[int, dict[int, int]]:
 
 @contextmanager
 def loader_of(url: str, group: str = "g", batch_size: int = 8, **settings: Any) -> Iterator[Loader]:
-    """A quiet loader of 't' that never waits for long."""
+    """Return a quiet loader of 't' that never waits for long."""
     settings = {"notify": lambda _: None, "timeout_s": 20, **settings}
     with Loader("t", group=group, batch_size=batch_size, url=url, **tuned("Loader", settings)) as loader:
         yield loader
 
 
 def writer_of(url: str, **settings: Any) -> Writer:
-    """A writer of the stream 't' that says nothing."""
+    """Return a writer of the stream 't' without notices."""
     return Writer("t", url=url, **tuned("Writer", {"notify": lambda _: None, **settings}))
 
 
 def replayed(url: str, epoch: int = 0, batch_size: int = 64) -> list[int]:
-    """The numbers of an epoch in canonical order."""
+    """Return the numbers of an epoch in canonical order."""
     with Replay("t", url=url, epoch=epoch, batch_size=batch_size) as replay:
         return numbers(replay)
 
 
 @contextmanager
 def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> Iterator[None]:
-    """Meanwhile each client of the server loses its connection again and again, but this one and those named so."""
+    """Close the connections of all other clients again and again during the block."""
     done = threading.Event()
 
     def cut() -> None:
@@ -158,7 +157,7 @@ def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> It
 
 @contextmanager
 def no_connection_left(client: Client, within_s: float = 5.0) -> Iterator[None]:
-    """Require that connections made in the block soon end; processes of other tests may keep theirs."""
+    """Require that connections made in the block soon end. Processes of other tests may keep theirs."""
     before = {info["id"] for info in client.client_list()}
     yield
     deadline = time.monotonic() + within_s

@@ -1,6 +1,5 @@
-"""What any source of items in order promises. A subclass provides `source`, opened over real input, and ones that fail.
-
-Item by item its samples are numbered from 0 by what is in their tensor ``x``, row by row where an item is a batch.
+"""The promises of any source of items in order. A subclass provides `source`, opened over real input, and failing ones.
+The tensor ``x`` numbers its samples from 0, row by row if an item is a batch.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ from penstock_producer.write.shard import ShardWriter
 from tests.contracts.source import Sample, digest, in_fork
 
 ITEMS = 4
-"""The items of one pass: an endless source is asked for so many, and other sources have at least as many."""
+"""The items of one pass that are read from an endless source. Other sources have at least as many."""
 
 
 def passed(source: IterSource, count: int | None = ITEMS) -> list[Sample]:
-    """The first items of one pass (None: all), made as a job would make them."""
+    """Return the first items of one pass (None: all), made as in a job."""
     items = enumerate(islice(iter(source), count))
     return [dict(source.make(item, place, sample_rng(1, 0, 0, place))) for place, item in items]
 
 
 def samples(source: IterSource, made: Iterable[Sample]) -> list[Sample]:
-    """Batches taken apart, samples as they are."""
+    """Return the rows of batches, and samples unchanged."""
     if not source.batched:
         return list(made)
     return [{name: rows[row] for name, rows in batch.items()} for batch in made for row in range(len(_first_of(batch)))]
 
 
 def number_of(sample: Sample) -> int:
-    """The number that a sample shows."""
+    """Return the number that a sample shows."""
     return int(np.ravel(sample["x"])[0])
 
 
 def open_items(config: SourceConfig) -> IterSource:
-    """A source of items in order."""
+    """Open a source of items in order."""
     source = open_source(config)
     assert source.unit == "item"
     return source
@@ -71,23 +70,23 @@ class Sheet:
         return len(self.written)
 
     def is_at(self, place: int) -> bool:
-        """Whether so many are written."""
+        """Return whether ``count`` samples are written."""
         return self.position >= place
 
     def write(self, sample: Sample) -> None:
-        """One sample."""
+        """Write one sample."""
         self.written.append(number_of(sample))
 
     def write_batch(self, batch: Mapping[str, Any]) -> None:
-        """Samples row by row."""
+        """Write samples row by row."""
         self.written += [number_of({"x": row}) for row in batch["x"]]
 
     def quarantine(self, reason: str) -> None:
-        """A hole."""
+        """Write a hole."""
         self.written.append(reason)
 
     def settle(self) -> None:
-        """All of it is safe."""
+        """Do nothing, because all of it is safe."""
 
 
 class IterableContract:
@@ -97,7 +96,7 @@ class IterableContract:
 
     @pytest.fixture
     def source(self, config: SourceConfig) -> IterSource:
-        """Opened here."""
+        """Return the source, opened here."""
         return open_items(config)
 
     def others(self, config: Any) -> list[SourceConfig]:
@@ -105,7 +104,7 @@ class IterableContract:
         return [config.model_copy(update={"limit": 2}), config.model_copy(update={"limit": 3})]
 
     def test_each_pass_gives_the_same_samples_in_the_same_order(self, source: IterSource) -> None:
-        """A repeated job walks the iterable from its start and leaves out as many samples as are committed."""
+        """A repeated job walks the iterable from its start and leaves out the committed samples."""
         first = passed(source)
         assert len(first) == ITEMS
         numbers = [number_of(sample) for sample in samples(source, first)]
@@ -114,7 +113,7 @@ class IterableContract:
         assert again == [digest(sample) for sample in samples(source, first)]
 
     def test_a_pass_that_is_broken_off_takes_nothing_from_the_next(self, source: IterSource) -> None:
-        """A worker keeps its source open from job to job, also when a job stops in the middle."""
+        """A worker keeps its source open from job to job, even if a job stops in the middle."""
         broken_off = iter(source)
         next(broken_off)
         assert number_of(samples(source, passed(source, 1))[0]) == 0
@@ -122,7 +121,7 @@ class IterableContract:
     def test_it_says_that_nobody_knows_its_length_and_that_it_only_goes_forward(
         self, source: IterSource, config: SourceConfig
     ) -> None:
-        """Planning cuts no shards of it, an audit repairs nothing from it, and no split is made of it in silence."""
+        """No plan may cut it into shards, no audit may repair from it, and no split may be made of it silently."""
         assert not hasattr(source, "__len__")
         assert not hasattr(source, "read")
         assert source.repeatable is False
@@ -131,7 +130,7 @@ class IterableContract:
             open_source(parse_config(split))
 
     def test_every_sample_fits_the_spec(self, source: IterSource) -> None:
-        """Declared, or taken from the first sample made: one that its own samples break would end the epoch."""
+        """The spec is declared, or taken from the first sample. One that its own samples break would end the epoch."""
         made = passed(source)
         if source.batched:
             assert [len({len(rows) for rows in batch.values()}) for batch in made] == [1] * len(made)
@@ -144,7 +143,7 @@ class IterableContract:
 
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     def test_a_job_opens_the_same_source_from_json(self, source: IterSource, config: SourceConfig) -> None:
-        """Jobs carry no code and no object, and refuse to go on when the source is another one."""
+        """Jobs carry no code and no object, and refuse to continue with another source."""
         carried = config.model_dump_json()
 
         def told() -> str:
@@ -158,20 +157,20 @@ class IterableContract:
         assert re.fullmatch("[0-9a-f]{16}", source.fingerprint)
 
     def test_other_options_are_another_source(self, source: IterSource, config: SourceConfig) -> None:
-        """An epoch that was begun with a limit is not gone on with without it; and the limit counts items."""
+        """An epoch that was begun with a limit does not continue without it, and the limit counts items."""
         others = [open_items(other) for other in self.others(config)]
         assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
         assert len(passed(others[0], None)) == 2
 
     def test_its_words_can_be_stored(self, source: IterSource) -> None:
-        """Info goes into the stream's meta as JSON, and keys into reports of bad samples: each names one item."""
+        """Info goes into the stream's meta as JSON, and keys into reports of bad samples, where each names one item."""
         assert json.loads(json.dumps(source.info)) == source.info
         keys = [source.key(place) for place in range(1000)]
         assert len(set(keys)) == len(keys)
         assert all(key.encode().decode().isprintable() for key in keys)
 
     def test_an_item_that_is_no_sample_is_named_and_does_not_end_the_pass(self, source: IterSource) -> None:
-        """A generator that has raised is over, so making the sample is a step of its own."""
+        """A generator that has raised is over, so making the sample is a separate step."""
         items = iter(source)
         next(items)
         with pytest.raises(SampleError) as caught:
@@ -181,7 +180,7 @@ class IterableContract:
         assert source.make(next(items), 1, sample_rng(1, 0, 0, 1))
 
     def test_an_iterable_that_raises_or_has_nothing_is_named(self, failing: SourceConfig, empty: SourceConfig) -> None:
-        """The pass is over, and an epoch of what came before would be taken for whole: this is no bad sample."""
+        """The pass is over, and the epoch so far would look complete, so this is not a bad sample."""
         broken = open_items(failing)
         items = iter(broken)
         assert number_of(samples(broken, [dict(broken.make(next(items), 0, sample_rng(1, 0, 0, 0)))])[0]) == 0
@@ -202,7 +201,7 @@ class IterableContract:
             watch = FailureLimit(partial(sheet.is_at, len(whole)))
             filler = ItemFiller(source, _no_shard, 10**6, watch)
             filler.begin_at([], cast("ShardWriter", sheet))
-            with suppress(FillStopped):  # an endless one
+            with suppress(FillStopped):  # an endless source
                 filler.fill(EpochSeed(1, 0, sets_globals=False), done)
             assert sheet.written[: len(whole)] == whole
             assert watch.good == len(whole) - done

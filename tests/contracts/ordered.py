@@ -16,7 +16,7 @@ from tests.tuned import tuned
 
 
 def write_shard(epoch: EpochWriter, number: int, sizes: Sequence[int], bad: frozenset[int]) -> None:
-    """One shard of an epoch whose sample at position p is `sample(p)`."""
+    """Write one shard of an epoch whose sample at position p is `sample(p)`."""
     start = sum(sizes[:number])
     with epoch.shard(number) as shard:
         for position in range(start + shard.position, start + sizes[number]):
@@ -27,13 +27,13 @@ def write_shard(epoch: EpochWriter, number: int, sizes: Sequence[int], bad: froz
 
 
 def write_shards(epoch: EpochWriter, numbers: Sequence[int], sizes: Sequence[int], bad: frozenset[int]) -> None:
-    """Several of them, in this order."""
+    """Write several shards in this order."""
     for number in numbers:
         write_shard(epoch, number, sizes, bad)
 
 
 def planned_writer(url: str, partitions: int = 1, block_samples: int = 7, **settings: Any) -> Writer:
-    """A writer of 't'."""
+    """Return a writer of 't'."""
     settings = {"spec": SPEC, "block_bytes": block_samples * SAMPLE_BYTES, "notify": lambda _: None, **settings}
     return Writer("t", url=url, partitions=partitions, **tuned("Writer", settings))
 
@@ -42,7 +42,7 @@ def plan(
     url: str, sizes: Sequence[int], bad: frozenset[int] = frozenset(), *, turn: Sequence[int] | None = None,
     epochs: int = 1, **settings: Any,
 ) -> None:  # fmt: skip
-    """Writes planned epochs, shard after shard as ``turn`` says."""
+    """Write planned epochs, shard after shard in the order ``turn``."""
     with planned_writer(url, **settings) as writer:
         for _ in range(epochs):
             epoch = writer.epoch(sizes=list(sizes))
@@ -50,7 +50,7 @@ def plan(
 
 
 def expected(total: int, bad: frozenset[int], lo: int, hi: int) -> list[int]:
-    """The rule: at each position its sample, or the next good one, cyclically."""
+    """Return the rule: at each position its sample, or the next good one, cyclically."""
     return [next(q % total for q in count(p) if q % total not in bad) for p in range(lo, hi)]
 
 
@@ -58,7 +58,7 @@ def expected(total: int, bad: frozenset[int], lo: int, hi: int) -> list[int]:
 def rank_of(
     url: str, rank: int = 0, world: int = 1, batch: int = 8, group: str = "g", **settings: Any
 ) -> Iterator[Loader]:
-    """One rank of an ordered group of 't', quiet, that never waits for long."""
+    """Return a quiet rank of an ordered group of 't' that never waits for long."""
     settings = {"notify": lambda _: None, "timeout_s": 30, **settings}
     with Loader(
         "t",
@@ -72,7 +72,7 @@ def rank_of(
 
 
 def read_ranks(url: str, world: int, batch: int, epochs: int = 1, **settings: Any) -> list[list[list[int]]]:
-    """Return what each rank read, batch by batch, all at the same time."""
+    """Return the batches of each rank. All ranks read at the same time."""
     found: list[list[list[int]]] = [[] for _ in range(world)]
     errors: list[BaseException] = []
 
@@ -94,5 +94,5 @@ def read_ranks(url: str, world: int, batch: int, epochs: int = 1, **settings: An
 
 
 def interleaved(ranks: Sequence[Sequence[Sequence[int]]]) -> list[int]:
-    """The ranks' batches as one sequence, step after step."""
+    """Return the ranks' batches as one sequence, step after step."""
     return [number for step in zip(*ranks, strict=True) for batch in step for number in batch]

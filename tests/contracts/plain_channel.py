@@ -29,7 +29,7 @@ class PlainChannel(Channel):
             raise
 
     def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
-        """Return what redis-py's parser makes of the next reply; see Channel."""
+        """Return the next reply, parsed by redis-py; see Channel."""
         self._check()
         try:
             self._connection._sock.settimeout(timeout_s)

@@ -1,4 +1,4 @@
-"""Other processes for the tests: a function of a test module runs in a Python of its own, to be watched and killed."""
+"""Other processes for the tests: a function of a test module runs in a separate Python, to be watched and killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Interrupts what is waited for inside, by a TimeoutError in the main thread, once so long has passed."""
+    """Interrupt a wait inside the block by a TimeoutError in the main thread after ``seconds``."""
 
     def expire(*_: object) -> None:
         raise TimeoutError(f"it took longer than {seconds} s")
@@ -33,7 +33,7 @@ def within(seconds: float) -> Iterator[None]:
 
 
 class Child:
-    """A process that runs ``function(*arguments)``; what it prints is read line by line."""
+    """A process that runs ``function(*arguments)``. Its output is read line by line."""
 
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
         command = [sys.executable, "-c", _RUN, function.__module__, function.__name__, *map(str, arguments)]
@@ -44,18 +44,18 @@ class Child:
         )
 
     def line(self) -> str:
-        """The next line, without its end; '' at the end of all."""
+        """Return the next line, without its end, or '' at the end of the output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
 
     def rest(self, timeout_s: float = 30) -> list[str]:
-        """Waits for the end; all lines that were not read yet. The process must have ended well."""
+        """Wait for the end, and return all unread lines. The process must succeed."""
         lines = self.finish(timeout_s)
         assert self.process.returncode == 0, self.errors()
         return lines
 
     def finish(self, timeout_s: float = 30) -> list[str]:
-        """Waits for the end, good or bad, at most so long; all lines that were not read yet."""
+        """Wait for the end, good or bad, for at most ``seconds``, and return all unread lines."""
         assert self.process.stdout is not None
         guard = threading.Timer(timeout_s, self.process.kill)
         guard.start()
@@ -67,17 +67,17 @@ class Child:
         return lines
 
     def kill(self) -> list[str]:
-        """Kill -9; returns what it had printed and nobody read yet."""
+        """Kill it with SIGKILL, and return its unread output."""
         self.process.kill()
         return self.finish()
 
     def errors(self) -> str:
-        """All it wrote to stderr."""
+        """Return all of its stderr."""
         self._errors.seek(0)
         return self._errors.read()
 
     def close(self) -> None:
-        """Ends the process if it runs, and gives its files back."""
+        """End the process if it runs, and remove its files."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
@@ -91,7 +91,7 @@ class Child:
 
 @contextmanager
 def child(function: Callable[..., None], *arguments: object) -> Iterator[Child]:
-    """A process that does not outlive the block."""
+    """Start a process that does not outlive the block."""
     one = Child(function, *arguments)
     try:
         yield one

@@ -1,4 +1,4 @@
-"""An EntrySink that keeps what it is told, for tests of anything that receives entries."""
+"""An EntrySink that records its calls, for tests of anything that receives entries."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ Targets = Callable[[bytes, int], "Sequence[memoryview] | Skip | None"]
 
 
 class RecordingSink:
-    """Keeps what it is told; `targets` decides about fields, by default every value comes as bytes."""
+    """A sink that records its calls. `targets` decides about fields, and by default every value comes as bytes."""
 
     def __init__(self, targets: Targets = lambda name, nbytes: None) -> None:
         self.targets = targets
         self.events: list[tuple[object, ...]] = []
 
     def begin(self, entry_id: bytes) -> None:
-        """Noted."""
+        """Record the call."""
         self.events.append(("begin", entry_id))
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Noted, and decided by `targets`."""
+        """Record the call, and ask `targets`."""
         self.events.append(("target", name, nbytes))
         return self.targets(name, nbytes)
 
     def value(self, name: bytes, data: bytes) -> None:
-        """Noted."""
+        """Record the call."""
         assert type(data) is bytes
         self.events.append(("value", name, data))
 
     def end(self) -> None:
-        """Noted."""
+        """Record the call."""
         self.events.append(("end",))
 
     def missing(self, entry_id: bytes) -> None:
-        """Noted."""
+        """Record the call."""
         self.events.append(("missing", entry_id))
 
     @property
@@ -45,5 +45,5 @@ class RecordingSink:
 
     @property
     def ids(self) -> list[object]:
-        """The entries that began, in order."""
+        """Return the entries that began, in order."""
         return [event[1] for event in self.events if event[0] == "begin"]

@@ -1,4 +1,4 @@
-"""What any indexed source promises, of samples or of batches. A subclass provides `source`, opened over real input."""
+"""The promises of any indexed source of samples or batches. A subclass provides `source`, opened over real input."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Sample = dict[str, Any]
 
 
 def read(source: Source | BatchSource, index: int) -> Sample:
-    """One item with the generator that a job would give it."""
+    """Read one item with the generator of a job."""
     return dict(source.read(index, sample_rng(1, 0, 0, index)))
 
 
 def digest(sample: Sample) -> str:
-    """Names, dtypes, shapes and bytes of a sample: equal only where all of them are."""
+    """Return a digest of the names, dtypes, shapes and bytes of a sample."""
     parts = []
     for name, value in sample.items():
         array = np.frombuffer(value, "u1") if isinstance(value, (bytes, bytearray)) else np.asarray(value)
@@ -55,17 +55,17 @@ def in_fork(work: Callable[[], str]) -> str:
 
 
 class SourceContract:
-    """Promises of every `Source` and `BatchSource`."""
+    """The promises of every `Source` and `BatchSource`."""
 
     def test_an_index_gives_the_same_item_in_any_order(self, source: Source | BatchSource) -> None:
-        """Retried and repaired shards must hold what the first try would have held."""
+        """Retried and repaired shards must hold the same samples as the first try."""
         forward = [digest(read(source, index)) for index in range(len(source))]
         backward = [digest(read(source, index)) for index in reversed(range(len(source)))]
         assert source.repeatable
         assert forward == backward[::-1]
 
     def test_what_it_gives_may_be_changed_in_place(self, source: Source | BatchSource) -> None:
-        """Augmentations work in place, and the next epoch must not see them."""
+        """Augmentations work in place, and the next epoch must not see their changes."""
         first = read(source, 0)
         before = digest(first)
         for value in first.values():
@@ -87,7 +87,7 @@ class SourceContract:
                 tensor.canonical(item[tensor.name])
 
     def test_opening_it_again_changes_nothing(self, source: Source | BatchSource, config: SourceConfig) -> None:
-        """Jobs carry the config as JSON, and refuse to go on when the source is another one."""
+        """Jobs carry the config as JSON, and refuse to continue with another source."""
         carried = parse_config(json.loads(config.model_dump_json()))
         again = open_source(carried)
         assert again.unit != "item"

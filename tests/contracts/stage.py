@@ -1,6 +1,5 @@
-"""What every stage promises, whatever goes in: no sample lost, none twice, none of a lease that someone else holds.
-
-A subclass says how to make its stage, and which samples it may leave out or repeat.
+"""The promises of every stage, for any input: no sample lost, none twice, none of a lease that another member holds. A
+subclass makes its stage, and says which samples it may leave out or repeat.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ EPOCH, BATCH = 3, 8
 
 Identity = tuple[int, int, int]
 sizes = st.lists(st.integers(1, BATCH), max_size=25)
-"""Samples in the batches that arrive."""
+"""The samples in the batches that arrive."""
 flags = st.lists(st.booleans(), min_size=25, max_size=25)
 
 
 def setting(*, batch_size: int = BATCH, is_ordered: bool = False) -> StageContext:
-    """A member that reads an epoch of SPEC."""
+    """Return a member that reads an epoch of SPEC."""
     return StageContext(SPEC, ArrayPool(4), EPOCH, batch_size, is_ordered)
 
 
 def made(first: int, count: int, *, epoch: int = EPOCH) -> Batch:
-    """A batch of the samples ``first`` .. of one entry: shard 0, offset and values are the number."""
+    """Return a batch of samples from ``first`` on of one entry: shard 0, and offset and values are the number."""
     lease = Lease(0, epoch, 0, b"%d-1" % first, count)
     numbers = np.arange(first, first + count, dtype=np.int64)
     lengths = (numbers % 3)[:, None]
@@ -43,13 +42,13 @@ def made(first: int, count: int, *, epoch: int = EPOCH) -> Batch:
 
 
 def arrivals(counts: list[int], *, epoch: int = EPOCH) -> list[Batch]:
-    """Batches of so many samples, numbered from 0."""
+    """Return batches of these sizes, numbered from 0."""
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     return [made(int(start), count, epoch=epoch) for start, count in zip(starts, counts, strict=False)]
 
 
 def checked(batch: Batch) -> list[Identity]:
-    """The identities of a batch, after a look whether its values are theirs."""
+    """Return the identities of a batch, after comparing its values with them."""
     identities = list(batch.identities())
     assert len(identities) == batch.size
     if not batch.is_dropped:
@@ -63,7 +62,7 @@ def checked(batch: Batch) -> list[Identity]:
 
 
 def through(stages: Stage | list[Stage], batches: list[Batch]) -> list[Batch]:
-    """Everything that comes out."""
+    """Return everything that comes out."""
     queue = PrefetchQueue(1 << 30)
     for batch in batches:
         queue.put(batch)
@@ -79,14 +78,16 @@ def through(stages: Stage | list[Stage], batches: list[Batch]) -> list[Batch]:
 
 
 class StageContract:
-    """Inherit it as ``class TestX(StageContract)``."""
+    """The promises. Inherit them as ``class TestX(StageContract)``."""
 
     def stage(self, where: StageContext) -> Stage:
-        """The stage."""
+        """Return the stage."""
         raise NotImplementedError
 
     def test_every_sample_comes_out_once(self) -> None:
-        """Handed out or counted as trained on: an epoch closes only if each sample is one of the two, and once."""
+        """A sample is yielded or counted as trained on: an epoch closes only if each sample is one of the two, and
+        once.
+        """
 
         @settings(deadline=None)
         @given(sizes)
@@ -141,7 +142,7 @@ class StageContract:
         holds()
 
     def test_an_entry_under_suspicion_stays_alone(self) -> None:
-        """Training died on it before: whoever dies now has died of it, and of nothing beside it."""
+        """Training died at it before: a training that dies now has died of it alone."""
         batches = arrivals([4, 4, 4, 4])
         batches[2].is_alone = True
         alone = set(batches[2].identities())

@@ -1,4 +1,4 @@
-"""The command line: one line per error, exit codes a script can use, nothing heavy loaded before it is needed."""
+"""The command line: one line per error, exit codes for scripts, and no heavy import before it is needed."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ main = command_line.main
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
@@ -68,7 +68,7 @@ def _python(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def _server_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running ``penstock server`` and what it printed."""
+    """Run ``penstock server``, and yield it with its output."""
     with _python("-m", "penstock", "server", "--port", "0", *arguments) as process:
         try:
             assert process.stdout is not None
@@ -79,7 +79,7 @@ def _server_command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], st
 
 
 def _url_in(told: str) -> str:
-    """The URL in the file that the server names."""
+    """Return the URL in the file that the server names."""
     return read_private(Path(told.splitlines()[1].split()[-1]))
 
 
@@ -104,7 +104,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(statement: str, needed: tup
 
 
 def test_penstock_run_loads_nothing_heavy_before_its_command_starts() -> None:
-    """The command's own imports take longest; what is imported before them delays the first batch."""
+    """The command's own imports take longest, and imports before them delay the first batch."""
     script = (
         "import os, sys, penstock.cli.run as run\n"
         f"told = lambda *_: print([m for m in {_HEAVY!r} if m in sys.modules])\n"
@@ -116,7 +116,7 @@ def test_penstock_run_loads_nothing_heavy_before_its_command_starts() -> None:
 
 
 def test_importing_penstock_on_windows_ends_with_a_sentence() -> None:
-    """`No module named 'fcntl'` tells a newcomer neither that Windows is at fault nor what to do."""
+    """`No module named 'fcntl'` tells a new user neither that Windows is at fault nor what to do."""
     process = _python("-c", "import sys; sys.modules['fcntl'] = None; import penstock")
     _, err = process.communicate()
     said = "ImportError: Penstock runs on Linux and macOS; on Windows, use it in WSL 2 or in a container"
@@ -124,7 +124,7 @@ def test_importing_penstock_on_windows_ends_with_a_sentence() -> None:
 
 
 def test_an_unknown_public_name_says_which_there_are() -> None:
-    """A typo in a notebook is answered where it stands; dir() offers the names before they are loaded."""
+    """A typo in a notebook gets an error at once, and dir() offers the names before they are loaded."""
     with pytest.raises(AttributeError, match=r"'Loadr'; it has .*Loader"):
         penstock.Loadr  # noqa: B018
     assert set(penstock.__all__) <= set(dir(penstock))
@@ -133,7 +133,7 @@ def test_an_unknown_public_name_says_which_there_are() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT], ids=lambda end: end.name)
 def test_penstock_server_serves_and_ends_cleanly(end: signal.Signals) -> None:
-    """A terminal's Ctrl-C and a supervisor's SIGTERM are both a normal end, and nothing stays behind."""
+    """Ctrl-C in a terminal and SIGTERM of a supervisor are normal ends, and nothing stays behind."""
     with _server_command("--maxmemory", "64mb") as (process, told):
         url = _url_in(told)
         with redis.Redis.from_url(url) as client:
@@ -152,16 +152,16 @@ def test_penstock_server_serves_and_ends_cleanly(end: signal.Signals) -> None:
 def test_the_doctor_finds_nothing_wrong_with_a_server_that_penstock_started(
     executable: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A user who sees three findings on a fresh server ignores them later."""
+    """A user who sees three findings on a fresh server ignores later ones."""
     with _server_command("--executable", str(executable)) as (_, told):
         assert main(["doctor", "--url", _url_in(told), "--no-probe", "--json"]) == 0
         findings = json.loads(capsys.readouterr().out)["findings"]
-    # a busy machine may answer late, which is no fault of the server
+    # a busy machine may answer late, which is not the server's fault
     assert [one for one in findings if one["severity"] != "ok" and one["check"] != "latency"] == []
 
 
 def test_the_lines_that_penstock_server_prints_can_be_typed() -> None:
-    """The password is in none of them, and whoever follows them needs to know nothing of it."""
+    """The password is in none of them, and a user who follows them need not know it."""
     with _server_command() as (_, told):
         url, shell = _url_in(told), "penstock() { " + f'{shlex.quote(sys.executable)} -m penstock "$@"; }}\n'
         assert re.fullmatch(r"redis://default:[0-9a-f]{64}@127\.0\.0\.1:[0-9]+", url)
@@ -190,7 +190,7 @@ def test_without_a_password_penstock_server_says_what_that_means() -> None:
 
 
 def test_two_servers_of_one_user_are_told_apart_by_port(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first must not lose its clients because a second was started, nor when that ends."""
+    """The first must not lose its clients because a second was started, or when that ends."""
     with _server_command() as (_, first):
         with _server_command() as (second, told):
             urls = [_url_in(first), _url_in(told)]
@@ -218,7 +218,7 @@ def test_penstock_server_says_when_the_server_ends_by_itself() -> None:
 
 
 def test_penstock_server_keeps_streams_over_a_restart_when_asked(tmp_path: Path) -> None:
-    """--aof DIR is the promise of `streams survive a restart`, and clients keep their URL."""
+    """--aof DIR promises that streams survive a restart and that clients keep their URL."""
     passwords = set()
     for expected in (0, 1):
         with _server_command("--aof", str(tmp_path)) as (process, told):
@@ -235,7 +235,7 @@ def test_penstock_server_keeps_streams_over_a_restart_when_asked(tmp_path: Path)
 def test_an_error_is_one_line_on_stderr_and_exit_code_1(
     any_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A traceback tells a user nothing; scripts need the code."""
+    """A traceback does not help a user, and scripts need the code."""
     assert main(["server", "--port", str(any_server.port)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -258,7 +258,7 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(
 def test_wrong_usage_is_explained_and_exits_with_2(
     argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2 is what every shell tool says for it."""
+    """Shell tools use 2 for it."""
     assert main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -286,7 +286,7 @@ def test_wrong_usage_is_explained_and_exits_with_2(
     ],
 )
 def test_wrong_usage_is_one_line(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten lines of options above it hide what is wrong."""
+    """Ten lines of options before the error hide it."""
     assert main(argv) == 2
     assert capsys.readouterr() == ("", told)
 
@@ -345,7 +345,7 @@ def test_a_command_typed_wrong_is_answered_by_the_command_to_type(
 @pytest.mark.parametrize("kind", ["images", "dataset", "keras", "generator"])
 @pytest.mark.parametrize("name", ["run", "produce"])
 def test_every_source_has_an_example_of_its_own(name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Users look for examples beside the options, and `run` shows where the command goes."""
+    """Users look for examples next to the options, and `run` shows where the command belongs."""
     assert main([name, kind, "--help"]) == 0
     usage, _, example = capsys.readouterr().out.partition("example:\n")
     assert example.startswith(f"  penstock {name} {kind} ")
@@ -405,7 +405,7 @@ def test_an_error_of_several_lines_is_still_one_line(
 
 
 def _add_command(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """A command of our own in the table, found like the real ones."""
+    """Add a command to the table, which is found like the real ones."""
     (folder / "extra_command.py").write_text(
         "from penstock_common.errors import PenstockError\nNAME, HELP = 'extra', 'one more'\n"
         f"def add_arguments(parser): pass\ndef run(args, console): {body}\n"
@@ -429,13 +429,13 @@ def test_the_url_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatc
     ("text", "size"), [("2gb", 2 << 30), ("500MB", 500 << 20), ("64k", 64 << 10), ("0.5g", 1 << 29), ("123", 123)]
 )
 def test_sizes_are_written_as_in_redis_conf(text: str, size: int) -> None:
-    """The unit a user knows from the server's own settings."""
+    """Users know these units from the server's own settings."""
     assert byte_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "gb", "-1", "1x", "inf", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    """A budget of nothing would wait for ever."""
+    """A budget of 0 would wait for ever."""
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size like"):
         byte_size(text)
 
@@ -512,7 +512,7 @@ def test_bars_on_a_terminal_are_redrawn_in_place_and_step_aside_for_lines(
     assert "100%  100,000/100,000 samples" in shown[2]
     assert ("━" in shown[2]) == (columns == 100)
     assert "".join(note.split()) in "".join("".join(shown).split())  # wrapped, not cut off
-    assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")  # the cursor is there
+    assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")  # the cursor is visible
 
 
 def rows_of(written: str, columns: int) -> list[str]:

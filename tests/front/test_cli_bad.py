@@ -1,4 +1,4 @@
-"""`penstock bad` and `penstock audit --repair`: what an operator types, reads, and gives to scripts."""
+"""`penstock bad` and `penstock audit --repair`: what an operator types and reads, and what scripts get."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Capture = pytest.CaptureFixture[str]
 
 
 def run(url: str, *words: str) -> int:
-    """One command; the URL comes before --repair, which takes the rest of the line."""
+    """Run one command. The URL comes before --repair, which takes the rest of the line."""
     at = words.index("--repair") if "--repair" in words else len(words)
     return main([*words[:at], "--url", url, *words[at:]])
 
 
 def forge(url: str, client: redis.Redis) -> str:
-    """An entry that no group can read, and a group that tried."""
+    """Write an entry that no group can read, and let a group try it."""
     fill(url)
     _, fields = entry_of(client, 1)
     forged = append(client, {**fields, b"x": b"\x1b[2J"})
@@ -37,7 +37,7 @@ def forge(url: str, client: redis.Redis) -> str:
 def test_bad_things_are_listed_for_people_and_for_scripts(
     any_url: str, any_client: redis.Redis, capsys: Capture
 ) -> None:
-    """Identity, reason, since when; control characters that a forger put there do not reach the terminal."""
+    """The list has identity, reason and time, and a forger's control characters do not reach the terminal."""
     forged = forge(any_url, any_client)
     assert run(any_url, "bad", "list", "train") == 0
     told = capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_nothing_bad_is_said_in_a_line(any_url: str, capsys: Capture) -> None:
 
 
 def test_one_entry_is_shown_retried_and_dropped(any_url: str, any_client: redis.Redis, capsys: Capture) -> None:
-    """The way of a dead letter, as its alarm and the audit name it."""
+    """The commands for a dead letter, as its notice and the audit name them."""
     forged = forge(any_url, any_client)
     assert run(any_url, "bad", "show", "train", "0", forged) == 0
     told = capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_one_entry_is_shown_retried_and_dropped(any_url: str, any_client: redis.
 
 
 def test_for_whom_to_drop_must_be_said(any_url: str, capsys: Capture) -> None:
-    """Giving up data for every group is nothing to do by default."""
+    """Discarding data for every group must not be a default."""
     fill(any_url)
     assert run(any_url, "bad", "drop", "train", "0") == 2
     assert "--group --all-groups is required" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_help_tells_the_two_kinds_apart(capsys: Capture) -> None:
 
 
 def produced(url: str) -> None:
-    """An epoch of the numbers, with every tenth bad, by worker processes."""
+    """Produce an epoch of the numbers, with every tenth bad, by worker processes."""
     source = DatasetConfig(name="tests.producer.made:numbers", transform="tests.producer.made:every_tenth_fails")
     plan = ProductionPlan(stream="train", source=source, shard_samples=30, block_bytes=200)
     with Production(plan, WorkerOptions(url=url, queue_url=url), workers=1) as production:
@@ -104,7 +104,7 @@ def produced(url: str) -> None:
 def test_what_was_deleted_by_hand_is_made_again_from_the_source_on_the_command_line(
     any_url: str, any_client: redis.Redis, capsys: Capture
 ) -> None:
-    """The audit that found it mends it, and ends with 0."""
+    """The audit that found it repairs it, and ends with 0."""
     produced(any_url)
     key = partition_of(any_client).entries(0)
     found: Any = any_client.xrange(key, count=2)
@@ -132,6 +132,6 @@ def test_a_repair_from_another_source_is_one_line(any_url: str, any_client: redi
 
 
 def test_what_the_repair_does_not_know_is_wrong_usage(any_url: str, capsys: Capture, tmp_path: Path) -> None:
-    """Options of production have no meaning here: seed and cut are the epoch's own."""
+    """Options of a production have no meaning here, because the epoch has its own seed and shards."""
     assert run(any_url, "audit", "train", "--repair", "images", str(tmp_path), "--epochs", "3") == 2
     assert "unknown argument '--epochs'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`penstock bench` from a shell, and the rule by which it judges."""
+"""`penstock bench` from a shell, and its rule of judgement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIDES = ["Penstock inline", "Penstock with segments"]
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder with a few pictures, a transform, and a module with an unusual dataset."""
+    """Make a folder with a few pictures, a transform, and a module with an unusual dataset."""
     rng = np.random.default_rng(0)
     for n in range(12):
         path = tmp_path / "photos" / ("cat" if n % 2 else "dog") / f"{n:02}.png"
@@ -47,7 +47,7 @@ def work(tmp_path: Path) -> Path:
 
 
 def start(cwd: Path, *arguments: str, first: Path | None = None) -> subprocess.Popen[str]:
-    """`penstock bench` in a process group of its own; modules in ``first`` hide others."""
+    """Start `penstock bench` in a separate process group. Modules in ``first`` hide others."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     paths = os.pathsep.join([*([str(first)] if first else []), *_PATHS])
     return subprocess.Popen(
@@ -58,7 +58,7 @@ def start(cwd: Path, *arguments: str, first: Path | None = None) -> subprocess.P
 
 
 def without_torch(folder: Path) -> Path:
-    """A folder that makes `import torch` fail as it does where torch is missing."""
+    """Make a folder that makes `import torch` fail as if torch were missing."""
     (folder / "hides").mkdir()
     (folder / "hides" / "torch.py").write_text("raise ImportError('no torch')\n")
     return folder / "hides"
@@ -68,7 +68,7 @@ def without_torch(folder: Path) -> Path:
 
 
 def test_a_folder_is_measured_on_all_sides_and_the_verdict_says_which_to_use(work: Path) -> None:
-    """A newcomer decides by this command whether Penstock is worth it, with one trainer and with several."""
+    """A new user decides by this command whether Penstock is worth it, with one trainer and with several."""
     args = ["images", "photos/", "--resize", "32", "--transform", "augment:flip", "--trainers", "2", "--seconds", "2"]
     bench = start(work, *args, "--json")
     out, err = bench.communicate(timeout=240)
@@ -86,7 +86,7 @@ def test_a_folder_is_measured_on_all_sides_and_the_verdict_says_which_to_use(wor
 
 
 def test_without_torch_a_process_pool_is_measured_and_ragged_samples_pass(work: Path) -> None:
-    """Users of other frameworks have no torch, and their samples need not be alike."""
+    """Users of other frameworks have no torch, and their samples may differ in size."""
     spec = json.dumps({"x": ["float32", [None, 2]], "name": ["bytes", []]})
     args = ["dataset", "mine:rows", "--spec", spec, "--trainers", "1", "--seconds", "1"]
     bench = start(work, *args, first=without_torch(work))
@@ -110,7 +110,7 @@ def test_samples_that_cannot_be_made_are_one_line(work: Path) -> None:
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_bench_that_is_ended(work: Path, blow: signal.Signals) -> None:
-    """Trainers that go on after the owner was killed would take the cores for ever, and its segments the memory."""
+    """Trainers that continue after the owner was killed would take the cores for ever, and its segments the memory."""
     with start(work, "images", "photos/", "--seconds", "600", first=without_torch(work)) as bench:
         assert bench.stderr is not None
         while "a process pool" not in bench.stderr.readline():
@@ -127,13 +127,13 @@ def test_nothing_outlives_a_bench_that_is_ended(work: Path, blow: signal.Signals
 
 
 def children(pid: int) -> list[str]:
-    """Processes that a process has forked and that are in its group: not its server."""
+    """Return the processes that a process has forked and that are in its group, without its server."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [child for child in found if os.getpgid(int(child)) == pid]
 
 
 def is_alive(group: int) -> bool:
-    """Whether a process of this group is left."""
+    """Return whether a process of this group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -155,7 +155,9 @@ def is_alive(group: int) -> bool:
     ],
 )
 def test_the_simplest_side_wins_unless_another_gains_a_tenth(inline: float, segments: float, use: str) -> None:
-    """A server is one more thing to run, and segments tie readers to one host: neither is proposed for nothing."""
+    """A server is one more thing to run, and segments tie readers to one host, so neither is proposed without a
+    gain.
+    """
     verdict = judge({"DataLoader": [100.0] * 3, SIDES[0]: [inline] * 3, SIDES[1]: [segments] * 3}, 4)
     assert verdict.use == use
     whom = "one DataLoader each" if use == "DataLoader" else use
@@ -163,7 +165,7 @@ def test_the_simplest_side_wins_unless_another_gains_a_tenth(inline: float, segm
 
 
 def test_a_verdict_says_when_its_rounds_disagree_or_there_was_only_one() -> None:
-    """A user whose verdict may be chance should know it."""
+    """A user should know that a verdict may be chance."""
     steady = judge({"DataLoader": [100, 50, 10], SIDES[0]: [200, 100, 20]}, 1)
     shaky = judge({"DataLoader": [100, 100, 100], SIDES[0]: [90, 120, 130]}, 1)
     once = judge({"DataLoader": [100], SIDES[0]: [200]}, 1)

@@ -1,4 +1,4 @@
-"""`penstock demo`: its options, what it refuses, and when it calls its own outcome not good."""
+"""`penstock demo`: its options, its refusals, and the outcomes that it calls failures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, Group
 
 
 def trained(name: str, accuracy: float = 0.97) -> TrainerProcess:
-    """Return a trainer that has done everything."""
+    """Return a trainer that has finished."""
     task = TrainerTask(url="", model=name, epochs=1, train="train", held_out="held-out")
     numbers = {"accuracy": accuracy, "rate": 500.0, "waited": 0.25}
     return TrainerProcess(task, print, results={"trained": numbers, "compared": {"rate": 200.0, "waited": 0.9}})
@@ -26,7 +26,7 @@ def trained(name: str, accuracy: float = 0.97) -> TrainerProcess:
 
 @pytest.fixture
 def result() -> DemoResult:
-    """Return a demo that went well."""
+    """Return a successful demo."""
     groups = {"convnet": GroupAudit(delivered=80), "dense": GroupAudit(delivered=80)}
     outcome = DemoOutcome(80, 20, 1, "keras", 80, 2.0, (11, 12), (trained("convnet"), trained("dense")))
     audit = AuditReport("digits", [EpochAudit(0, "produced", 80, produced=80, groups=groups)], "")
@@ -44,7 +44,7 @@ def test_a_good_outcome_is_told_with_every_number(result: DemoResult) -> None:
 
 
 def test_a_low_accuracy_is_no_success(result: DemoResult) -> None:
-    """A feed that hands out wrong labels would show nowhere else."""
+    """A feed with wrong labels would show nowhere else."""
     worse = dataclasses.replace(result.outcome, trainers=(trained("convnet", 0.9), trained("dense")))
     assert "convnet" in failures(worse, result.audit, needs_goal=True)[0]
     assert failures(worse, result.audit, needs_goal=False) == []
@@ -52,13 +52,13 @@ def test_a_low_accuracy_is_no_success(result: DemoResult) -> None:
 
 
 def test_a_sample_that_was_not_delivered_is_no_success(result: DemoResult) -> None:
-    """The audit's word decides the exit code."""
+    """The audit decides the exit code."""
     result.audit.epochs[0].groups["dense"] = GroupAudit(delivered=79, pending=1)
     assert "79 of 80" in failures(result.outcome, result.audit, needs_goal=True)[0]
 
 
 def test_the_goal_is_for_the_whole_demo_only() -> None:
-    """A few digits cannot be learned that well, and that is nobody's fault."""
+    """A few digits cannot be learned that well."""
     options = DemoOptions(1797, 3, 2, None)
     assert options.needs_goal
     assert not dataclasses.replace(options, samples=300).needs_goal
@@ -73,13 +73,13 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("arguments", [["--samples", "5"], ["--epochs", "0"], ["--workers", "x"], ["--trainer", "jax"]])
 def test_impossible_numbers_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Told before anything is started."""
+    """They are reported before anything is started."""
     assert main(["demo", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
 
 
 def test_augmenting_keeps_form_and_label_and_follows_its_generator() -> None:
-    """A retried job must make the very same sample."""
+    """A retried job must make the same sample."""
     image = np.zeros((32, 32, 1), np.uint8)
     image[8:24, 14:18] = 255
     sample = {"x": image, "y": 1}
@@ -92,7 +92,7 @@ def test_augmenting_keeps_form_and_label_and_follows_its_generator() -> None:
 
 
 def test_the_numpy_model_learns() -> None:
-    """Without TensorFlow the demo still shows that the data arrived as they were meant."""
+    """Without TensorFlow the demo still shows that the data arrived unchanged."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 640)
     images = rng.random((640, 32, 32, 1), dtype=np.float32) * 0.5

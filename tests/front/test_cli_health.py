@@ -1,4 +1,4 @@
-"""`penstock health` beside real workers and trainers: alive, stopped, killed."""
+"""`penstock health` with real workers and trainers: alive, stopped, killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start(any_url: str) -> Iterator[Start]:
-    """Start Python beside the server, in a process group of its own."""
+    """Start Python with the server's URL, in a separate process group."""
     running: list[subprocess.Popen[bytes]] = []
 
     def begin(*arguments: str) -> subprocess.Popen[bytes]:
@@ -52,7 +52,7 @@ def healthy(*arguments: str) -> bool:
 
 
 def becomes(expected: bool, *arguments: str) -> None:
-    """Wait until it says so."""
+    """Wait until the answer is the wanted one."""
     deadline = time.monotonic() + 60
     while healthy(*arguments) != expected:
         assert time.monotonic() < deadline
@@ -62,7 +62,7 @@ def becomes(expected: bool, *arguments: str) -> None:
 def test_a_worker_is_healthy_until_it_is_stopped(
     start: Start, any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An engine restarts or reports what its health check names: a stopped process looks alive to everybody else."""
+    """A container engine restarts what its health check reports, and a stopped process looks alive otherwise."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     assert not healthy("worker")
     assert "there is no worker of host" in capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_a_worker_is_healthy_until_it_is_stopped(
 def test_a_trainer_is_healthy_until_it_is_stopped(
     start: Start, any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A long step is no reason for an alarm, because a thread gives the signs; a process that hangs as a whole is."""
+    """A long step is no reason for an alarm, because a thread gives heartbeats, but a process that hangs is."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     what = ["trainer", "train", "--group", "resnet"]
     assert not healthy(*what)

@@ -1,4 +1,6 @@
-"""Looking and steering from a shell: inspect, audit, groups, epochs; every wrong word is one line and exit code 1."""
+"""Inspecting and steering from a shell: inspect, audit, groups, epochs. Every wrong word is one line and exit code
+1.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ Told = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def told(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """Runs one command line against the server: exit code, stdout, stderr."""
+    """Return a function that runs a command line against the server: exit code, stdout, stderr."""
     monkeypatch.setenv("PENSTOCK_URL", url)
 
     def run(*argv: str) -> tuple[int, str, str]:
@@ -48,7 +50,7 @@ def told(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 @pytest.fixture
 def writer(url: str) -> Iterator[penstock.Writer]:
-    """A stream of two partitions, one sample an entry."""
+    """Return a writer of a stream with two partitions and one sample an entry."""
     with penstock.Writer(
         "train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, tuning=penstock.Tuning(block_bytes=1)
     ) as made:
@@ -56,7 +58,7 @@ def writer(url: str) -> Iterator[penstock.Writer]:
 
 
 def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
-    """A whole shard."""
+    """Write a whole shard."""
     with epoch.shard(shard) as part:
         for number in range(count):
             part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
@@ -65,7 +67,7 @@ def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
 
 
 def produced(writer: penstock.Writer) -> None:
-    """One epoch: 30 samples in three shards, two of them bad."""
+    """Produce one epoch: 30 samples in three shards, two of them bad."""
     with writer.epoch(sizes=[10, 10, 10]) as epoch:
         write(epoch, 0, 10)
         write(epoch, 1, 8, bad=2)
@@ -81,7 +83,7 @@ def inspected(told: Told) -> dict[str, Any]:
 
 
 def test_inspect_counts_lag_pending_and_bytes_on_every_server(told: Told, url: str, writer: penstock.Writer) -> None:
-    """Redis 6.2 has no lag of its own, and 7 loses its count after a deletion: these are ours."""
+    """Redis 6.2 has no lag, and Redis 7 loses its count after a deletion, so the counts are ours."""
     produced(writer)
     epoch = writer.epoch(sizes=[5, 5])
     write(epoch, 0, 5)

@@ -1,4 +1,4 @@
-"""A wait names the members that it waits for: those with leases, or ranks, but no members that died long ago."""
+"""A wait names the members that it waits for: members with leases, and ranks, but no members that died long ago."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATER_MS = 60_000
 
 
 def written(url: str, count: int = 40) -> Writer:
-    """An open epoch's writer, with its first samples committed."""
+    """Write the first samples of an open epoch, and yield its writer."""
     writer = Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=240, notify=lambda _: None))
     shard = writer.epoch(0, sizes=[100]).shard(0)
     for number in range(count):
@@ -28,14 +28,14 @@ def written(url: str, count: int = 40) -> Writer:
 
 
 def look(writer: Writer, client: Client) -> tuple[Roster, Missing]:
-    """A minute from now, nobody having been heard of."""
+    """Return the explanation a minute from now, with no heartbeat until then."""
     partition = writer.stream.partitions[0]
     roster = load_roster(client, partition)
     return roster, missing_members(client, partition, roster, roster.groups, server_ms(client) + LATER_MS)
 
 
 def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_client: Client) -> None:
-    """Sixteen members that died long ago, and hold nothing, hid the one rank that everybody waited for."""
+    """Sixteen members that had died long ago, and held nothing, hid the one rank that all others waited for."""
     with written(any_url) as writer, loader_of(any_url, "g", member="idle") as idle:
         with loader_of(any_url, "g", member="holder", acknowledge="manual") as holder:
             next(iter(holder))
@@ -47,7 +47,7 @@ def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_c
 
 
 def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> None:
-    """An ordered group settles nothing without its slowest rank; one that left is on no list of members."""
+    """An ordered group acknowledges nothing without its slowest rank. A rank that left is on no list of members."""
     first = Loader(
         "t", group="o", url=any_url, batch_size=5, order=Canonical(rank=0, world_size=2), tuning=Tuning(timeout_s=20)
     )
@@ -61,7 +61,7 @@ def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> 
 
 @pytest.mark.parametrize("count", [3, 9])
 def test_many_are_told_in_a_line(count: int) -> None:
-    """A wait's reason is one line of a log."""
+    """The reason of a wait is one line of a log."""
     told = told_missing({("g", f"m{number}"): Liveness(1000 * number) for number in range(count)})
     assert told.count(" of group g (") == min(count, SHOWN)
     assert ("and 5 more" in told) == (count == 9)

@@ -1,4 +1,4 @@
-"""Looking again and again: the same counts as a look from nothing, rates that add up, and next to no cost."""
+"""A monitor has the same counts as a first look, its rates add up, and it costs next to nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tuned import tuned
 
 @pytest.fixture
 def writer(url: str) -> Iterator[penstock.Writer]:
-    """Two partitions, one sample of 1000 bytes an entry."""
+    """Make a writer with two partitions, and one sample of 1000 bytes an entry."""
     with penstock.Writer(
         "train", url=url, spec={"x": ("uint8", (1000,))}, partitions=2, tuning=penstock.Tuning(block_bytes=1)
     ) as made:
@@ -34,7 +34,7 @@ def writer(url: str) -> Iterator[penstock.Writer]:
 
 
 def write(epoch: EpochWriter, shard: int, count: int, *, bad: int = 0) -> None:
-    """A whole shard."""
+    """Write a whole shard."""
     with epoch.shard(shard) as part:
         for number in range(count):
             part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
@@ -96,7 +96,7 @@ def agrees(snapshot: StreamSnapshot, client: Client) -> None:
 
 
 def take(url: str, group: str, batches: int, **how: Any) -> None:
-    """A trainer that takes so many batches of four and leaves."""
+    """Train ``batches`` batches of four, and leave."""
     with penstock.Loader(
         "train", group=group, batch_size=4, url=url, **tuned("Loader", how, penstock.Tuning(prefetch_bytes=1))
     ) as loader:
@@ -126,7 +126,7 @@ def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer:
             unread = snapshot.groups[0].lag_samples
             assert snapshot.epochs[0].read == {"resnet": 20 - unread}
             write(epoch, 2, 10)
-            take(url, "late", 1)  # has before it what was forgotten
+            take(url, "late", 1)  # it has not read the forgotten records
             both_agree()
             take(url, "ranks", 1, order="canonical", rank=0, world_size=1)
             both_agree()
@@ -148,7 +148,7 @@ def test_looking_again_counts_what_looking_from_nothing_counts(url: str, writer:
 def test_a_look_moves_no_payload_and_costs_next_to_nothing(
     url: str, writer: penstock.Writer, client: redis.Redis
 ) -> None:
-    """A monitor that slows down what it watches would be the finding; at 1 Hz it may cost a hundredth."""
+    """A monitor must not slow down the stream that it shows. At 1 Hz it may cost a hundredth."""
     with writer.epoch(sizes=[100] * 10) as epoch:
         for shard in range(8):
             write(epoch, shard, 100)
@@ -172,7 +172,7 @@ def test_a_look_moves_no_payload_and_costs_next_to_nothing(
 def test_an_epoch_that_was_abandoned_shows_what_was_made_and_not_what_was_planned(
     url: str, writer: penstock.Writer
 ) -> None:
-    """A production that failed at once would look like one that made all of it."""
+    """Otherwise a production that failed at once would look complete."""
     with writer.epoch(sizes=[100]) as epoch:
         epoch.abandon()
         with connect(url) as looking:
@@ -181,7 +181,7 @@ def test_an_epoch_that_was_abandoned_shows_what_was_made_and_not_what_was_planne
 
 
 def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
-    """Counts of a deleted stream say nothing about a new stream of the same name."""
+    """Counts of a deleted stream do not apply to a new stream of the same name."""
     with connect(any_url) as client:
         monitor = StreamMonitor(client, "train")
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Why a group has no epoch to read: each state of a stream has a sentence of its own."""
+"""The reason why a group has no epoch to read: each state of a stream has its own sentence."""
 
 from __future__ import annotations
 

@@ -35,13 +35,13 @@ def cold_file(path: Path, nbytes: int) -> int:
 
 
 def forget(fd: int) -> None:
-    """Takes a file out of the page cache."""
+    """Remove a file from the page cache."""
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cached(fd: int) -> float:
-    """The part of a file that is in the page cache."""
+    """Return the part of a file that is in the page cache."""
     size = os.fstat(fd).st_size
     with mmap.mmap(fd, size) as pages:
         found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
@@ -55,16 +55,16 @@ def cached(fd: int) -> float:
 
 
 def opened(folder: Path) -> list[str]:
-    """Files of a folder that this process has open."""
+    """Return the files of a folder that this process has open."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile, the folder of all of them for one
+        with suppress(OSError):  # closed since, for example the folder of all descriptors
             found.append(str(link.readlink()))
     return [name for name in found if name.startswith(str(folder))]
 
 
 def eventually(is_so: Callable[[], bool]) -> bool:
-    """Within 20 s."""
+    """Wait up to 20 s."""
     deadline = time.monotonic() + 20
     while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -81,7 +81,7 @@ def test_all_of_what_is_asked_for_comes_however_much_it_is(tmp_path: Path) -> No
 
 
 def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
-    """A folder may be unmounted, and a file be used again, once nobody reads it."""
+    """A folder may be unmounted, and a file be used again, once no process reads it."""
     ahead = Ahead()
     for number in range(50):
         os.close(cold_file(tmp_path / f"{number}", 1 << 20))
@@ -94,14 +94,14 @@ def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_asked_for_harms_nobody(tmp_path: Path) -> None:
-    """Readahead is optional: the later read of such a file reports the error."""
+    """Readahead is optional: a later read of such a file reports the error."""
     ahead = Ahead()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("cold")
     for name in ("gone", "pipe", "link"):
         ahead.fetch(tmp_path / name, 0, 1 << 20)
     fd = cold_file(tmp_path / "cold", 1 << 20)
-    for _ in range(2):  # behind those, and again by one that was closed and goes on
+    for _ in range(2):  # behind those, and again after `close`, which does not end the reader's use
         ahead.fetch(tmp_path / "cold", 0, 1 << 20)
         assert eventually(lambda: cached(fd) > 0.999)
         ahead.close()
@@ -111,7 +111,9 @@ def test_what_cannot_be_asked_for_harms_nobody(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Large]:
-    """A segment twice as large as what is asked ahead, out of the page cache: its reader, its first block, itself."""
+    """Return a segment twice as large as the readahead, out of the page cache: its reader, its first block, and
+    itself.
+    """
     folder = SegmentFolder(tmp_path, "train", STREAM)
     folder.make()
     writer = writer_in(folder, 2 * AHEAD_BYTES)
@@ -127,7 +129,7 @@ def large(tmp_path: Path) -> Iterator[Large]:
 
 
 def test_who_reads_from_one_end_has_the_rest_asked_for(large: Large) -> None:
-    """After the first block; and no more than was said."""
+    """After the first block, the rest is requested, and no more than the limit."""
     reader, first, fd = large
     reader.read(first)
     assert eventually(lambda: cached(fd) > 0.45)
@@ -135,7 +137,7 @@ def test_who_reads_from_one_end_has_the_rest_asked_for(large: Large) -> None:
 
 
 def test_who_says_what_comes_next_has_that_asked_for_and_nothing_else(large: Large) -> None:
-    """Out of order, what follows in the file is not what comes."""
+    """Out of order, the next bytes of the file are not the next to be read."""
     reader, first, fd = large
     reader.expect(SegmentRef(first.file, AHEAD_BYTES, (AHEAD_BYTES // 2,)))
     assert eventually(lambda: cached(fd) > 0.24)

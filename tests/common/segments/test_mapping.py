@@ -1,4 +1,4 @@
-"""Files in memory are kept mapped: what is used again needs no new pages, and nobody is kept from removing them."""
+"""Files in memory stay mapped: files that are used again need no new pages, and any process may remove them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def builder_in(lane: SegmentWriter, samples: int = 100) -> BlockBuilder:
 
 
 def fields_of(builder: BlockBuilder, first: int, count: int) -> Fields:
-    """A block of samples that show their number."""
+    """Return a block of samples that show their number."""
     for number in range(first, first + count):
         builder.add({"x": np.full(1000, number % 251, np.uint8), "y": number})
     return encode(builder.finish(first), stream=STREAM, epoch=3, shard=0)
@@ -84,7 +84,9 @@ def numbers(payload: list[bytes]) -> list[int]:
 
 
 def test_a_block_is_made_where_it_stays_whatever_its_number_of_samples(folder: SegmentFolder) -> None:
-    """Full ones, ones cut short by a flush, whose columns then move together, and one after a sample was refused."""
+    """Full blocks, blocks cut short by a flush, whose columns then move together, and a block after a refused
+    sample.
+    """
     lane, reader = lane_again(folder), SegmentReader(folder)
     builder, stored, first = builder_in(lane), [], 0
     at = 4096
@@ -108,7 +110,7 @@ def test_a_block_is_made_where_it_stays_whatever_its_number_of_samples(folder: S
 
 
 def test_a_block_that_is_kept_is_never_overwritten(folder: SegmentFolder) -> None:
-    """A commit that was refused because its writer was taken for dead is sent again, out of the very same arrays."""
+    """A commit that was refused because its writer was taken for dead is sent again, from the same arrays."""
     lane = lane_again(folder)
     builder = builder_in(lane)
     fields = fields_of(builder, 0, 100)
@@ -127,7 +129,7 @@ def test_a_block_that_is_kept_is_never_overwritten(folder: SegmentFolder) -> Non
 
 
 def test_files_that_are_used_again_need_no_new_pages(folder: SegmentFolder) -> None:
-    """Finding a page costs twice what copying it costs; a view of it neither."""
+    """Allocating a page costs twice what copying it costs, and a view costs neither."""
     lane, reader, views = lane_of(folder), SegmentReader(folder), SegmentReader(folder)
     builder = builder_in(lane)
     faults = []
@@ -151,7 +153,7 @@ def test_files_that_are_used_again_need_no_new_pages(folder: SegmentFolder) -> N
 
 
 def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(folder: SegmentFolder) -> None:
-    """An operator's rm, and a shorter file: a map of it would end the trainer by a signal."""
+    """An operator's rm, and a truncated file: reading a map of it would end the trainer by a signal."""
     lane = lane_again(folder)
     entry, name = lane.append(fields_of(builder_in(lane), 0, 100))
     reader = SegmentReader(folder)
@@ -166,7 +168,7 @@ def test_what_was_removed_or_cut_short_is_an_error_and_its_memory_is_given_back(
 
 
 def test_views_are_given_only_of_what_is_still_there(folder: SegmentFolder) -> None:
-    """A file that is cut between two batches: what was handed out is its holder's, what comes next is an error."""
+    """A file is cut between two batches: the yielded arrays stay valid, and the next read is an error."""
     lane = lane_again(folder)
     builder = builder_in(lane)
     (first, name), (second, _) = (lane.append(fields_of(builder, at, 100)) for at in (0, 100))
@@ -180,7 +182,7 @@ def test_views_are_given_only_of_what_is_still_there(folder: SegmentFolder) -> N
 
 @pytest.mark.parametrize("trouble", ["gone", "short"])
 def test_a_writer_whose_file_is_removed_or_cut_goes_on_in_another(folder: SegmentFolder, trouble: str) -> None:
-    """After a cleanup of files, later commits must have a payload, and no process may die of a mapped file."""
+    """After files were removed, later commits must have a payload, and no process may die of a mapped file."""
     lane, reader = lane_again(folder), SegmentReader(folder)
     _, name = lane.append(fields_of(builder_in(lane), 0, 100))
     if trouble == "gone":
@@ -197,7 +199,7 @@ def test_a_writer_whose_file_is_removed_or_cut_goes_on_in_another(folder: Segmen
 def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file beyond the limit is read all the same, and a removed file does not count."""
+    """A file beyond the limit is still read, and a removed file does not count."""
     monkeypatch.setattr(mapping, "KEPT_BYTES", 3 * FILE_BYTES)
     lanes = [lane_of(folder) for _ in range(4)]
     stored = [lane.append(fields_of(BlockBuilder(SPEC, 1 << 20, 100), 0, 100)) for lane in lanes]
@@ -215,7 +217,7 @@ def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
 
 
 def test_maps_are_given_back_with_the_last_reader_and_writer(folder: SegmentFolder) -> None:
-    """Else a folder could not be unmounted while the trainer's process lives."""
+    """Otherwise a folder could not be unmounted while the trainer's process lives."""
     lane = lane_again(folder)
     entry, _ = lane.append(fields_of(builder_in(lane), 0, 100))
     reader = SegmentReader(folder, maps=maps_of(folder.path))

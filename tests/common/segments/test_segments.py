@@ -1,4 +1,4 @@
-"""Segment files without a server: what is written is read, what is damaged is named, what is in use stays."""
+"""Segment files without a server: written bytes are read back, damage is named, and files in use stay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def writer_in(folder: SegmentFolder, nbytes: int = 1 << 16) -> SegmentWriter:
 
 
 def entry(first: int, count: int = 3) -> Fields:
-    """An entry as it would travel inline."""
+    """Return an entry in its inline form."""
     builder = BlockBuilder(SPEC, 1 << 20, 100)
     for number in range(first, first + count):
         builder.add({"x": np.full((5, 7), number, np.uint8), "text": b"t" * number, "y": number})
@@ -79,7 +79,7 @@ def test_what_is_written_is_read_back_over_several_segments(folder: SegmentFolde
 
 
 def test_a_file_in_use_is_not_used_again(folder: SegmentFolder) -> None:
-    """Neither its writer nor a reader in the middle of it may find other bytes there."""
+    """Neither its writer nor a reader may find other bytes there."""
     writer = writer_in(folder)
     _, name = writer.append(entry(0))
     assert not folder.is_unused(name)
@@ -97,7 +97,7 @@ def test_a_file_in_use_is_not_used_again(folder: SegmentFolder) -> None:
 
 
 def test_a_file_that_was_used_again_is_named_and_never_read(folder: SegmentFolder) -> None:
-    """A reader that had it open, and one that opens it by its old name: both are told, neither gets other samples."""
+    """A reader that had it open, and one that opens it by its old name, both get an error and no other samples."""
     writer, reader = writer_in(folder), SegmentReader(folder)
     stored, name = writer.append(entry(0))
     reader.read(ref_of(stored))
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_an_error_and_no_signal(folder: SegmentFolder, trouble
 def test_what_this_process_cannot_open_is_no_bad_entry(
     folder: SegmentFolder, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No right to read, no descriptor left: as a dead letter, or as lost to an audit, it would cost good samples."""
+    """A process without rights or descriptors is not a damaged entry: a dead letter would cost good samples."""
     stored, name = writer_in(folder).append(entry(0))
 
     def refuse(*_: object, **__: object) -> int:
@@ -151,7 +151,7 @@ def test_what_this_process_cannot_open_is_no_bad_entry(
 
 
 def test_a_folder_that_is_not_seen_is_said_at_once(tmp_path: Path) -> None:
-    """A trainer on another host must not find out entry by entry."""
+    """A trainer on another host must not find this out entry by entry."""
     with pytest.raises(SegmentsUnseen, match="PENSTOCK_SEGMENTS"):
         SegmentFolder(tmp_path, "train", STREAM).require()
     SegmentFolder(tmp_path, "train", STREAM).make()
@@ -161,7 +161,7 @@ def test_a_folder_that_is_not_seen_is_said_at_once(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_before_anything_is_written(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Room is taken when the file is made; what was begun leaves nothing behind."""
+    """Space is allocated when the file is made, and a failed write leaves nothing behind."""
 
     def full(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -201,7 +201,7 @@ def test_a_link_under_a_segments_name_is_not_followed(folder: SegmentFolder, tmp
 
 @pytest.mark.parametrize("text", ["", "segments", "segments:", "segments:relative", "segment:/dev/shm", "Inline"])
 def test_a_payload_setting_that_means_nothing_is_refused(text: str) -> None:
-    """Before a stream is made of it: it cannot be changed later."""
+    """It is refused before a stream is made with it, because it cannot be changed later."""
     with pytest.raises(BadOption, match="expected 'inline' or 'segments:'"):
         parse_payload(text)
 
@@ -223,7 +223,7 @@ def test_a_head_that_lies_is_no_segment() -> None:
 def test_a_block_made_in_place_is_on_the_disk_before_its_entry_is_told(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut must not leave an entry whose samples are gone, as with a block that is copied."""
+    """A power cut must not leave an entry without its samples, as with a block that is copied."""
     done: list[str] = []
     sync, write = os.fdatasync, os.pwritev
 
@@ -260,7 +260,7 @@ def in_place(writer: SegmentWriter, fields: Fields) -> Fields:
 
 @pytest.mark.parametrize("how", ["another block", "dropped", "reserved again"])
 def test_where_somebody_may_still_write_nothing_else_is_put(folder: SegmentFolder, how: str) -> None:
-    """Reserved arrays are the user's until the process ends: what he writes late must not be in a committed block."""
+    """Reserved arrays belong to the user until the process ends: a late write must not change a committed block."""
     writer, reader = writer_in(folder), SegmentReader(folder)
     fields = entry(0)
     room = writer.reserve(len(fields[0][1]) + 64, [memoryview(value).nbytes for _, value in fields[1:]])
@@ -270,7 +270,7 @@ def test_where_somebody_may_still_write_nothing_else_is_put(folder: SegmentFolde
     elif how == "reserved again":
         fields = in_place(writer, fields)
     stored, name = writer.append(fields)
-    room[:] = 255  # the one who reserved it writes late
+    room[:] = 255  # the owner of the reserved arrays writes late
     assert name != first
     assert reader.read(ref_of(stored)) == [bytes(value) for _, value in entry(0)[1:]]
     reader.close()
@@ -278,7 +278,7 @@ def test_where_somebody_may_still_write_nothing_else_is_put(folder: SegmentFolde
 
 
 def test_a_file_is_locked_while_it_is_copied_from(folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it is used again in the middle of the copy, and the batch has samples of two blocks."""
+    """Otherwise it is used again during the copy, and the batch has samples of two blocks."""
     writer, reader = writer_in(folder), SegmentReader(folder)
     stored, name = writer.append(entry(0))
     writer.close()
@@ -300,7 +300,7 @@ def test_a_file_is_locked_while_it_is_copied_from(folder: SegmentFolder, monkeyp
 
 
 def test_a_file_is_not_used_again_while_a_part_of_it_is_in_sight(folder: SegmentFolder) -> None:
-    """A view is the file itself: another block written there would change a batch under training."""
+    """A view is the file itself: another block written there would change a batch in training."""
     writer, reader = writer_in(folder), SegmentReader(folder, gives_views=True)
     stored, name = writer.append(entry(0))
     writer.close()
@@ -317,7 +317,7 @@ def test_a_file_is_not_used_again_while_a_part_of_it_is_in_sight(folder: Segment
 def test_a_file_that_is_taken_away_between_two_locks_is_not_written_to(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock is not turned into another at once: in between a janitor may remove a file that nobody registered."""
+    """Changing a lock takes two steps, and a cleaner may remove an unregistered file between them."""
     first = writer_in(folder)
     _, name = first.append(entry(0))
     first.close()
@@ -345,7 +345,7 @@ def test_a_file_that_is_taken_away_between_two_locks_is_not_written_to(
 
 
 def test_records_of_an_earlier_life_of_a_file_are_not_read(folder: SegmentFolder) -> None:
-    """A file that is used again has them behind its own, and whole: another epoch's samples."""
+    """A file that is used again has them after its own records, and intact: samples of another epoch."""
     writer = writer_in(folder)
     _, name = writer.append(entry(0))
     for first in (3, 6):
@@ -362,7 +362,7 @@ def test_records_of_an_earlier_life_of_a_file_are_not_read(folder: SegmentFolder
 
 
 def test_a_record_is_one_by_its_mark_and_by_the_life_of_its_file() -> None:
-    """Each alone is not enough: payload bytes may look like one, and an earlier life has the other."""
+    """Neither is enough alone: payload bytes may look like a mark, and an earlier life has the other."""
     head = pack_record(b"{}", 128, "0123456789ab")
     assert parse_record(head, "0123456789ab") is not None
     assert parse_record(head, "0123456789ac") is None

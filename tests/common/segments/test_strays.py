@@ -19,7 +19,10 @@ def test_folders_whose_stream_is_gone_are_removed_on_an_operators_word(
     any_url: str, any_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """After FLUSHALL nobody knows the files; but what is read, was just written to, or is a stream's own must stay."""
+    """After FLUSHALL no server knows the files.
+
+    Files that are read or were just written, or that belong to a stream, must stay.
+    """
     root = tmp_path / "segments"
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     produce(any_url, "old", 50, payload=f"segments:{root}")

@@ -26,7 +26,7 @@ HOME: list[Told] = [("/", 0, 0o755), ("/dev", 0, 0o755), ("/dev/shm", 0, 0o1777)
 
 
 def steps(*told: Told) -> list[Step]:
-    """Folders as (path, owner, rights and, unless it is the owner's own, group)."""
+    """Return folders as (path, owner, mode and, unless it is the owner's own, group)."""
     return [
         Step(Path(path), uid, gid[0] if gid else PRIVATE.get(uid, uid), stat.S_IFDIR | mode)
         for path, uid, mode, *gid in told
@@ -34,7 +34,7 @@ def steps(*told: Told) -> list[Step]:
 
 
 def link(path: str, uid: int) -> Step:
-    """A symlink."""
+    """Return a symlink."""
     return Step(Path(path), uid, uid, stat.S_IFLNK | 0o777)
 
 
@@ -103,14 +103,14 @@ ALICES: list[Told] = [("/dev/shm/p/s", ALICE, 0o2750, TRAINERS)]
 def test_a_reader_trusts_another_users_folder_only_in_a_setgid_root_of_its_group(
     root: list[Told], folder: list[Told], groups: set[int], found: str
 ) -> None:
-    """A producer's owner shares by intention; whoever made a folder of that name first is no producer by that."""
+    """The owner of such a root shares it on purpose. A user who made a folder of that name first is not a producer."""
     reason = why_not_read(steps(*root), steps(*folder), User(BOB, frozenset({BOB, *groups})), PRIVATE.get)
     assert (reason is None) == (not found), reason
     assert found in (reason or "")
 
 
 def test_root_reads_in_the_setgid_root_of_any_user_and_nowhere_else_of_one() -> None:
-    """Root has the rights of each group; and it is root of whom a replaced folder gets most."""
+    """Root has the rights of each group, and a replaced folder would give most to a process of root."""
     superuser = User(0, frozenset({0}))
     assert why_not_read(steps(*SHARED), steps(*ALICES), superuser, PRIVATE.get) is None
     refused = why_not_read(steps(*OPEN), steps(("/dev/shm/p/s", ALICE, 0o755)), superuser, PRIVATE.get)
@@ -119,7 +119,7 @@ def test_root_reads_in_the_setgid_root_of_any_user_and_nowhere_else_of_one() -> 
 
 @pytest.mark.parametrize(("owner", "is_fine"), [(ALICE, True), (0, True), (BOB, False)])
 def test_a_symlink_counts_by_its_owner(owner: int, is_fine: bool) -> None:
-    """Its rights are always 0777, and mean nothing; who owns it decides where it leads."""
+    """Its mode is always 0777 and means nothing. Its owner decides where it leads."""
     way = [*steps(*HOME), link("/dev/shm/p", owner), *steps(("/mnt", 0, 0o755), ("/mnt/p", ALICE, 0o700))]
     reason = why_not_write(way, [], User(ALICE, frozenset({ALICE})), PRIVATE.get)
     assert (reason is None) == is_fine
@@ -127,7 +127,7 @@ def test_a_symlink_counts_by_its_owner(owner: int, is_fine: bool) -> None:
 
 
 def test_a_walk_names_every_component_links_and_their_targets_too(tmp_path: Path) -> None:
-    """One that is left out is one that nobody looked at."""
+    """A component that is left out is not checked."""
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "relative").symlink_to("other/../real")
@@ -160,14 +160,14 @@ def rights(path: Path) -> int:
 
 
 def folder_in(root: Path) -> SegmentFolder:
-    """Return the folder of a stream, made."""
+    """Make and return the folder of a stream."""
     folder = SegmentFolder(root, "train", STREAM)
     folder.make()
     return folder
 
 
 def segment_in(folder: SegmentFolder) -> Path:
-    """A file, made as a writer does."""
+    """Make a file as a writer does."""
     opened = folder.take(SegmentInfo(STREAM, "train", 0, 0, new_token(), SPEC), 1 << 13)
     opened.release()
     return folder.path / opened.name
@@ -175,7 +175,7 @@ def segment_in(folder: SegmentFolder) -> Path:
 
 @pytest.mark.usefixtures("umask")
 def test_a_streams_folder_is_its_owners_alone(tmp_path: Path) -> None:
-    """Whatever the umask: payloads are somebody's data."""
+    """Whatever the umask is, payloads are private data."""
     root = tmp_path / "new" / "segments"
     folder = folder_in(root)
     folder.require()
@@ -200,7 +200,7 @@ def test_a_setgid_root_keeps_its_group(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_an_earlier_release_is_closed_by_its_next_writer(tmp_path: Path) -> None:
-    """It was made by the umask, for everybody to read."""
+    """It was made with the umask, readable for all users."""
     folder = folder_in(tmp_path)
     folder.path.chmod(0o755)
     folder.require_own()
@@ -209,7 +209,7 @@ def test_a_folder_of_an_earlier_release_is_closed_by_its_next_writer(tmp_path: P
 
 @pytest.mark.parametrize("which", ["ancestor", "root", "folder"])
 def test_a_folder_that_others_may_write_to_is_refused_by_both_sides(tmp_path: Path, which: str) -> None:
-    """They would rename what lies there, and put their own in its place."""
+    """They could rename the files there, and put their own in their place."""
     root = tmp_path / "above" / "segments"
     folder = folder_in(root)
     path = {"ancestor": root.parent, "root": root, "folder": folder.path}[which]
@@ -222,7 +222,7 @@ def test_a_folder_that_others_may_write_to_is_refused_by_both_sides(tmp_path: Pa
     assert folder.path.exists()
     path.chmod(0o755)
     folder.require()
-    path.chmod(0o1777)  # in a sticky folder they replace nothing; but they could add files to a stream's own
+    path.chmod(0o1777)  # in a sticky folder they cannot replace files, but they could add files to a stream's folder
     if which != "folder":
         folder.require_own()
     else:
@@ -231,7 +231,7 @@ def test_a_folder_that_others_may_write_to_is_refused_by_both_sides(tmp_path: Pa
 
 
 def test_links_of_ones_own_lead_to_the_segments(tmp_path: Path) -> None:
-    """A root that was moved to another disk, and a stream's folder that was."""
+    """A root that was moved to another disk, and a stream's folder that was moved."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "segments").symlink_to("disk")
     folder = folder_in(tmp_path / "segments")
@@ -243,7 +243,7 @@ def test_links_of_ones_own_lead_to_the_segments(tmp_path: Path) -> None:
 
 
 def test_a_pipe_instead_of_a_mark_holds_nobody_up(tmp_path: Path) -> None:
-    """A process that looks through a folder must not wait for other users who may write to it."""
+    """A process that examines a folder must not wait for other users who may write to it."""
     folder = folder_in(tmp_path)
     (folder.path / MARK).unlink()
     os.mkfifo(folder.path / MARK)

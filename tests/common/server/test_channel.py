@@ -28,7 +28,7 @@ from tests.contracts.sink import RecordingSink
 
 @pytest.fixture
 def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """A foreign client with redis-py's own defaults (RESP3 in some versions): channels must not depend on them."""
+    """A client with redis-py's own defaults (RESP3 in some versions), because channels must not depend on them."""
     with redis.Redis.from_url(server.url) as connected:
         yield connected
 
@@ -45,7 +45,7 @@ class TestChannel(ChannelContract):
 
 
 class TestPlainChannel(ChannelContract):
-    """The oracle: what redis-py cannot do would be no fair contract."""
+    """The oracle. A contract that redis-py cannot keep would not be fair."""
 
     @pytest.fixture
     def channel(self, client: redis.Redis) -> Iterator[Channel]:
@@ -57,7 +57,7 @@ class TestPlainChannel(ChannelContract):
 
 @pytest.fixture(scope="module")
 def unix_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
-    """A client of a server of its own, which listens on a unix socket too."""
+    """Return a client of a separate server, which listens on a unix socket, too."""
     path = tmp_path_factory.mktemp("unix") / "s"
     with (
         EmbeddedServer(extra={"unixsocket": str(path)}) as server,
@@ -71,7 +71,7 @@ class TestChannelOverUnixSocket(ChannelContract):
 
     @pytest.fixture
     def client(self, unix_client: redis.Redis) -> redis.Redis:
-        """The contract's client."""
+        """Return the contract's client."""
         return unix_client
 
     @pytest.fixture
@@ -86,14 +86,14 @@ class TestChannelOverUnixSocket(ChannelContract):
 
 
 class CutSocket(PlainSocket):
-    """A socket that brings no more at a time than it is told, as a network may."""
+    """A socket that receives no more at a time than it is told, as a network may."""
 
     def __init__(self, sock: socket.socket, cuts: Sequence[int]) -> None:
         super().__init__(sock)
         self._cuts, self._turn = cuts, 0
 
     def receive(self, view: memoryview) -> int:
-        """No more than the next cut."""
+        """Receive no more than the next cut."""
         self._turn += 1
         return super().receive(view[: self._cuts[self._turn % len(self._cuts)]])
 
@@ -108,7 +108,7 @@ class OracleConnection:
 
 
 def encode(reply: Reply) -> bytes:
-    """The reply as a server sends it."""
+    """Return the reply as a server sends it."""
     match reply:
         case None:
             return b"$-1\r\n"
@@ -123,7 +123,7 @@ def encode(reply: Reply) -> bytes:
 
 
 def same(left: Reply, right: Reply) -> bool:
-    """Equal in value and type; errors by class and text."""
+    """Compare value and type, and for errors class and text."""
     if isinstance(left, ResponseError):
         return type(left) is type(right) and str(left) == str(right)
     if isinstance(left, list):
@@ -151,7 +151,7 @@ entry = st.tuples(st.integers(0, 2**64 - 1).map(b"%d-0".__mod__), st.none() | fi
 
 
 class SplittingSink(RecordingSink):
-    """Takes some fields as bytes, skips some, and has the others written into two halves of a room."""
+    """A sink that takes some fields as bytes, skips some, and receives the others into two halves of its memory."""
 
     def __init__(self) -> None:
         super().__init__(self._split)
@@ -181,7 +181,7 @@ class TestAgainstThePlainChannel:
     @settings(max_examples=150, deadline=None)
     @given(commands)
     def test_the_bytes_on_the_wire_are_those_of_redis_py(self, sent: list[list[bytes | memoryview]]) -> None:
-        """A length that is wrong by one shifts all that follows it."""
+        """A length that is wrong by one shifts all later bytes."""
         packer = PythonRespSerializer(BY_REFERENCE_BYTES, Encoder("utf-8", "strict", False).encode)
         flat = [[part if isinstance(part, bytes) else part.cast("B") for part in command] for command in sent]
         theirs = b"".join(bytes(part) for command in flat for part in packer.pack(*command))
@@ -223,13 +223,13 @@ class TestAgainstThePlainChannel:
 
 
 class TestParser:
-    """Replies cut anywhere, sane or not, against redis-py's parser."""
+    """Replies cut anywhere, valid or not, against redis-py's parser."""
 
     @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(replies, min_size=1, max_size=4), cuts)
     @example([[ResponseError("LOADED no error class")], b""], [1])
     def test_it_reads_what_redis_py_reads(self, sent: list[Reply], cuts: list[int]) -> None:
-        """The oracle is the library everyone uses."""
+        """The oracle is the library that most programs use."""
         stream = b"".join(map(encode, sent))
         ours, theirs = socket.socketpair(), socket.socketpair()
         with ours[0], ours[1], theirs[0], theirs[1]:
@@ -249,7 +249,7 @@ class TestParser:
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(entry, max_size=3), st.booleans(), cuts)
     def test_entries_cut_anywhere_arrive_whole(self, sent: list[list[Reply]], xread: bool, cuts: list[int]) -> None:
-        """Both the quick and the careful way through a header must see what the plain channel sees."""
+        """Both the fast and the slow way through a header must find what the plain channel finds."""
         reply: Reply = [[b"key", list(sent)]] if xread else list(sent)
         stream = encode(reply) + encode(b"next")
         near, far = socket.socketpair()
@@ -302,7 +302,7 @@ class TestParser:
         ],
     )
     def test_replies_that_are_no_entries_are_refused(self, hostile: bytes) -> None:
-        """A payload one byte longer than announced would shift all that follows."""
+        """A payload one byte longer than announced would shift all later bytes."""
         near, far = socket.socketpair()
         with near, far:
             near.sendall(hostile)

@@ -53,16 +53,16 @@ class SocketOfAnotherKind:
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """Return a port on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 class TestConnect:
-    """Whatever is wrong shows at once."""
+    """A wrong address or login shows at once."""
 
     def test_no_server_is_named_with_what_to_do(self) -> None:
-        """The first thing most users meet."""
+        """Most new users meet this error first."""
         port = closed_port()
         with pytest.raises(ServerUnavailable) as caught:
             connect(f"redis://:secret@127.0.0.1:{port}")
@@ -94,7 +94,7 @@ class TestConnect:
         ],
     )
     def test_a_malformed_url_is_refused_with_the_forms_that_work(self, url: str) -> None:
-        """redis-py takes some of these for something else, or fails much later."""
+        """redis-py takes some of these for other forms, or fails much later."""
         with pytest.raises(ServerUnavailable, match=r"is no Redis URL .* write redis://host:6379/0"):
             connect(url)
 
@@ -127,7 +127,7 @@ class TestConnect:
             assert client.get("k") == b"v"
 
     def test_a_user_without_rights_is_unauthorized(self, fresh_server: Fresh) -> None:
-        """ACL users per role are how a site keeps trainers from writing."""
+        """A site uses ACL users per role to keep trainers from writing."""
         server = fresh_server()
         with connect(server.url) as admin:
             admin.acl_setuser("reader", enabled=True, passwords=["+p"], keys=["*"], commands=["+ping", "+get"])
@@ -149,7 +149,7 @@ class TestConnect:
             assert time.monotonic() - started < 3
 
     def test_something_that_is_no_redis_is_not_trusted(self) -> None:
-        """A web server on the port answers at once, with nonsense."""
+        """A web server on the port answers at once, with other data."""
         with socket.create_server(("127.0.0.1", 0)) as web:
 
             def serve() -> None:
@@ -174,7 +174,7 @@ class TestConnect:
 
 
 class TestTranslated:
-    """The one place where foreign exceptions end."""
+    """This is the only place that translates errors of other libraries."""
 
     @pytest.mark.parametrize(
         ("error", "want"),
@@ -205,7 +205,7 @@ class TestTranslated:
     def test_every_foreign_failure_becomes_one_line_that_names_the_server(
         self, error: Exception, want: type[PenstockError]
     ) -> None:
-        """A traceback out of a library tells a user nothing to do."""
+        """A traceback from a library does not tell a user what to do."""
         with pytest.raises(want) as caught, translated("redis://host:1"):
             raise error
         assert "redis://host:1" in str(caught.value)
@@ -214,7 +214,7 @@ class TestTranslated:
 
     @pytest.mark.parametrize("error", [foreign.WatchError("changed"), ServerUnsuitable("mine"), KeyError("k")])
     def test_what_is_no_failure_of_the_server_passes_untouched(self, error: Exception) -> None:
-        """A lost WATCH is flow control; a Penstock error already says it."""
+        """A lost WATCH is flow control, and a Penstock error is already translated."""
         with pytest.raises(type(error)) as caught, translated("redis://host:1"):
             raise error
         assert caught.value is error
@@ -226,7 +226,7 @@ class TestOpenChannel:
     def test_a_redis_py_of_other_habits_is_refused_with_the_versions_that_fit(
         self, any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A channel drives the socket of redis-py's connection, and must not do so where that is kept otherwise."""
+        """A channel drives the socket of redis-py's connection, and must refuse a version that keeps it elsewhere."""
 
         class Sealed(redis.Connection):
             def can_read(self, *args: object, **kwargs: object) -> bool:
@@ -266,7 +266,7 @@ class TestOpenChannel:
         assert KNOWN_REDIS_PY in project["dependencies"]
 
     def test_data_moves_without_hiredis(self, any_server: EmbeddedServer) -> None:
-        """Penstock does not depend on hiredis. With it redis-py parses otherwise than without."""
+        """Penstock does not depend on hiredis, and redis-py parses differently with it and without it."""
         command = [sys.executable, "-c", WITHOUT_HIREDIS, any_server.url]
         told = subprocess.run(command, check=False, capture_output=True, text=True)
         assert told.stdout == "_RESP2Parser 40\n", told.stderr

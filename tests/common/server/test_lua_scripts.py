@@ -14,13 +14,13 @@ NAMES = [path.stem for path in LUA_FILES]
 
 
 def test_every_server_compiles_every_script(client: redis.Redis) -> None:
-    """SCRIPT LOAD reports a syntax error; the commands that use a rare script would meet it first."""
+    """SCRIPT LOAD reports a syntax error. Otherwise only the commands that use a rare script would meet it."""
     for name in NAMES:
         client.script_load(load_script(name))
 
 
 def test_a_server_names_the_syntax_error_of_a_broken_script(client: redis.Redis) -> None:
-    """The test above can fail."""
+    """This shows that the test above can fail."""
     with pytest.raises(redis.ResponseError, match="compiling"):
         client.script_load(load_script("commit").removesuffix("\n") + " end")
 

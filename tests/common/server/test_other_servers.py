@@ -27,7 +27,7 @@ SLOTS = range(16_384)
 
 def low_port() -> int:
     """A free port with a free port 10,000 above it, which a node of a cluster takes for its bus."""
-    for port in random.sample(range(20_000, 30_000), 100):  # test runs beside this one look for ports too
+    for port in random.sample(range(20_000, 30_000), 100):  # other test runs look for ports, too
         try:
             for taken in (port, port + 10_000):
                 socket.create_server(("127.0.0.1", taken)).close()
@@ -39,7 +39,7 @@ def low_port() -> int:
 
 @pytest.fixture
 def cluster(fresh_server: Fresh) -> Callable[[Path], EmbeddedServer]:
-    """Makes a cluster of one node, which has all slots."""
+    """Make a cluster of one node, which has all slots."""
 
     def make(executable: Path) -> EmbeddedServer:
         server = fresh_server(executable, port=low_port(), extra={"cluster-enabled": "yes"})
@@ -52,7 +52,7 @@ def cluster(fresh_server: Fresh) -> Callable[[Path], EmbeddedServer]:
 
 @pytest.fixture
 def sentinel(tmp_path: Path, any_server: EmbeddedServer) -> Iterator[Callable[[Path], int]]:
-    """Starts a Sentinel that watches ``any_server`` and returns its port."""
+    """Start a Sentinel that watches ``any_server``, and return its port."""
     running: list[subprocess.Popen[bytes]] = []
 
     def make(executable: Path) -> int:
@@ -84,7 +84,7 @@ def sentinel(tmp_path: Path, any_server: EmbeddedServer) -> Iterator[Callable[[P
 def test_a_cluster_is_refused_and_nothing_is_written(
     cluster: Callable[[Path], EmbeddedServer], executable: Path, database: str
 ) -> None:
-    """A stream whose partitions lie on other nodes stayed there half made."""
+    """Without the check, a stream with partitions on other nodes was left half made."""
     server = cluster(executable)
     with pytest.raises(ServerUnsuitable, match=r"is a node of a cluster.*write the URL of a server without"):
         Writer("train", url=server.url + database, spec={"x": ("uint8", (1,))})
@@ -123,7 +123,7 @@ def test_the_schemes_of_valkey_mean_the_same(any_server: EmbeddedServer, monkeyp
     ("option", "what"), [("ssl_ca_certs", "CA file"), ("ssl_certfile", "client certificate"), ("ssl_keyfile", "key")]
 )
 def test_a_missing_file_of_tls_is_named(option: str, what: str, tmp_path: Path) -> None:
-    """It was told as a server that does not answer."""
+    """It was reported as a server that does not answer."""
     file = tmp_path / "absent.pem"
     with pytest.raises(PenstockError, match=rf"{what} .*absent\.pem.*write \?{option}=FILE"):
         connect(f"rediss://localhost:1?{option}={file}")

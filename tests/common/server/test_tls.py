@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certifi
 
 
 class TlsFront:
-    """TLS in front of any server, for builds that have none: one thread per connection, bytes passed both ways."""
+    """A TLS front for any server, for builds without TLS: one thread per connection passes bytes both ways."""
 
     def __init__(self, port: int, certificate: Path, key: Path, clients: str = "no") -> None:
         self._port = port
@@ -88,7 +88,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @contextmanager
 def tls_server(certificate: Path, key: Path, clients: str = "no") -> Iterator[int]:
-    """The TLS port of a server whose build speaks it; skips where none does."""
+    """Return the TLS port of a server whose build has TLS. Skips if no build has it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = int(probe.getsockname()[1])
     files = {"tls-cert-file": str(certificate), "tls-key-file": str(key), "tls-ca-cert-file": str(certificate)}
@@ -107,14 +107,14 @@ def tls_server(certificate: Path, key: Path, clients: str = "no") -> Iterator[in
 
 @contextmanager
 def tls_front(certificate: Path, key: Path, clients: str = "no") -> Iterator[int]:
-    """The port of a TLS front before a server that need not speak it."""
+    """Return the port of a TLS front before a server without TLS."""
     with EmbeddedServer(password="") as server, closing(TlsFront(server.port, certificate, key, clients)) as front:
         yield front.port
 
 
 @pytest.fixture(scope="module", params=[tls_server, tls_front])
 def tls_port(request: pytest.FixtureRequest, certificate: tuple[Path, Path]) -> Iterator[int]:
-    """Both kinds of TLS, where both can be had."""
+    """Return the ports of both kinds of TLS that are available."""
     with request.param(*certificate) as port:
         yield port
 
@@ -127,7 +127,7 @@ def client(tls_port: int, certificate: tuple[Path, Path]) -> Iterator[redis.Redi
 
 
 class TestChannelOverTls(ChannelContract):
-    """No sendmsg, no recvmsg_into: another wire, the same promises."""
+    """Without sendmsg and recvmsg_into, the socket keeps the same promises."""
 
     @pytest.fixture
     def channel(self, client: redis.Redis) -> Iterator[Channel]:
@@ -140,7 +140,7 @@ class TestChannelOverTls(ChannelContract):
 def test_samples_of_any_size_travel_by_tls(
     tls_port: int, certificate: tuple[Path, Path], order: Literal["canonical"] | None
 ) -> None:
-    """A TLS record holds 16 kB, so a sample comes in many or shares one; the last one fills no record."""
+    """A TLS record holds 16 kB, so a sample spans many records or shares one, and the last one is not full."""
     url = f"rediss://localhost:{tls_port}?ssl_ca_certs={certificate[0]}"
     sizes = [1, 4096, 16_384, 16_385, 150_528, 3_000_001]
     name = f"tls-{order}"
@@ -160,7 +160,7 @@ def test_samples_of_any_size_travel_by_tls(
 def test_a_server_that_asks_for_a_client_certificate_gets_it_from_each_connection(
     certificate: tuple[Path, Path], kind: Callable[..., AbstractContextManager[int]]
 ) -> None:
-    """Channels are opened with the settings of the control connection, and log in by themselves."""
+    """Channels use the settings of the control connection, and log in without it."""
     with kind(*certificate, clients="yes") as port:
         url = f"rediss://localhost:{port}?ssl_ca_certs={certificate[0]}"
         with pytest.raises(ServerUnavailable, match=r"client certificate.*name it with .ssl_certfile=FILE"):
@@ -172,13 +172,13 @@ def test_a_server_that_asks_for_a_client_certificate_gets_it_from_each_connectio
 
 
 def test_an_untrusted_certificate_names_the_option_that_trusts_it(tls_port: int) -> None:
-    """Self-signed certificates are the rule in private clusters."""
+    """Self-signed certificates are usual in private clusters."""
     with pytest.raises(ServerUnavailable, match=r"not trusted .*ssl_ca_certs"):
         connect(f"rediss://localhost:{tls_port}")
 
 
 def test_plain_talk_to_a_tls_port_says_that_tls_may_be_wanted(tls_port: int) -> None:
-    """One letter in the URL is the whole mistake."""
+    """The whole mistake is one letter in the URL."""
     with pytest.raises(ServerUnavailable, match="rediss://"):
         connect(f"redis://localhost:{tls_port}")
 

@@ -1,4 +1,4 @@
-"""Streams to audit, and to damage."""
+"""Streams for the audit to examine, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Fields = dict[bytes, bytes]
 
 
 def sample(number: int) -> dict[str, object]:
-    """One of them."""
+    """Return a sample."""
     return {"x": np.full(1000, number % 251, dtype=np.uint8), "tag": b""}
 
 
 def writer(url: str, partitions: int = 1, budget_bytes: int | None = None) -> Writer:
-    """A writer that packs `PER_ENTRY` samples into each entry."""
+    """Return a writer that packs `PER_ENTRY` samples into each entry."""
     return Writer(
         "train",
         url=url,
@@ -39,7 +39,7 @@ def writer(url: str, partitions: int = 1, budget_bytes: int | None = None) -> Wr
 
 
 def fill(url: str, sizes: tuple[int, ...] = (40, 24), partitions: int = 1, bad: tuple[int, ...] = (3,)) -> None:
-    """One produced epoch; the offsets ``bad`` of its first shard are holes."""
+    """Produce one epoch. The offsets ``bad`` of its first shard are holes."""
     with writer(url, partitions) as made, made.epoch(sizes=sizes) as epoch:
         for shard, size in enumerate(sizes):
             with epoch.shard(shard) as part:
@@ -51,13 +51,13 @@ def fill(url: str, sizes: tuple[int, ...] = (40, 24), partitions: int = 1, bad: 
 
 
 def train(url: str, group: str = "resnet") -> int:
-    """Reads the group's next epoch to its end."""
+    """Read the group's next epoch to its end."""
     with Loader("train", group=group, batch_size=10, url=url) as loader:
         return sum(batch.size for batch in loader)
 
 
 def audited(url: str, *, deep: bool = False) -> AuditReport:
-    """The audit of the stream."""
+    """Return the audit of the stream."""
     with connect(url) as client:
         return audit_stream(client, "train", deep=deep)
 
@@ -68,18 +68,18 @@ def partition_of(client: redis.Redis, number: int = 0) -> PartitionKeys:
 
 
 def everything(client: redis.Redis, key: str) -> list[tuple[bytes, Fields]]:
-    """All of a stream."""
+    """Return all keys of a stream with their values."""
     found: Any = client.xrange(key)
     return list(found)
 
 
 def entry_of(client: redis.Redis, position: int, epoch: int = 0) -> tuple[bytes, Fields]:
-    """An entry by its place in partition 0."""
+    """Return an entry by its position in partition 0."""
     return everything(client, partition_of(client).entries(epoch))[position]
 
 
 def append(client: redis.Redis, fields: Fields) -> bytes:
-    """XADD, as no producer does it; the new entry's id."""
+    """Append an entry by XADD, as no producer does, and return its id."""
     made: bytes = client.execute_command(
         "XADD", partition_of(client).entries(0), "*", *(part for field in fields.items() for part in field)
     )
@@ -87,7 +87,7 @@ def append(client: redis.Redis, fields: Fields) -> bytes:
 
 
 def rewrite_index(client: redis.Redis, shard: int, change: dict[int, tuple[bytes, bytes]]) -> None:
-    """Replaces field values of a shard's index records, by end offset; what is not named stays."""
+    """Replace field values of a shard's index records, by end offset. Other fields stay."""
     key = partition_of(client).index(0, shard)
     records = everything(client, key)
     client.delete(key)
@@ -98,7 +98,7 @@ def rewrite_index(client: redis.Redis, shard: int, change: dict[int, tuple[bytes
 
 
 def the_finding(report: AuditReport, *words: str) -> str:
-    """The only finding, which has all the words."""
+    """Return the only finding, which must have all the words."""
     assert len(report.findings) == 1, report.findings
     assert not report.is_clean
     assert [word for word in words if word not in report.findings[0]] == [], report.findings[0]
@@ -106,7 +106,7 @@ def the_finding(report: AuditReport, *words: str) -> str:
 
 
 def unfinished(made: Writer, count: int = 40) -> EpochWriter:
-    """An epoch with some samples committed and more to come."""
+    """Open an epoch with some samples committed and more to come."""
     epoch = made.epoch()
     for number in range(count):
         epoch.write(sample(number))

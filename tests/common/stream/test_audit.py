@@ -1,4 +1,6 @@
-"""The audit names what is lost, twice or unexplained, and nothing else: damage done on purpose to real streams."""
+"""The audit names samples that are lost, duplicated or unexplained, and no others, in real streams with planted
+damage.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from tests.common.stream.audited import (
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_stream_that_was_written_and_read_is_clean_and_adds_up(url: str, partitions: int) -> None:
-    """The numbers the demo ends with: every sample is produced or bad, and each group got every one once."""
+    """These are the numbers at the end of the demo: every sample is produced or bad, and each group got each one
+    once.
+    """
     fill(url, partitions=partitions, bad=(0, 7, 39))
     assert [train(url, "resnet"), train(url, "vit")] == [61, 61]
     report = audited(url, deep=True)
@@ -44,7 +48,7 @@ def test_a_stream_that_was_written_and_read_is_clean_and_adds_up(url: str, parti
 
 
 def test_an_entry_deleted_before_it_was_read_is_lost_and_named(url: str, client: redis.Redis) -> None:
-    """The group would wait for it, or end without it: the audit must say which samples."""
+    """The group would wait for it, or end without it, so the audit must name the samples."""
     fill(url)
     join_group(client, Membership(load_stream(client, "train"), "resnet", "", ""), declared=True)
     entry_id, _ = entry_of(client, 1)
@@ -94,7 +98,7 @@ def test_a_forged_duplicate_is_named_with_the_identity_it_claims(url: str, clien
 
 
 def test_an_entry_deleted_and_a_copy_forged_are_both_named(url: str, client: redis.Redis) -> None:
-    """One more and one less: counts alone would agree."""
+    """One more and one less: the counts alone would agree."""
     fill(url)
     train(url)
     deleted, (_, fields) = entry_of(client, 0)[0], entry_of(client, 1)
@@ -120,7 +124,7 @@ def test_an_entry_deleted_and_a_copy_forged_are_both_named(url: str, client: red
 def test_a_forged_entry_that_fits_nowhere_is_named(
     any_url: str, any_client: redis.Redis, change: dict[str, object] | None, told: str
 ) -> None:
-    """Hostile headers are told, never believed."""
+    """Hostile headers are reported, never believed."""
     fill(any_url)
     _, fields = entry_of(any_client, 1)
     meta = json.dumps({**json.loads(fields[b"meta"]), **change}).encode() if change else b"\xff" * 100
@@ -147,7 +151,7 @@ def test_a_deleted_index_record_is_named(url: str, client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("end", ["1152921504606846976-0", "70-0"])
 def test_a_forged_index_record_is_named_and_takes_no_memory(any_url: str, any_client: redis.Redis, end: str) -> None:
-    """Its numbers are whatever the forger likes: offsets beyond any shard, holes outside the block."""
+    """A forger chooses the numbers: offsets beyond any shard, holes outside the block."""
     fill(any_url)
     forged = {"e": "1-1", "f": "64", "n": "1", "b": "1", "h": "[4000]"}
     parts = [part for field in forged.items() for part in field]
@@ -156,7 +160,7 @@ def test_a_forged_index_record_is_named_and_takes_no_memory(any_url: str, any_cl
 
 
 def test_a_shard_with_two_writers_is_named(any_url: str, any_client: redis.Redis) -> None:
-    """Writers of an older version take each other's blocks for their own after a failover; the counts all agree."""
+    """After a failover, writers of an older version take each other's blocks for their own, and the counts agree."""
     with writer(any_url) as feed:
         for number in range(24):
             feed.write(sample(number))
@@ -167,7 +171,7 @@ def test_a_shard_with_two_writers_is_named(any_url: str, any_client: redis.Redis
 
 
 def test_an_index_record_that_is_none_is_one_finding(any_url: str, any_client: redis.Redis) -> None:
-    """Not a traceback: the operator is told where to look, and a script gets its verdict."""
+    """It is not a traceback: the operator learns where to look, and a script gets its verdict."""
     fill(any_url)
     key = partition_of(any_client).index(0, 1)
     any_client.execute_command("XADD", key, "70-0", "e", "1-1")
@@ -179,7 +183,7 @@ def test_an_index_record_that_is_none_is_one_finding(any_url: str, any_client: r
 def test_an_epoch_declared_produced_with_samples_missing_is_lost_and_named(
     any_url: str, any_client: redis.Redis
 ) -> None:
-    """A manifest that says done while an index lost its end: what a failover to a stale replica leaves."""
+    """The manifest is complete while an index lost its end, as after a failover to an outdated replica."""
     fill(any_url)
     entry_id, _ = entry_of(any_client, -1)
     any_client.xdel(partition_of(any_client).entries(0), entry_id)
@@ -190,7 +194,7 @@ def test_an_epoch_declared_produced_with_samples_missing_is_lost_and_named(
 
 
 def test_a_header_that_disagrees_with_the_index_is_named(any_url: str, any_client: redis.Redis) -> None:
-    """Two entries exchanged would give every reader by position other samples than it asked for."""
+    """After two entries are exchanged, every reader by position would get other samples than it asked for."""
     fill(any_url)
     one, two = entry_of(any_client, 1)[0], entry_of(any_client, 2)[0]
     rewrite_index(any_client, 0, {17: (b"e", two), 25: (b"e", one)})
@@ -201,7 +205,7 @@ def test_a_header_that_disagrees_with_the_index_is_named(any_url: str, any_clien
 
 
 def test_only_a_deep_audit_reads_payloads_and_finds_a_flipped_bit(any_url: str, any_client: redis.Redis) -> None:
-    """The quick audit moves no payloads, so it cannot; the deep one is for when the disk or a writer is suspected."""
+    """The quick audit moves no payloads, so it cannot find this. The deep one is for a suspected disk or writer."""
     fill(any_url)
     key = partition_of(any_client).entries(0)
     entry_id, fields = entry_of(any_client, 1)
@@ -214,7 +218,7 @@ def test_only_a_deep_audit_reads_payloads_and_finds_a_flipped_bit(any_url: str, 
 
 
 def test_a_dead_letter_is_named_and_its_samples_are_not_called_delivered(url: str, client: redis.Redis) -> None:
-    """The group went on without them: that has to be seen."""
+    """The group continued without them, and that must be visible."""
     fill(url, bad=())
     key = partition_of(client).entries(0)
     entry_id, fields = entry_of(client, 1)
@@ -232,7 +236,7 @@ def test_a_dead_letter_is_named_and_its_samples_are_not_called_delivered(url: st
 
 
 def test_samples_of_a_group_whose_members_are_gone_are_unread_not_lost(any_url: str, any_client: redis.Redis) -> None:
-    """They wait for its return."""
+    """They wait until the group returns."""
     fill(any_url)
     join_group(any_client, Membership(load_stream(any_client, "train"), "resnet", "", ""), declared=True)
     report = audited(any_url)
@@ -256,7 +260,7 @@ def test_what_lies_before_a_late_groups_first_whole_epoch_was_not_offered_to_it(
 
 
 def test_a_consumer_group_destroyed_behind_our_back_is_loss(any_url: str, any_client: redis.Redis) -> None:
-    """XGROUP DESTROY takes the pending entries with it; the roster still owes them."""
+    """XGROUP DESTROY removes the pending entries, but the roster still counts them as unacknowledged."""
     fill(any_url)
     join_group(any_client, Membership(load_stream(any_client, "train"), "resnet", "", ""), declared=True)
     any_client.xgroup_destroy(partition_of(any_client).entries(0), "resnet")
@@ -276,7 +280,7 @@ def test_a_ledger_that_settles_what_was_never_committed_is_named(any_url: str, a
 
 
 def test_an_abandoned_epoch_owes_nothing(any_url: str, any_client: redis.Redis) -> None:
-    """Its producer gave it up: half an epoch is no loss of the stream."""
+    """Its producer abandoned it, so a half epoch is not a loss of the stream."""
     with writer(any_url) as made:
         epoch = made.epoch(sizes=(40, 40))
         part = epoch.shard(0)
@@ -288,7 +292,7 @@ def test_an_abandoned_epoch_owes_nothing(any_url: str, any_client: redis.Redis) 
 
 
 def test_the_audit_moves_no_payloads(any_url: str, any_client: redis.Redis) -> None:
-    """A gigabyte of samples is audited through a slow link."""
+    """A gigabyte of samples may be audited through a slow link."""
     fill(any_url, sizes=(1000,))
     before = any_client.info("stats")["total_net_output_bytes"]
     assert audited(any_url).produced == 999

@@ -1,4 +1,4 @@
-"""The audit of a stream in use: what is still to come is not lost, what retention removed is not missing."""
+"""The audit of a stream in use: samples that are still to come are not lost, and removed ones are not missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.common.stream.audited import (
 
 
 def test_a_running_epoch_with_pending_and_unread_samples_is_clean(url: str) -> None:
-    """An audit during the run must not cry wolf: what is still to come is not lost."""
+    """An audit during the run must not report a loss of samples that are still to come."""
     with (
         writer(url) as made,
         Loader("train", group="resnet", batch_size=8, url=url, tuning=Tuning(prefetch_bytes=1)) as loader,
@@ -42,7 +42,7 @@ def test_a_running_epoch_with_pending_and_unread_samples_is_clean(url: str) -> N
 
 @pytest.fixture
 def trimmed(url: str) -> Iterator[EpochWriter]:
-    """An epoch larger than its budget, read as it was written: retention had to remove what was settled."""
+    """Write an epoch larger than its budget while it is read, so that retention removes acknowledged entries."""
     with writer(url, budget_bytes=400_000) as made, Loader("train", group="resnet", batch_size=8, url=url) as loader:
         epoch = unfinished(made, 240)
         batches = iter(loader)
@@ -56,7 +56,7 @@ def trimmed(url: str) -> Iterator[EpochWriter]:
 
 
 def test_a_trimmed_epoch_is_clean(url: str, trimmed: EpochWriter) -> None:
-    """Entries that every group has settled may go: that is retention's work, no loss."""
+    """Retention may remove entries that every group has acknowledged, which is not a loss."""
     report = audited(url)
     assert report.epochs[0].trimmed > 0
     assert (report.is_clean, report.lost, report.produced) == (True, 0, 600)
@@ -65,7 +65,7 @@ def test_a_trimmed_epoch_is_clean(url: str, trimmed: EpochWriter) -> None:
 def test_an_unread_entry_deleted_from_a_trimmed_epoch_is_lost(
     url: str, client: redis.Redis, trimmed: EpochWriter
 ) -> None:
-    """That retention removed some entries is no excuse for others."""
+    """The removal of some entries by retention does not excuse the loss of others."""
     entry_id, _ = entry_of(client, -1)
     client.xdel(partition_of(client).entries(0), entry_id)
     report = audited(url)

@@ -1,4 +1,6 @@
-"""Bad samples and dead letters: listed with reason and identity, given again, given up; the books agree each time."""
+"""Bad samples and dead letters: listed with reasons and identities, given again, discarded. All counts agree each
+time.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from tests.common.stream.audited import (
 )
 
 ALL = 64 - 1
-"""Samples of `fill` less the bad one."""
+"""The samples of `fill` without the bad one."""
 
 
 def damage(client: redis.Redis) -> bytes:
-    """Puts a damaged copy in the place of an entry, as a broken disk would; its id."""
+    """Replace an entry by a damaged copy, as a broken disk would, and return its id."""
     entry_id, fields = entry_of(client, 1)
     broken = append(client, {**fields, b"x": fields[b"x"][:-1] + b"\xff"})
     client.xdel(partition_of(client).entries(0), entry_id)
@@ -40,7 +42,7 @@ def damage(client: redis.Redis) -> bytes:
 
 
 def join(client: redis.Redis, group: str) -> None:
-    """A group that will read."""
+    """Join a group that will read."""
     join_group(client, Membership(load_stream(client, "train"), group, "", ""), declared=True)
 
 
@@ -56,7 +58,7 @@ def read(url: str, group: str = "resnet") -> Counter[tuple[int, int, int]]:
 
 
 def test_what_went_wrong_is_listed_with_identity_reason_and_time(url: str, client: redis.Redis) -> None:
-    """Per group: one could not read an entry, the other has not tried yet."""
+    """The list is per group: one could not read an entry, and the other has not tried yet."""
     fill(url)
     broken = damage(client)
     assert sum(read(url).values()) == ALL - PER_ENTRY
@@ -75,7 +77,7 @@ def test_what_went_wrong_is_listed_with_identity_reason_and_time(url: str, clien
 
 
 def test_an_entry_is_shown_without_its_payload_and_without_belief(any_url: str, any_client: redis.Redis) -> None:
-    """A hostile entry may say anything of itself, in any bytes: it is shown as ASCII and never taken at its word."""
+    """A hostile entry may hold any bytes, so it is shown as ASCII and its claims are not believed."""
     fill(any_url)
     stream = load_stream(any_client, "train")
     entry_id, fields = entry_of(any_client, 1)
@@ -98,7 +100,9 @@ def test_an_entry_is_shown_without_its_payload_and_without_belief(any_url: str, 
 def test_a_retried_dead_letter_is_handed_out_by_a_reader_that_can(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was the reader's fault: the group had closed the epoch, gets exactly these samples, and all adds up again."""
+    """The reader was at fault: the group had closed the epoch, gets exactly these samples, and the counts agree
+    again.
+    """
     fill(url)
     entry_id, _ = entry_of(client, 1)
     refuse_first(monkeypatch, 9)
@@ -121,7 +125,7 @@ def test_a_retried_dead_letter_is_handed_out_by_a_reader_that_can(
 
 
 def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """A reader's bug: entries that begin at this offset cannot be verified."""
+    """Simulate a bug of a reader: entries that begin at this offset cannot be verified."""
     from penstock_common.errors import ChecksumMismatch
     from penstock_common.wire import codec
 
@@ -136,7 +140,7 @@ def refuse_first(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
 def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(
     any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No restart is needed: a member that waits for the next epoch goes back for pending entries."""
+    """No restart is needed: a member that waits for the next epoch also takes pending entries."""
     fill(any_url)
     refuse_first(monkeypatch, 9)
     with Loader(
@@ -156,7 +160,7 @@ def test_a_member_that_is_reading_takes_a_retried_dead_letter_up(
 def test_a_dead_letter_of_one_group_is_nothing_to_another(
     any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each has its own readers, and its own word on what to do."""
+    """Each group has separate readers, and its own decision."""
     fill(any_url)
     refuse_first(monkeypatch, 9)
     assert sum(read(any_url, "old").values()) == ALL - PER_ENTRY
@@ -174,7 +178,7 @@ def test_a_dead_letter_of_one_group_is_nothing_to_another(
 def test_what_was_given_up_stays_so_and_its_reasons_are_kept(
     any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An operator's word is not undone by a retry of everything."""
+    """A retry of all entries does not undo an operator's decision."""
     fill(any_url)
     refuse_first(monkeypatch, 9)
     read(any_url)
@@ -189,7 +193,10 @@ def test_what_was_given_up_stays_so_and_its_reasons_are_kept(
 
 
 def test_a_loss_that_is_given_up_does_not_come_back_at_each_start(url: str, client: redis.Redis) -> None:
-    """EpochIncomplete names ranges, after a restart too; dropped, they count as dead, and the next epoch is read."""
+    """EpochIncomplete names ranges, also after a restart.
+
+    Discarded samples count as dead, and the next epoch is read.
+    """
     fill(url, bad=())
     join(client, "resnet")
     join(client, "vit")
@@ -227,7 +234,7 @@ def test_a_lost_end_of_an_index_is_given_up_too(any_url: str, any_client: redis.
 
 
 def test_a_pending_entry_is_dropped_by_its_id(any_url: str, any_client: redis.Redis) -> None:
-    """Training dies on it each time: the group goes on without it, and it is never handed out again."""
+    """A training dies of it each time. The group continues without it, and it is never yielded again."""
     fill(any_url, bad=())
     join(any_client, "g")
     partition, stream = partition_of(any_client), load_stream(any_client, "train")
@@ -250,7 +257,7 @@ def test_a_pending_entry_is_dropped_by_its_id(any_url: str, any_client: redis.Re
 
 
 def test_forged_entries_are_deleted_when_every_group_drops_them(any_url: str, any_client: redis.Redis) -> None:
-    """No number in them is believed: the ledger of what they claim stays as it is."""
+    """No number in them is believed, so the ledger of the samples that they claim does not change."""
     fill(any_url, bad=())
     _, fields = entry_of(any_client, 1)
     forged = append(any_client, {**fields, b"x": b"short"})
@@ -266,7 +273,7 @@ def test_forged_entries_are_deleted_when_every_group_drops_them(any_url: str, an
 def test_a_forged_entry_is_deleted_beside_an_ordered_group_and_after_one_group_gave_it_up(
     any_url: str, any_client: redis.Redis
 ) -> None:
-    """Else it could not be removed by any command, and the audit would never be clean again."""
+    """Otherwise no command could remove it, and the audit would never be clean again."""
     fill(any_url, bad=())
     _, fields = entry_of(any_client, 1)
     forged = append(any_client, {**fields, b"x": b"short"}).decode()
@@ -299,7 +306,7 @@ def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str,
 
 
 def test_a_ledger_takes_about_a_bit_a_sample_and_goes_with_its_epoch(any_url: str, any_client: redis.Redis) -> None:
-    """A set of bits, whatever was repeated or dropped: 100,000 samples in 12.5 kB a group."""
+    """It is a set of bits, whatever was repeated or discarded: 100,000 samples in 12.5 kB a group."""
     from penstock_common.stream.removal.release import release_epoch
     from tests.contracts.feed import produce
 

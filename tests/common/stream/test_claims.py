@@ -1,4 +1,4 @@
-"""Taking an entry over: several members see the same one left behind, and only one may come to hold it."""
+"""Claims: several members see the same returned entry, and only one may get it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contracts.feed import open_stream, produce
 
 
 def given_to(holder: str, url: str, client: redis.Redis) -> tuple[PartitionKeys, Pending]:
-    """One entry, pending under this holder of group 'g', as a member's look at it says."""
+    """Return one entry, pending under this holder of group 'g', as a member sees it."""
     produce(url, "t", 1)
     partition = open_stream(client, "t").partitions[0]
     client.xgroup_create(partition.entries(0), "g", "0")
@@ -29,14 +29,17 @@ def test_of_two_that_claim_what_was_handed_back_only_the_first_has_it(url: str, 
 
 
 def test_who_lost_an_entry_does_not_take_it_back_by_a_claim_of_its_own(url: str, client: redis.Redis) -> None:
-    """A member looks for what it was given and never received, while another takes that over."""
+    """A member asks for an entry that it was given and never received, while another member claims it."""
     partition, seen = given_to("slow", url, client)
     assert claim(client, partition, 0, ("g", "other"), seen, min_idle_ms=0)
     assert not claim(client, partition, 0, ("g", "slow"), seen, min_idle_ms=0)
 
 
 def test_claiming_what_was_released_just_then_takes_nothing_and_ends_nobody(url: str, client: redis.Redis) -> None:
-    """A trainer's keeper lists what a dead one left while another settles it: its thread has to outlive the race."""
+    """A lease renewer lists the entries of a dead member while another acknowledges them.
+
+    Its thread must survive that.
+    """
     partition, seen = given_to("dead", url, client)
     assert release_epoch(client, open_stream(client, "t"), 0)
     assert not claim(client, partition, 0, ("g", "m"), seen, min_idle_ms=0)

@@ -1,4 +1,4 @@
-"""Nonsense that somebody else wrote into a roster: a sentence that names the key, and no error of a Lua script."""
+"""Invalid values of another program in a roster: the error names the key, and is not an error of a Lua script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contracts.feed import open_stream, produce
 def test_nonsense_that_a_script_meets_is_named_by_its_key(
     url: str, client: redis.Redis, field: str, nonsense: str
 ) -> None:
-    """`ERR user_script:18: Expected value` tells nobody what to look at; on every version of the server."""
+    """`ERR user_script:18: Expected value` does not name the key. This runs on every version of the server."""
     produce(url, "t", 10)
     stream: Stream = open_stream(client, "t")
     who = Membership(stream, "g", "me", "incarnation")
@@ -35,7 +35,7 @@ def test_nonsense_that_a_script_meets_is_named_by_its_key(
 def test_nonsense_that_a_writer_meets_making_room_is_named_by_its_key(
     url: str, client: redis.Redis, which: str
 ) -> None:
-    """It reads several keys at once, and must not say of the wrong one, or of none, that it is damaged."""
+    """It reads several keys at once, and must name the damaged one."""
     produce(url, "t", 10)
     stream: Stream = open_stream(client, "t")
     (partition,) = stream.partitions

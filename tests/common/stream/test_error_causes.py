@@ -1,4 +1,4 @@
-"""An error names its cause: what a server says in one word has several, and each asks for something else."""
+"""An error names its cause: one word of a server may have several causes, which need different remedies."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Act = Callable[[redis.Redis, str], object]
 
 
 def unblock(client: redis.Redis, blocked: str) -> object:
-    """An operator's word."""
+    """Unblock a client, as an operator does."""
     return client.execute_command("CLIENT", "UNBLOCK", blocked, "ERROR")
 
 
 def demote(client: redis.Redis, _: str) -> object:
-    """A failover: this server is no primary any more."""
+    """Make this server a replica, as a failover does."""
     return client.replicaof("127.0.0.1", 1)
 
 
 @pytest.fixture
 def own_server(server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """One of each version, a primary again at the end."""
+    """Yield one server of each version, which is a primary again at the end."""
     yield server
     with redis.Redis.from_url(server.url) as client:
         client.replicaof("NO", "ONE")
@@ -62,18 +62,18 @@ def blocked_id(client: redis.Redis) -> str:
 def test_a_wait_that_the_server_ends_is_told_by_its_cause(
     own_server: EmbeddedServer, act: Act, kind: type[PenstockError], told: str
 ) -> None:
-    """UNBLOCKED is said of all; a search for a primary helps in one case only."""
+    """The server reports UNBLOCKED for all of them, but a search for a primary helps in one case only."""
     require_told(own_server, act, kind, told)
 
 
 def test_a_wait_for_a_stream_that_goes_is_told_as_that(any_server: EmbeddedServer) -> None:
-    """FLUSHALL makes no replica. Redis 6.2 tells nothing of it: there a look at the stream finds out."""
+    """FLUSHALL makes no replica. Redis 6.2 does not report it, so the stream itself is checked."""
     told = r"no longer waits for samples: .* was deleted, released or lost \(FLUSHALL\)"
     require_told(any_server, lambda client, _: client.flushall(), ServerUnavailable, told)
 
 
 def require_told(server: EmbeddedServer, act: Act, kind: type[PenstockError], told: str) -> None:
-    """Has the server end a wait, and looks at the words."""
+    """Make the server end a wait, and check the message."""
     with redis.Redis.from_url(server.url) as admin, redis.Redis.from_url(server.url) as waiting:
         admin.xgroup_create("s", "g", mkstream=True)
         with ThreadPoolExecutor(1) as pool:
@@ -90,12 +90,12 @@ def require_told(server: EmbeddedServer, act: Act, kind: type[PenstockError], to
 
 
 def test_a_trainer_whose_wait_is_ended_by_an_operator_says_so_and_goes_on(url: str, client: redis.Redis) -> None:
-    """It said that its server was a read-only replica, or that the connection broke; neither was so."""
+    """It reported that its server was a read-only replica, or that the connection broke, and neither was true."""
     told: list[str] = []
     with writer_of(url, spec=SPEC) as writer, writer.epoch() as epoch:
 
         def operate() -> None:
-            while not unblock(client, blocked_id(client)):  # it may have ended by itself just then
+            while not unblock(client, blocked_id(client)):  # it may have ended just before
                 pass
             time.sleep(0.2)
             for number in range(4):
@@ -117,7 +117,7 @@ def test_a_trainer_whose_wait_is_ended_by_an_operator_says_so_and_goes_on(url: s
 def test_a_right_that_a_script_lacks_is_told_as_a_right(
     server: EmbeddedServer, client: redis.Redis, right: str
 ) -> None:
-    """A digest of the script says nothing to whoever has to extend an ACL."""
+    """A digest of the script does not help an operator who must extend an ACL."""
     client.execute_command("ACL", "SETUSER", "ann", "reset", "on", ">pw", "+@all", "allkeys", right)
     try:
         url = f"redis://ann:pw@127.0.0.1:{server.port}"
@@ -155,7 +155,7 @@ def test_a_key_that_a_script_may_not_touch_is_told_as_a_right(server: EmbeddedSe
 def test_a_member_that_is_no_record_is_not_told_as_another_process(
     url: str, client: redis.Redis, nonsense: str
 ) -> None:
-    """Lua finds no field in a string, which looked like another process's incarnation: nobody had joined."""
+    """Lua finds no field in a string, which looked like the incarnation of another process that had never joined."""
     stream, who = joined(url, client)
     (partition,) = stream.partitions
     client.hset(partition.roster, "m:g:me", nonsense)
@@ -164,7 +164,7 @@ def test_a_member_that_is_no_record_is_not_told_as_another_process(
 
 
 def test_a_group_that_is_no_record_is_told_as_a_damaged_key(url: str, client: redis.Redis) -> None:
-    """Without this check, a member that joins would read that the group is read in another order."""
+    """Without this check, a joining member would learn that the group is read in another order."""
     stream, who = joined(url, client)
     (partition,) = stream.partitions
     client.hset(partition.roster, "g:g", '"abc"')
@@ -173,7 +173,7 @@ def test_a_group_that_is_no_record_is_told_as_a_damaged_key(url: str, client: re
 
 
 def joined(url: str, client: redis.Redis) -> tuple[Stream, Membership]:
-    """A stream, and a member of a group of it."""
+    """Return a stream, and a member of one of its groups."""
     produce(url, "t", 10)
     stream = open_stream(client, "t")
     who = Membership(stream, "g", "me", "incarnation")

@@ -1,4 +1,4 @@
-"""Groups that are dropped or read again: nothing that they settled outlives that, whoever asks for it."""
+"""Groups that are dropped or reset: none of their acknowledgements stay, whichever caller drops them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
 
 def test_a_group_made_anew_under_a_dropped_ones_name_reads_everything(any_url: str, any_client: Any) -> None:
-    """One call drops it: a caller that forgot the ledgers would lose an epoch to the next group of that name."""
+    """One call drops it all: a caller that forgot the ledgers would lose an epoch for the next group of that name."""
     produce(any_url, "t", 100)
     with loader_of(any_url) as loader:
         assert sorted(numbers(loader)) == list(range(100))
@@ -38,7 +38,7 @@ def test_a_group_that_is_reset_reads_everything_again(any_url: str, any_client: 
 def test_a_drop_that_was_broken_off_is_simply_asked_for_again(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half dropped, a group held data in one partition, and nobody could name it any more to drop it."""
+    """A half dropped group held data in one partition, and could no longer be named in order to drop it."""
     produce(any_url, "t", 10, partitions=2)
     assert main(["groups", "declare", "t", "g", "--url", any_url]) == 0
     stream, asked = open_stream(any_client, "t"), list[str]()

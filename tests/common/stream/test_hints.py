@@ -1,4 +1,4 @@
-"""Hints asked for on a channel: a wait that ends at once when something happens to the stream."""
+"""Hints on a channel: a wait that ends at once when something happens to the stream."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def last_id(client: Client) -> tuple[int, int]:
 
 
 def test_a_hint_that_came_before_the_wait_began_ends_it_at_once(channel: Channel, client: Client) -> None:
-    """An epoch may end between an answer and the rest after it."""
+    """An epoch may end between an answer and the pause after it."""
     announce(client, KEYS, CREATED, "t")
     first = last_id(client)
     announce(client, KEYS, "produced", 0)
@@ -43,7 +43,7 @@ def test_a_hint_that_came_before_the_wait_began_ends_it_at_once(channel: Channel
 
 
 def test_a_wait_for_a_hint_that_nobody_gives_ends_by_itself(channel: Channel, client: Client) -> None:
-    """The hints there are were heard before; and a stream whose hints were lost has none."""
+    """Earlier hints were read before, and a stream whose hints were lost has none."""
     channel.send([hint_command(KEYS, (0, 0), SOON_MS)])
     assert read_hint(channel, client) is None
     announce(client, KEYS, CREATED, "t")
@@ -52,7 +52,7 @@ def test_a_wait_for_a_hint_that_nobody_gives_ends_by_itself(channel: Channel, cl
 
 
 def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: Client) -> None:
-    """A reader thus finds what came during its pause, and the end of an epoch after all of its entries."""
+    """So a reader finds what came during its pause, and the end of an epoch after all of its entries."""
     channel.send([hint_command(KEYS, (0, 0), LONG_MS), (b"GET", b"key")])
     client.set("key", "late")
     announce(client, KEYS, CREATED, "t")
@@ -61,7 +61,7 @@ def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: C
 
 
 def test_a_key_that_holds_no_hints_is_named(channel: Channel, client: Client) -> None:
-    """A wait on a foreign key would return at once again and again, and keep a core busy."""
+    """A wait on a key of another program would return at once each time, and keep a core busy."""
     client.set(KEYS.events, "text")
     channel.send([hint_command(KEYS, (0, 0), SOON_MS)])
     with pytest.raises(ReplyError, match="WRONGTYPE"):

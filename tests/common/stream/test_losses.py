@@ -41,29 +41,29 @@ class Lease:
 def test_a_rank_can_have_settled_no_more_than_is_committed_without_a_gap(
     sizes: tuple[int, ...] | None, ends: list[int], front: tuple[int, int, int]
 ) -> None:
-    """A position counts every sample before it; where nobody planned the shards, no gap can be told."""
+    """A position counts every sample before it. Without planned shards, no gap can be found."""
     assert committed_front(sizes, ends) == front
 
 
 class TestRuns:
-    """When the server is asked which run it is, and what follows."""
+    """The question of which run a server is, and its consequences."""
 
     def test_a_connection_that_lasts_costs_no_question(self, any_url: str) -> None:
-        """A beat and a commit ask this each time: on a quiet connection it must be free."""
+        """Every heartbeat and every commit asks this, so it must be free on a stable connection."""
         with connect(any_url) as client:
             watch = RestartDetector(client)
             watch.check(self.never)
-            watch.check(self.never)  # the first question may have made a connection itself
+            watch.check(self.never)  # the first question may have opened a connection itself
             before = info_calls(client)
             for _ in range(10):
                 watch.check(self.never)
-            assert info_calls(client) == before + 1  # this very question
+            assert info_calls(client) == before + 1  # this question itself
             open_channel(client).close()
             watch.check(self.never)
             assert info_calls(client) == before + 3
 
     def test_a_comparison_that_failed_is_made_again(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The server may go away once more in the middle of it: what it lost must still be found."""
+        """The server may go away again during the comparison, and the loss must still be found."""
         compared: list[bool] = []
 
         def compare() -> None:
@@ -83,12 +83,12 @@ class TestRuns:
             assert len(compared) == 2
 
     def never(self) -> None:
-        """The server is the same."""
+        """Fail, because the server is the same."""
         raise AssertionError("compared without cause")
 
 
 def info_calls(client: Client) -> int:
-    """INFO commands that the server has answered; asking is one itself."""
+    """Return the INFO commands that the server has answered. Asking is one of them."""
     return int(client.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
 
 
@@ -96,7 +96,7 @@ class TestWitness:
     """A witness remembers entries and reports those that the server lost."""
 
     def told(self, url: str, client: Client) -> tuple[Witness, Manifest, list[str]]:
-        """A witness of an epoch of 30 samples in 3 entries, of which it knows the run."""
+        """Return a witness that knows the run and an epoch of 30 samples in 3 entries."""
         produce(url, "t", 30)
         stream, said = open_stream(client, "t"), list[str]()
         witness = Witness(client, stream, "member g/m", said.append, clock=lambda: 1.0)
@@ -104,14 +104,14 @@ class TestWitness:
         return witness, load_manifest(client, stream, 0), said
 
     def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The next check finds another run."""
+        """Reconnect, so that the next check finds another run."""
         monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda _: None)
         open_channel(client).close()
 
     def test_an_entry_with_other_samples_under_the_same_offsets_is_a_loss(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A feed goes on at the offsets that the server forgot: their numbers alone would hide the loss."""
+        """A feed continues at the offsets that the server forgot, so their numbers alone would hide the loss."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             ids = [fields[b"e"] for _, fields in client.xrange(open_stream(client, "t").partitions[0].index(0, 0))]
@@ -126,13 +126,13 @@ class TestWitness:
             ]
             self.reconnect(client, monkeypatch)
             witness.check()
-            assert len(said) == 1  # what was named is not named again
+            assert len(said) == 1  # a reported loss is not reported again
 
     @pytest.mark.parametrize("position", [29, 30, 31])
     def test_a_position_within_what_is_committed_is_no_loss(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch, position: int
     ) -> None:
-        """The last step of an epoch may be filled from its head, and so end beyond its last sample."""
+        """The last step of an epoch may be filled with its first samples, and so end beyond its last sample."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             witness.reached(manifest, position)
@@ -145,13 +145,13 @@ class TestWitness:
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             witness.reached(manifest, 30)
-            client.xdel(open_stream(client, "t").partitions[0].index(0, 0), "30-0")  # as a cut file would leave it
+            client.xdel(open_stream(client, "t").partitions[0].index(0, 0), "30-0")  # as after a truncated file
             self.reconnect(client, monkeypatch)
             witness.check()
             assert "shard 0 offsets 20-29: 10 samples" in said[0]
 
     def test_a_released_epoch_is_no_loss(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Retention removes what a trainer acknowledged, for good and rightly."""
+        """Retention removes acknowledged samples for ever, and correctly."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])
@@ -179,7 +179,7 @@ class TestWitness:
     def test_a_server_that_goes_away_again_is_compared_when_it_is_back(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The caller bears outages in its own way; the loss must not be forgotten over one."""
+        """The caller waits for outages in its own way, and the loss must not be forgotten during one."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             witness.committed(manifest, 0, 40)
@@ -198,7 +198,7 @@ class TestWitness:
     def test_a_user_who_may_not_note_it_says_so_and_goes_on(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A trainer whose ACL lets it only read a manifest must not stop training over a note."""
+        """A trainer whose ACL only lets it read a manifest must not stop because of a note."""
         with connect(any_url) as client:
             witness, manifest, said = self.told(any_url, client)
             witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])

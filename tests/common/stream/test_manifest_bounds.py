@@ -1,4 +1,6 @@
-"""A plan that no producer makes is refused by whoever reads it: readers take memory and time by a manifest's sizes."""
+"""Readers refuse a plan that no producer makes, because a manifest's sizes decide how much memory and time they
+take.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ HOSTILE = {
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Two gigabytes of addresses more than there are: what asks for eight is an error, and does not harm the host."""
+    """Limit the memory to two gigabytes more than is in use, so that a request for eight fails and does not harm the
+    host.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:  # noqa: PTH123
         pages = int(file.read().split()[0])
@@ -56,7 +60,7 @@ def test_a_plan_beyond_every_bound_is_a_damaged_key_to_whoever_reads_it(
     any_url: str, any_client: redis.Redis, fields: dict[str, str], told: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Eight gigabytes for a bit a sample, or an hour over shards that are not there, past the loader's timeout."""
+    """It would take eight gigabytes of bits, or an hour over missing shards, longer than the loader's timeout."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     produce(any_url, "t", 10)
     key = open_stream(any_client, "t").keys.manifest(0)
@@ -106,7 +110,7 @@ def test_what_readers_would_refuse_is_not_planned(any_url: str, any_client: redi
 
 
 def test_an_epoch_that_lost_thousands_of_shards_is_told_at_once(any_url: str, any_client: redis.Redis) -> None:
-    """A plan within the bounds, of which nothing is there: one request a shard takes longer than a loader waits."""
+    """The plan is within the bounds, but nothing of it exists: one request a shard takes longer than a loader waits."""
     produce(any_url, "t", 10)
     stream = open_stream(any_client, "t")
     any_client.hset(stream.keys.manifest(0), "sizes", json.dumps([10, *[MAX_SHARD_SAMPLES] * 8000]))

@@ -33,34 +33,34 @@ INCARNATE = "from penstock_common.stream.groups.presence import *; print(new_inc
 
 
 def judged(incarnation: str, started: int | None, *, here: str = HERE, silent_ms: int = SILENT_MS) -> bool:
-    """Whether a member of this incarnation counts as ended, where its pid is found to have started then."""
+    """Return whether a member of this incarnation counts as ended, if its pid is found to have started at that time."""
     roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
     return WHO in ended_members(roster, 1000 + silent_ms, here=here, started=lambda pid: started)
 
 
 class TestRule:
-    """Only certainty takes a lease away before its time."""
+    """Only certainty ends a lease early."""
 
     @pytest.mark.parametrize("started", [0, 901])
     def test_a_process_that_is_gone_or_whose_pid_was_given_again_has_ended(self, started: int) -> None:
-        """Pids come again: a start time tells one process from the next."""
+        """Pids are used again, and the start time tells one process from the next."""
         assert judged(INCARNATION, started)
 
     @pytest.mark.parametrize(
         ("incarnation", "started", "here", "silent_ms"),
         [
-            (INCARNATION, 900, HERE, 60_000),  # it is there, however silent
-            (INCARNATION, None, HERE, 60_000),  # nothing is known of its pid
+            (INCARNATION, 900, HERE, 60_000),  # it exists, however silent it is
+            (INCARNATION, None, HERE, 60_000),  # its pid is unknown
             (INCARNATION, 0, ELSEWHERE, 60_000),  # another host, or another pid namespace of this one
-            (INCARNATION, 0, "", 60_000),  # the judge does not know where it is
+            (INCARNATION, 0, "", 60_000),  # the judging process does not know its own namespace
             (INCARNATION, 0, HERE, SILENT_MS - 1),  # it has just renewed
-            ("a1", 0, HERE, 60_000),  # of an older version, or of a system without /proc
+            ("a1", 0, HERE, 60_000),  # from an older version, or from a system without /proc
         ],
     )
     def test_whoever_may_live_is_left_to_its_lease(
         self, incarnation: str, started: int | None, here: str, silent_ms: int
     ) -> None:
-        """A wrong verdict would hand out what a living trainer trains on."""
+        """A wrong verdict would yield samples again that a live trainer trains on."""
         assert not judged(incarnation, started, here=here, silent_ms=silent_ms)
 
     @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ class TestRule:
 
 
 class TestLiveness:
-    """One value says how alive a member is, and every command reads it."""
+    """One value describes the liveness of a member, and every command reads it."""
 
     @pytest.mark.parametrize(
         ("liveness", "is_silent", "may_be_at_work"),
@@ -91,11 +91,11 @@ class TestLiveness:
     def test_a_member_is_silent_before_it_is_taken_for_dead(
         self, liveness: Liveness, is_silent: bool, may_be_at_work: bool
     ) -> None:
-        """Silence is only shown. A group is reset, or a stream deleted, once nobody may be training."""
+        """Silence is only shown. A group is reset, or a stream deleted, once no process may be training."""
         assert (liveness.is_silent, liveness.may_be_at_work) == (is_silent, may_be_at_work)
 
     def test_the_latest_heartbeat_in_any_partition_counts(self) -> None:
-        """A member renews the partitions one after the other."""
+        """A member renews one partition after another."""
         rosters = [Roster("0", members={WHO: 1000, ("g", "n"): 2000}), Roster("0", members={WHO: 4000})]
         assert liveness_of(rosters, 5000) == {WHO: Liveness(1000), ("g", "n"): Liveness(3000)}
 
@@ -112,7 +112,7 @@ class TestLiveness:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that does nothing, and is not reaped before the test ends."""
+    """Start a process that does nothing, and is not reaped before the test ends."""
     process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], stdout=-1)
     assert process.stdout is not None
     process.stdout.readline()
@@ -123,10 +123,10 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 class TestKernel:
-    """The answers of Linux identify a process and its life."""
+    """The answers of Linux identify a process and its lifetime."""
 
     def test_an_incarnation_names_the_process_that_made_it(self) -> None:
-        """Two of one process differ all the same: the older stops."""
+        """Two incarnations of one process differ, too: the older one stops."""
         first, second = process_of(new_incarnation()), process_of(new_incarnation())
         assert first == second
         assert first is not None
@@ -136,7 +136,10 @@ class TestKernel:
     def test_a_stopped_process_lives_and_a_killed_one_does_not_even_unreaped(
         self, sleeper: subprocess.Popen[bytes]
     ) -> None:
-        """A debugger or a full disk stops processes for minutes. A parent that waits for nobody leaves zombies."""
+        """A debugger or a full disk stops processes for minutes.
+
+        A parent that does not wait for its children leaves zombies.
+        """
         began = start_time(sleeper.pid)
         assert began
         sleeper.send_signal(signal.SIGSTOP)
@@ -152,7 +155,7 @@ class TestKernel:
     def test_a_process_that_proc_does_not_show_is_unknown(
         self, stat: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """/proc may hide other users' processes, or be that of another namespace."""
+        """/proc may hide other users' processes, or belong to another namespace."""
         monkeypatch.setattr(presence, "_PROC", tmp_path)
         if stat is not None:
             (tmp_path / str(os.getpid())).mkdir()
@@ -160,7 +163,7 @@ class TestKernel:
         assert start_time(os.getpid()) is None
 
     def test_a_zombie_with_other_threads_lives(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its main thread has ended, and the others train on."""
+        """Its main thread has ended, but the other threads continue to train."""
         monkeypatch.setattr(presence, "_PROC", tmp_path)
         (tmp_path / str(os.getpid())).mkdir()
         stat = tmp_path / str(os.getpid()) / "stat"

@@ -22,7 +22,7 @@ from penstock_common.stream.ranges import add_to_ranges, merge_ranges
 def test_ranges_are_joined_where_they_touch_and_nowhere_else(
     ranges: list[tuple[int, int]], joined: list[tuple[int, int]]
 ) -> None:
-    """One bit too many acknowledges a sample that nobody trained on. One too few hands a sample out again."""
+    """One bit too many acknowledges a sample that was never trained on. One too few yields a sample again."""
     assert merge_ranges(ranges, gap=0) == joined
 
 

@@ -1,4 +1,4 @@
-"""Removing what is settled: any number of writers do it at once, so every step meets work that is done already."""
+"""Removing acknowledged data: any number of writers do it at once, so every step may find its work done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock_common.stream.streams import Stream, load_stream
 
 
 def made(url: str, client: redis.Redis, *, good: int) -> Stream:
-    """One epoch: some good samples, one bad."""
+    """Make one epoch with some good samples and a bad one."""
     spec = {"x": ("uint8", (100,))}
     with (
         penstock.Writer("train", url=url, spec=spec, tuning=penstock.Tuning(block_bytes=1)) as writer,
@@ -36,7 +36,7 @@ def made(url: str, client: redis.Redis, *, good: int) -> Stream:
 def test_trimming_what_another_writer_just_trimmed_frees_nothing_and_fails_nothing(
     url: str, client: redis.Redis
 ) -> None:
-    """Two jobs that wait for room plan the same entries; the second must go on, not die."""
+    """Two jobs that wait for quota plan the same entries, and the second must continue, not die."""
     stream = made(url, client, good=3)
     partition = stream.partitions[0]
     records = [record for record in index_records(client, partition, 0, 0) if record.entry_id]
@@ -46,7 +46,7 @@ def test_trimming_what_another_writer_just_trimmed_frees_nothing_and_fails_nothi
 
 
 def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis) -> None:
-    """All its samples were bad, or all entries were trimmed before: its keys have to go all the same."""
+    """All its samples were bad, or all entries were trimmed before, but its keys must still be removed."""
     stream = made(url, client, good=0)
     assert release_epoch(client, stream, 0)
     assert retained_epochs(client, stream) == {}
@@ -57,7 +57,9 @@ def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis)
 def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_release(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note is made under WATCH; redis-py told of the cut as if another had written, and that ended the writer."""
+    """The note is made under WATCH. redis-py reported the cut like a write of another client, and that ended the
+    writer.
+    """
     stream, cut = made(url, client, good=3), list[int]()
     watch: Any = Pipeline.watch
 
@@ -77,7 +79,9 @@ def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_relea
 def test_an_epoch_that_was_released_while_it_was_being_opened_does_not_come_back(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer may stand still between two commands for as long as an epoch lives: groups would read it again."""
+    """A producer may pause between two commands for the whole life of an epoch, and groups would read the epoch
+    again.
+    """
     stream, reserve = made(url, client, good=3), manifest._reserve_number
 
     def reserve_and_stand_still(*given: Any) -> int:
@@ -95,7 +99,7 @@ def test_an_epoch_that_was_released_while_it_was_being_opened_does_not_come_back
 def test_what_was_made_of_an_epoch_that_was_released_while_it_was_opened_goes_again(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer that stood still before it registers the epoch would leave keys that nothing ever takes away."""
+    """A producer that pauses before it registers the epoch would leave keys that nothing ever removes."""
     stream, load = made(url, client, good=3), manifest.load_manifest
 
     def load_and_stand_still(*given: Any) -> manifest.Manifest:
@@ -116,7 +120,9 @@ def test_what_was_made_of_an_epoch_that_was_released_while_it_was_opened_goes_ag
 def test_an_epoch_that_is_being_released_is_not_registered_again(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest goes last: who looks only for that takes for living what is half gone."""
+    """Its manifest is removed last, so a caller that only looks for the manifest takes a half-removed epoch for a live
+    one.
+    """
     stream = made(url, client, good=3)
     manifest_id = manifest.load_manifest(client, stream, 0).id
     retire_epoch(client, stream.partitions[0], 0, manifest_id)

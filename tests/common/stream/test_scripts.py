@@ -1,4 +1,4 @@
-"""The scripts, each by itself: those that may run twice do so, and rules that else show only far from here."""
+"""The scripts alone: those that may run twice do so, and rules that other tests show only indirectly."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class World:
 
     @property
     def partition(self) -> PartitionKeys:
-        """The only one."""
+        """Return the only partition."""
         return self.stream.partitions[0]
 
     def state(self) -> dict[bytes, Any]:
-        """All that the server holds but hints, without times of day."""
+        """Return all that the server holds except hints, without times of day."""
         found: dict[bytes, Any] = {}
         for key in sorted(self.client.scan_iter()):
             if key != self.stream.keys.events.encode():
@@ -70,25 +70,25 @@ class World:
 
 
 def _comparable(value: bytes) -> Any:
-    """A field's value without the time of day; cjson writes an object's members in any order."""
+    """Return a field's value without the time of day. cjson writes an object's members in any order."""
     text = _MILLISECONDS.sub(b"0", value)
     return json.loads(text) if text.startswith(b"{") else text
 
 
 Twice = Callable[[World], tuple[str, list[str], list[Any]]]
-"""The script, its keys and its arguments."""
+"""A script, its keys and its arguments."""
 CASES: dict[str, Twice] = {}
 
 
 def case(make: Twice) -> Twice:
-    """Has the script run twice."""
+    """Register a case whose script runs twice."""
     CASES[make.__name__] = make
     return make
 
 
 @pytest.fixture
 def world(any_url: str, any_client: redis.Redis) -> Iterator[World]:
-    """Made by a real writer."""
+    """Make a world with a real writer."""
     client: Client = any_client
     with writer_of(any_url, spec=SPEC, block_bytes=5 * SAMPLE_BYTES) as writer:
         shard = writer.epoch(0, sizes=[10, 10]).shard(0)
@@ -109,26 +109,26 @@ def _joined(client: Client, writer: Writer, feed: Manifest) -> World:
 
 
 def manifest_keys(w: World, epoch: int) -> list[str]:
-    """Those that the scripts of completing name."""
+    """Return the keys that the scripts of completion take."""
     return [w.stream.keys.manifest(epoch), w.stream.keys.events, w.stream.keys.epochs]
 
 
 @case
 def a_shard_of_two_is_finished(w: World) -> Any:
-    """Counted twice, the epoch was complete with half of its samples."""
+    """If it counted twice, the epoch would be complete with half of its samples."""
     return load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
 
 
 @case
 def the_last_shard_is_finished(w: World) -> Any:
-    """It makes the epoch produced."""
+    """The last shard makes the epoch produced."""
     run_script(w.client, load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 1, 10])
     return load_script("finish_shard"), manifest_keys(w, 0), [w.planned.id, 0, 0, 10]
 
 
 @case
 def a_feeds_shard_of_two_is_finished(w: World) -> Any:
-    """Counted twice, it would end the epoch under its other writer."""
+    """If it counted twice, it would end the epoch while its other writer is at work."""
     for token in ("a", "b"):
         run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], [token])
     return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
@@ -136,57 +136,57 @@ def a_feeds_shard_of_two_is_finished(w: World) -> Any:
 
 @case
 def a_feeds_last_shard_is_finished(w: World) -> Any:
-    """It sizes the epoch."""
+    """The last shard sizes the epoch."""
     run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], ["a"])
     return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
 
 
 @case
 def a_feeds_shard_is_taken(w: World) -> Any:
-    """A shard that nobody writes would keep the epoch open."""
+    """A shard without a writer would keep the epoch open."""
     return load_script("take_shard"), manifest_keys(w, 1)[:1], ["token"]
 
 
 @case
 def a_feeds_shard_is_taken_again(w: World) -> Any:
-    """After a server came back without it."""
+    """Take a shard again after a server came back without it."""
     return load_script("retake_shard"), manifest_keys(w, 1)[:1], [w.feed.id, "token", 3]
 
 
 @case
 def a_shard_is_reserved(w: World) -> Any:
-    """By number."""
+    """Reserve a shard by its number."""
     return load_script("reserve_shard"), manifest_keys(w, 1)[:1], [w.feed.id, 4]
 
 
 @case
 def an_epoch_is_closed_as_it_stands(w: World) -> Any:
-    """By an operator."""
+    """Close an epoch, as an operator does."""
     return load_script("close_as_committed"), manifest_keys(w, 1), [w.feed.id, 1, 5, 6]
 
 
 @case
 def an_epoch_is_sized(w: World) -> Any:
-    """With shards of which none is done."""
+    """Size an epoch with shards of which none is complete."""
     return load_script("size_epoch"), manifest_keys(w, 1), [w.feed.id, 1, 2, "[5,5]"]
 
 
 @case
 def an_epoch_is_begun(w: World) -> Any:
-    """Its first fields stay."""
+    """Begin an epoch. Its first fields stay."""
     keys = [w.stream.keys.meta, w.stream.keys.manifest(2), w.stream.keys.epochs]
     return load_script("begin_manifest"), keys, [w.stream.id, 2, "open", "id", "x", "state", "open"]
 
 
 @case
 def an_epoch_is_registered(w: World) -> Any:
-    """In one partition."""
+    """Register an epoch in one partition."""
     return load_script("open_epoch"), [w.partition.roster, w.partition.state(2), w.partition.entries(2)], [2, "x"]
 
 
 @case
 def a_registration_is_taken_back(w: World) -> Any:
-    """Its bytes are taken off once."""
+    """Undo a registration. Its bytes are subtracted once."""
     w.client.hincrby(w.partition.roster, "b:1", 100)
     w.client.hincrby(w.partition.roster, "bytes", 100)
     return (
@@ -198,20 +198,20 @@ def a_registration_is_taken_back(w: World) -> Any:
 
 @case
 def a_manifest_is_taken_back(w: World) -> Any:
-    """One that could not be registered."""
+    """Undo a manifest that could not be registered."""
     return load_script("forget_manifest"), [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
 
 
 @case
 def an_epoch_is_retired(w: World) -> Any:
-    """Its bytes are taken off once, and groups note once that they had read it."""
+    """Retire an epoch. Its bytes are subtracted once, and groups note once that they had read it."""
     run_script(w.client, load_script("close_epoch_for_group"), [w.partition.roster], ["g", 0])
     return load_script("retire_epoch"), [w.partition.roster, w.partition.state(0)], ["", 0, w.planned.id]
 
 
 @case
 def entries_are_acknowledged(w: World) -> Any:
-    """With the bits of their samples."""
+    """Acknowledge entries with the bits of their samples."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.ledger(0, "g", 0)]
     return load_script("acknowledge"), keys, [w.planned.live_state, "g", 1, w.ids[0], 1, 0, 5]
 
@@ -225,7 +225,7 @@ def an_entry_is_buried(w: World) -> Any:
 
 @case
 def entries_are_trimmed(w: World) -> Any:
-    """Their bytes, and their place in a segment, are taken off once."""
+    """Trim entries. Their bytes, and their count in a segment, are subtracted once."""
     w.client.hset(w.partition.segments(0), "segment", 2)
     keys = [w.partition.roster, w.partition.entries(0), w.partition.segments(0)]
     generation = w.client.hget(w.partition.roster, "gen")
@@ -234,20 +234,20 @@ def entries_are_trimmed(w: World) -> Any:
 
 @case
 def a_segment_is_sealed(w: World) -> Any:
-    """For a dead writer."""
+    """Seal a segment for a dead writer."""
     return load_script("seal_segments"), [w.partition.segments(0), w.partition.state(0)], [w.planned.id, 2, "segment"]
 
 
 @case
 def a_segment_is_freed(w: World) -> Any:
-    """One that was sealed by its writer."""
+    """Free a segment that its writer sealed."""
     w.client.hset(w.partition.segments(0), mapping={"segment": 0, "s:segment": 1})
     return load_script("free_segments"), [w.partition.segments(0)], ["segment"]
 
 
 @case
 def a_group_closes_an_epoch(w: World) -> Any:
-    """Its ledger covers the manifest."""
+    """Close an epoch whose ledger covers the manifest."""
     return load_script("close_epoch_for_group"), [w.partition.roster], ["g", 0]
 
 
@@ -259,13 +259,13 @@ def a_member_leaves(w: World) -> Any:
 
 @case
 def a_group_is_dropped(w: World) -> Any:
-    """Its field goes, and the generation rises once."""
+    """Drop a group. Its field is removed, and the generation rises once."""
     return load_script("drop_group"), [w.partition.roster, w.partition.entries(0), w.partition.entries(1)], ["g"]
 
 
 @case
 def a_replay_holds_an_epoch(w: World) -> Any:
-    """By a lease."""
+    """Hold an epoch by a replay's lease."""
     return load_script("lease_replay"), [w.partition.roster], ["token", 0, 30_000, 0]
 
 
@@ -280,14 +280,14 @@ def a_rank_reports(w: World) -> Any:
 
 @case
 def samples_are_given_up(w: World) -> Any:
-    """By an operator."""
+    """Discard samples, as an operator does."""
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g"), w.partition.ledger(0, "g", 0)]
     return load_script("give_up_samples"), keys, [w.planned.live_state, "g", w.ids[0], w.ids[0], "{}", 1, 0, 5]
 
 
 @case
 def a_dead_letter_is_given_back(w: World) -> Any:
-    """To any member."""
+    """Give a dead letter back to any member."""
     run_script(w.client, *an_entry_is_buried(w))
     keys = [w.partition.state(0), w.partition.entries(0), w.partition.dead(0, "g")]
     return load_script("retry_dead_letter"), keys, [w.planned.live_state, "g", w.ids[0]]
@@ -301,7 +301,7 @@ def bytes_are_balanced(w: World) -> Any:
 
 @case
 def an_epoch_is_pinned(w: World) -> Any:
-    """The generation rises once."""
+    """Pin an epoch. The generation rises once."""
     return load_script("pin_epoch"), [w.partition.roster], [0]
 
 
@@ -313,13 +313,13 @@ def a_setting_is_changed(w: World) -> Any:
 
 @case
 def a_deletion_is_begun(w: World) -> Any:
-    """From then on nothing is opened."""
+    """Begin a deletion, after which nothing is opened."""
     return load_script("mark_deleting"), [w.stream.keys.meta], [w.stream.id, 5]
 
 
 @case
 def a_loss_is_noted(w: World) -> Any:
-    """In the manifest."""
+    """Note a loss in the manifest."""
     return load_script("note_loss"), manifest_keys(w, 0)[:1], [w.planned.id, 5, "lost:x", "{}"]
 
 
@@ -331,7 +331,7 @@ def files_are_taken_for_an_epoch(w: World) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_whose_answer_was_lost_does_the_same_again(world: World, name: str) -> None:
-    """A patient client asks again: what is counted, taken off or raised is so once."""
+    """A patient client asks again, and a count, a subtraction or a rise must happen once."""
     script, keys, arguments = CASES[name](world)
     before = world.state()
     run_script(world.client, script, keys, arguments)
@@ -345,7 +345,7 @@ def test_a_script_whose_answer_was_lost_does_the_same_again(world: World, name: 
 
 
 def commit(w: World, first: int, *, count: int = 5, holes: int = 0, segment: str = "") -> Any:
-    """Commits a block of shard 0; what its transaction answered last."""
+    """Commit a block of shard 0, and return the last answer of its transaction."""
     builder = BlockBuilder(Spec.of(SPEC), 1 << 20, 100)
     for number in range(count):
         builder.add(sample(number))
@@ -361,7 +361,7 @@ def commit(w: World, first: int, *, count: int = 5, holes: int = 0, segment: str
 
 
 def test_a_retired_epoch_takes_no_late_write_and_no_late_acknowledgement(world: World) -> None:
-    """Keys are unlinked after it: what came in between would stay for ever, or come back."""
+    """Keys are unlinked after it: a write in between would stay for ever, or come back."""
     assert retire_epoch(world.client, world.partition, 0, world.planned.id)
     assert world.client.get(world.partition.state(0)) == f"gone:{world.planned.id}".encode()
     before = world.state()
@@ -373,7 +373,7 @@ def test_a_retired_epoch_takes_no_late_write_and_no_late_acknowledgement(world: 
 
 
 def test_a_release_that_comes_second_leaves_nothing_behind(world: World) -> None:
-    """Another process looked at the epoch before the first release, and says late that it is to go."""
+    """Another process saw the epoch before the first release, and releases it late."""
     assert release_epoch(world.client, world.stream, 0)
     before = world.state()
     assert retire_epoch(world.client, world.partition, 0, world.planned.id)
@@ -381,7 +381,7 @@ def test_a_release_that_comes_second_leaves_nothing_behind(world: World) -> None
 
 
 def test_trimming_notes_what_groups_that_hold_no_data_have_lost(world: World) -> None:
-    """Such a group is told when it comes back; without the note it would read on behind a gap."""
+    """Such a group learns it when it returns. Without the note it would continue behind a gap."""
     who = Membership(world.stream, "away", "", "")
     join_group(world.client, who, declared=False)
     roster = world.partition.roster
@@ -397,7 +397,7 @@ def test_trimming_notes_what_groups_that_hold_no_data_have_lost(world: World) ->
 def test_a_block_of_bad_samples_alone_is_committed_at_maxmemory(
     fresh_server: Callable[..., EmbeddedServer],
 ) -> None:
-    """It takes no room, and a shard that waited for room because of it would wait for itself."""
+    """It takes no space, and a shard that waited for space because of it would wait for itself."""
     server = fresh_server()
     with redis.Redis.from_url(server.url) as client, writer_of(server.url, spec=SPEC) as writer:
         planned = open_epoch(client, writer.stream, 0, sizes=[10])
@@ -411,7 +411,7 @@ def test_a_block_of_bad_samples_alone_is_committed_at_maxmemory(
 
 
 def test_each_commit_into_a_segment_is_counted_there_and_each_trim_taken_off(world: World) -> None:
-    """A count too high keeps a file for ever; one too low gives it to another writer while it is read."""
+    """A count too high keeps a file for ever. One too low gives it to another writer while it is read."""
     segments = world.partition.segments(0)
     for at in (10, 15):
         commit(world, at, segment="a")
@@ -429,7 +429,9 @@ def test_each_commit_into_a_segment_is_counted_there_and_each_trim_taken_off(wor
 
 
 def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world: World) -> None:
-    """Ranges of several shards stand behind each other; one offset too far acknowledges a sample nobody was given."""
+    """Ranges of several shards follow each other, and one offset too far acknowledges a sample that no member was
+    given.
+    """
     ranges = {0: [(0, 1), (3, 8), (9, 31), (40, 64), (70, 70)], 1: [(7, 9)], 3: [(16, 24), (25, 26)]}
     told: list[Any] = []
     for spans in ranges.values():
@@ -445,19 +447,19 @@ def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world:
 
 
 def seal(w: World, manifest_id: str) -> Any:
-    """Says that the segment ``a`` of epoch 0 gets no more entries, for a dead writer."""
+    """Seal the segment ``a`` of epoch 0 for a dead writer."""
     keys = [w.partition.segments(0), w.partition.state(0)]
     return run_script(w.client, load_script("seal_segments"), keys, [manifest_id, 2, "a"])
 
 
 def newest_noted(w: World) -> bytes:
-    """The newest entry of epoch 0, as the commits note it."""
+    """Return the newest entry of epoch 0, as the commits note it."""
     found: bytes = group_counts(w.client, w.partition, 0)[LAST]["last-delivered-id"]
     return found
 
 
 def test_a_seal_of_another_manifest_or_a_released_epoch_changes_nothing(world: World) -> None:
-    """A seal that comes late would close a segment of the epoch's successor, or leave a key that nothing removes."""
+    """A late seal would close a segment of the epoch's successor, or leave a key that nothing removes."""
     before = world.state()
     assert seal(world, world.feed.id) == 0
     assert world.state() == before
@@ -471,7 +473,7 @@ def test_a_seal_of_another_manifest_or_a_released_epoch_changes_nothing(world: W
 
 
 def test_a_freed_segment_of_a_dead_writer_still_takes_no_entry(world: World) -> None:
-    """The writer's last commit may arrive after another writer has reused the file: it would name foreign bytes."""
+    """The writer's last commit may arrive after another writer has reused the file, and would name foreign bytes."""
     segments = world.partition.segments(0)
     world.client.hset(segments, mapping={"b": 0, "s:b": 1})  # the other one was sealed by its own writer
     seal(world, world.planned.id)
@@ -482,7 +484,7 @@ def test_a_freed_segment_of_a_dead_writer_still_takes_no_entry(world: World) -> 
 
 
 def test_a_commit_into_a_sealed_segment_is_refused_and_taken_back(world: World) -> None:
-    """Its file may hold another writer's samples by now: an entry that stayed would hand these out."""
+    """Its file may hold another writer's samples by now, which an entry that stayed would give to trainers."""
     seal(world, world.planned.id)
     before, newest = world.state(), newest_noted(world)
     assert is_sealed(commit(world, 10, segment="a")[-1])
@@ -503,6 +505,6 @@ def test_a_refused_commit_leaves_the_note_of_the_newest_entry_as_it_was(world: W
 
 
 def test_what_the_server_said_of_a_damaged_key_is_told() -> None:
-    """The representation of a redis error is its class alone: the reader learned where, and not what."""
+    """The representation of a redis error is only its class, which names the place but not the cause."""
     told = str(unreadable_value("penstock:{t}:meta", ResponseError("value is not an integer or out of range")))
     assert "did not write (ResponseError('value is not an integer or out of range'))" in told

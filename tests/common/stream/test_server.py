@@ -68,7 +68,7 @@ while True:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and only waits for its parent does not."""
+    """Return whether a process runs. One that has ended and waits for its parent does not."""
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat")
@@ -95,7 +95,7 @@ def _is_gone_within(pid: int, seconds: float) -> bool:
 
 @contextmanager
 def _owner(then: str) -> Iterator[tuple[subprocess.Popen[str], int, int, int, Path]]:
-    """Another process that starts a server and then does ``then``."""
+    """Start another process that starts a server and then does ``then``."""
     command = [sys.executable, "-c", _OWNER + then, _COMMON]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
         assert owner.stdout is not None
@@ -118,7 +118,7 @@ def test_a_server_is_gone_within_two_seconds_of_its_owner(end: signal.Signals) -
 
 
 def test_a_server_is_gone_with_its_owner_although_a_forked_child_lives_on() -> None:
-    """Workers forked by the owner inherit its pipes; those must not keep the server alive."""
+    """Workers forked by the owner inherit its pipes, which must not keep the server alive."""
     with _owner(_FORKING) as (owner, pid, *_):
         assert owner.stdout is not None
         child = int(owner.stdout.readline())
@@ -151,7 +151,7 @@ def test_a_forked_child_that_closes_the_server_ends_nothing() -> None:
 
 
 def test_a_server_outlives_the_thread_that_started_it(fresh_server: ServerFactory) -> None:
-    """A signal at the parent's death follows the thread: notebooks start servers from threads that end."""
+    """A signal at the parent's death follows the thread, and notebooks start servers from threads that end."""
     made: list[EmbeddedServer] = []
     thread = threading.Thread(target=lambda: made.append(fresh_server()))
     thread.start()
@@ -183,7 +183,7 @@ def test_the_server_dies_with_its_watcher(fresh_server: ServerFactory) -> None:
 
 
 def test_two_servers_run_side_by_side(fresh_server: ServerFactory) -> None:
-    """Streams and jobs may live on two; so may two test runs."""
+    """Streams and jobs may be on two servers, and two test runs may run at once."""
     one, two = fresh_server(), fresh_server()
     with redis.Redis.from_url(one.url) as first, redis.Redis.from_url(two.url) as second:
         first.set("where", "one")
@@ -224,9 +224,9 @@ def test_the_allocator_keeps_freed_pages(server: EmbeddedServer, client: redis.R
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process takes is read from /proc")
 def test_what_is_freed_at_once_is_used_again(server: EmbeddedServer, fresh_server: ServerFactory) -> None:
-    """A released epoch goes as a whole: a server that left its pages alone would take twice the budget."""
+    """A released epoch is freed as a whole: a server that did not use its pages again would take twice the budget."""
     chunks, chunk = [f"chunk{index}" for index in range(1000)], bytes(1 << 17)
-    server = fresh_server(server.executable)  # whose memory has no other test's holes
+    server = fresh_server(server.executable)  # a server whose memory has no holes from other tests
     with redis.Redis.from_url(server.url) as client:
         for _ in range(4):
             for name in chunks:
@@ -238,7 +238,7 @@ def test_what_is_freed_at_once_is_used_again(server: EmbeddedServer, fresh_serve
 
 
 def test_an_append_only_server_has_its_data_after_a_restart(fresh_server: ServerFactory, tmp_path: Path) -> None:
-    """close() writes out the last second too."""
+    """close() writes the last second, too."""
     for folder in (tmp_path / "a", tmp_path / 'with "quotes" and spaces'):
         with fresh_server(appendonly=True, directory=folder) as first, redis.Redis.from_url(first.url) as client:
             client.xadd("feed", {"x": "1"})
@@ -251,7 +251,7 @@ def test_an_append_only_server_has_its_data_after_a_restart(fresh_server: Server
 
 
 def test_kill_ends_the_server_at_once_and_close_still_tidies_up(fresh_server: ServerFactory) -> None:
-    """Tests of crashes need one that is certain."""
+    """Tests of crashes need a certain kill."""
     server = fresh_server()
     server.kill()
     assert not server.is_running
@@ -274,7 +274,7 @@ def test_a_server_asks_for_a_password_of_its_own(server: EmbeddedServer, fresh_s
 
 
 def test_the_password_is_in_no_command_line_log_or_repr(server: EmbeddedServer) -> None:
-    """Every user lists processes, and logs are sent to others."""
+    """Every user can list processes, and logs are sent to others."""
     lines = {process: process.read_bytes() for process in Path("/proc").glob("[0-9]*/cmdline") if _is_readable(process)}
     assert lines[Path(f"/proc/{server.pid}/cmdline")]
     assert not [process for process, line in lines.items() if server.password.encode() in line]
@@ -286,7 +286,7 @@ def test_the_password_is_in_no_command_line_log_or_repr(server: EmbeddedServer) 
 
 
 def test_a_refused_setting_is_told_without_the_password() -> None:
-    """The server repeats the line that it does not understand."""
+    """The server repeats the line that it cannot parse."""
     with pytest.raises(ServerUnsuitable) as caught:
         EmbeddedServer(extra={"requirepass": "open sesame now"})
     assert "requirepass" in str(caught.value)
@@ -294,7 +294,7 @@ def test_a_refused_setting_is_told_without_the_password() -> None:
 
 
 def test_a_password_lies_beside_the_append_only_file(fresh_server: ServerFactory, tmp_path: Path) -> None:
-    """Clients survive a restart only if the server still knows their password; and nobody else may read either."""
+    """Clients survive a restart only if the server still knows their password, and no other user may read it."""
     folder = tmp_path / "kept"
     with fresh_server(appendonly=True, directory=folder) as first, redis.Redis.from_url(first.url) as client:
         client.xadd("feed", {"x": "1"})
@@ -312,7 +312,7 @@ def test_a_password_lies_beside_the_append_only_file(fresh_server: ServerFactory
 
 @pytest.mark.parametrize("damage", ["empty", "open", "link"])
 def test_a_kept_password_that_others_may_know_is_refused(tmp_path: Path, damage: str) -> None:
-    """A password that another user chose or read keeps nobody out."""
+    """A password that another user chose or read does not protect the server."""
     file = tmp_path / "penstock-password"
     if damage == "link":
         (tmp_path / "elsewhere").write_text("chosen")
@@ -327,7 +327,7 @@ def test_a_kept_password_that_others_may_know_is_refused(tmp_path: Path, damage:
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777], ids=oct)
 def test_an_append_only_file_where_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """The server runs every command in it: whoever writes it first writes streams and jobs."""
+    """The server runs every command in it, so its first author writes streams and jobs."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
@@ -339,11 +339,11 @@ def test_an_append_only_file_where_others_may_write_is_refused(tmp_path: Path, m
 def test_no_client_makes_the_server_load_a_module_or_write_a_file_of_another_name(
     server: EmbeddedServer, client: redis.Redis
 ) -> None:
-    """Redis 6.2 knows no protected settings: there CONFIG SET stays, and the password is what keeps strangers out."""
+    """Redis 6.2 has no protected settings. There CONFIG SET stays, and the password excludes strangers."""
     refused: list[tuple[str, ...]] = [("DEBUG", "SLEEP", "0"), ("MODULE", "LOAD", "/nowhere.so")]
     if server.version >= "7":
         refused += [("CONFIG", "SET", "dir", "/tmp"), ("CONFIG", "SET", "dbfilename", "x.sh")]
-        told = (server._home / "server.conf").read_text()  # also where a build has other defaults
+        told = (server._home / "server.conf").read_text()  # even if a build has other defaults
         assert told.count("enable-protected-configs no\n") == told.count("enable-debug-command no\n") == 1
     for words in refused:
         with pytest.raises(redis.ResponseError, match=r"not allowed|protected config|unknown command"):
@@ -351,7 +351,7 @@ def test_no_client_makes_the_server_load_a_module_or_write_a_file_of_another_nam
 
 
 def test_a_password_is_part_of_the_url(fresh_server: ServerFactory) -> None:
-    """On a host shared with others 127.0.0.1 alone does not keep them out."""
+    """On a host shared with others, 127.0.0.1 alone does not exclude them."""
     server = fresh_server(extra={"requirepass": "s:cret/"})
     with redis.Redis.from_url(server.url) as client:
         assert client.ping()
@@ -373,14 +373,14 @@ def test_settings_the_server_refuses_are_told_in_its_own_words() -> None:
 
 
 def test_an_executable_that_is_no_server_is_refused_before_it_runs(tmp_path: Path) -> None:
-    """One line, not a start that never answers."""
+    """It takes one line, not a start that never answers."""
     for executable in ("/bin/ls", tmp_path / "missing"):
         with pytest.raises(ServerUnsuitable, match=r"is not a redis-server 6\.2 or newer that runs here"):
             EmbeddedServer(executable)
 
 
 def test_no_server_at_all_is_one_line_that_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first thing a newcomer may meet."""
+    """A new user may meet this first."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert find_servers() == []
@@ -391,7 +391,7 @@ def test_no_server_at_all_is_one_line_that_says_how_to_get_one(monkeypatch: pyte
 
 
 def test_a_server_on_path_comes_first_and_that_of_a_package_is_found_without_importing_it(tmp_path: Path) -> None:
-    """Importing its client takes time, and its executable is all that is wanted."""
+    """Importing its client takes time, and only its executable is needed."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from penstock_common.stream.servers.embedded import find_servers\n"

@@ -1,4 +1,4 @@
-"""Streams and epochs are made by whoever comes first, and by all of them alike."""
+"""Streams and epochs are made by the first producer that comes, and are the same for all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clients(any_url: str) -> Iterator[list[Client]]:
 
 
 def test_producers_that_start_at_the_same_moment_make_one_stream_and_one_epoch(clients: list[Client]) -> None:
-    """Eight workers of one job all open what they write to; none may see a half-made stream or manifest."""
+    """Eight workers of one job all open what they write to, and none may see a half-made stream or manifest."""
     spec = Spec.of({"x": ("uint8", (4,))})
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for turn in range(10):
@@ -52,6 +52,6 @@ def test_producers_that_start_at_the_same_moment_make_one_stream_and_one_epoch(c
 def test_blocks_are_larger_where_no_server_has_to_hold_them(
     any_client: Client, payload: str, budget_bytes: int, block_bytes: int
 ) -> None:
-    """A commit costs the same whatever the block; but a budget must hold many, or the end of each segment is lost."""
+    """A commit costs the same for any block, but a budget must hold many blocks, or the end of each segment is lost."""
     stream = create_stream(any_client, "t", payload=payload, budget_bytes=budget_bytes)
     assert stream.block_bytes == block_bytes

@@ -39,7 +39,7 @@ Spec = dict[str, Any]
 
 
 class Refused(Exception):
-    """A bad entry; ``kind`` is one of the three kinds the document tells apart."""
+    """A bad entry. ``kind`` is one of the three kinds that the document distinguishes."""
 
     def __init__(self, why: str, kind: str = "BadEntry") -> None:
         self.kind = kind
@@ -53,10 +53,10 @@ class Tensor:
     dtype: str
     shape: list[int]
     raw: bytes
-    """The sample's bytes as they lay on the wire."""
+    """The sample's bytes as they are on the wire."""
 
     def values(self) -> list[Any]:
-        """The elements in C order as Python numbers."""
+        """Return the elements in C order as Python numbers."""
         size, code = ITEM[self.dtype]
         numbers: list[Any] = list(struct.unpack(f"<{len(self.raw) // size * len(code)}{code[0]}", self.raw))
         if self.dtype == "bool":
@@ -78,19 +78,19 @@ class Entry:
 
 
 def need(condition: Any, why: str) -> None:
-    """Refuses the entry unless the condition holds."""
+    """Refuse the entry unless the condition holds."""
     if not condition:
         raise Refused(why)
 
 
 def integer(value: Any, low: int, high: int) -> int:
-    """The value, if it is an integer from low to high."""
+    """Return the value, if it is an integer from low to high."""
     need(type(value) is int and low <= value <= high, f"not an integer from {low} to {high}")
     return int(value)
 
 
 def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
-    """One entry from its fields in order; ``spec`` is the JSON form from the stream's meta."""
+    """Read one entry from its fields in order. ``spec`` is the JSON form from the stream's meta."""
     need(fields and fields[0][0] == b"meta", "meta is not the first field")
     header = read_header(fields[0][1])
     count = header["count"]
@@ -111,7 +111,7 @@ def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
 
 
 def read_ref(data: bytes, spec: Spec) -> tuple[str, int, list[int]]:
-    """File, offset and sizes of a header's ``ref``; raises Refused. The rest of the header counts as inline."""
+    """Return file, offset and sizes of a header's ``ref``. Raises Refused. The rest of the header counts as inline."""
     header = read_header(data, sees_files=True)
     ref, count = header.get("ref"), header["count"]
     need(type(ref) is list and len(ref) == 3, "ref is no list of three")
@@ -136,18 +136,18 @@ def read_ref(data: bytes, spec: Spec) -> tuple[str, int, list[int]]:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object none of whose keys stands twice."""
+    """Return a JSON object whose keys are all different."""
     need(len({key for key, _ in pairs}) == len(pairs), "a key stands twice")
     return dict(pairs)
 
 
 def no_constant(name: str) -> None:
-    """NaN and Infinity are not JSON."""
+    """Refuse NaN and Infinity, which are not JSON."""
     raise Refused(f"{name} is not JSON")
 
 
 def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
-    """The header with its numbers bounded, holes filled in as [] and xxh3 as None when absent."""
+    """Return the header with its numbers bounded. Missing holes become [], and a missing xxh3 None."""
     need(len(data) <= HEADER_LIMIT, "header too large")
     try:
         header = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
@@ -179,7 +179,7 @@ def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
 
 
 def announced(header: dict[str, Any], name: str, dtype: str, shape: list[int | None]) -> list[list[int]] | None:
-    """Checks one tensor's object; the inline shapes, or None."""
+    """Check one tensor's object, and return its inline shapes or None."""
     said = header["tensors"].get(name)
     need(type(said) is dict and said.get("dtype") == dtype, "another dtype, or none")
     found = said.get("shape")
@@ -196,12 +196,12 @@ def announced(header: dict[str, Any], name: str, dtype: str, shape: list[int | N
 
 
 def is_ragged(dtype: str, shape: list[int | None]) -> bool:
-    """Whether samples differ in shape."""
+    """Return whether samples differ in shape."""
     return dtype == "bytes" or None in shape
 
 
 def bound_sizes(plan: list[tuple[str, str, list[int | None], list[list[int]] | None]], count: int) -> None:
-    """Bounds the fields whose size the header gives."""
+    """Bound the fields whose size the header gives."""
     sizes = []
     for _, dtype, shape, inline in plan:
         if not is_ragged(dtype, shape):
@@ -217,7 +217,7 @@ def ndim_of(dtype: str, shape: list[int | None]) -> int:
 
 
 def check_digest(header: dict[str, Any], values: list[bytes]) -> None:
-    """Compares the checksum, if there is one."""
+    """Compare the checksum, if there is one."""
     digest = xxhash.xxh3_64_hexdigest(b"".join(values))
     if header["xxh3"] not in ("absent", digest):
         raise Refused(f"digest is {digest}", "ChecksumMismatch")
@@ -226,7 +226,7 @@ def check_digest(header: dict[str, Any], values: list[bytes]) -> None:
 def samples_of(
     payload: dict[bytes, bytes], name: str, dtype: str, shape: list[Any], inline: list[list[int]] | None, count: int
 ) -> list[Tensor]:
-    """One tensor's n samples."""
+    """Return one tensor's n samples."""
     data, item = payload[name.encode()], ITEM[dtype][0]
     shapes = [shape] * count
     if is_ragged(dtype, shape):
@@ -246,13 +246,13 @@ def samples_of(
 
 
 def shapes_field(data: bytes, ndim: int, count: int) -> list[list[int]]:
-    """The shapes of a ``.shapes`` field."""
+    """Return the shapes of a ``.shapes`` field."""
     need(len(data) == 8 * ndim * count, "shapes field has another size")
     return [list(row) for row in struct.iter_unpack(f"<{ndim}q", data)]
 
 
 def check_shape(found: list[int], wanted: list[int | None], item: int) -> None:
-    """Bounds one ragged sample's shape."""
+    """Bound one ragged sample's shape."""
     need(len(found) == len(wanted), "another number of dimensions")
     for size, want in zip(found, wanted, strict=True):
         need(size >= 0 and want in (None, size), "a size does not fit")
@@ -260,7 +260,7 @@ def check_shape(found: list[int], wanted: list[int | None], item: int) -> None:
 
 
 def offsets_of(header: dict[str, Any]) -> list[int]:
-    """The offset of each sample."""
+    """Return the offset of each sample."""
     holes = set(header["holes"])
     end = header["first"] + header["count"] + len(holes)
     return [offset for offset in range(header["first"], end) if offset not in holes]

@@ -21,7 +21,7 @@ shapes = st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=3).map(tuple
 
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
-    """A spec of one to four tensors."""
+    """Draw a spec of one to four tensors."""
     found = []
     for name in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
         dtype = draw(st.sampled_from(NAMES))
@@ -31,7 +31,7 @@ def specs(draw: st.DrawFn) -> Spec:
 
 @st.composite
 def values(draw: st.DrawFn, tensor: TensorSpec) -> Any:
-    """A value of the tensor: any bits at all, in any of the layouts an array may have."""
+    """Draw a value of the tensor: any bits, in any layout that an array may have."""
     if tensor.dtype == BYTES:
         return draw(st.binary(max_size=8))
     shape = tuple(draw(st.integers(0, 3)) if dim is None else dim for dim in tensor.shape)
@@ -54,14 +54,14 @@ def values(draw: st.DrawFn, tensor: TensorSpec) -> Any:
 
 @st.composite
 def samples(draw: st.DrawFn, spec: Spec, most: int = 5) -> list[Sample]:
-    """One to ``most`` samples of the spec."""
+    """Draw one to ``most`` samples of the spec."""
     count = draw(st.integers(1, most))
     return [{tensor.name: draw(values(tensor)) for tensor in spec} for _ in range(count)]
 
 
 @st.composite
 def holes(draw: st.DrawFn, first: int, count: int) -> list[int]:
-    """Some dropped offsets among those of ``count`` samples."""
+    """Draw some dropped offsets among those of ``count`` samples."""
     dropped = draw(st.integers(0, 4))
     every = st.integers(first, first + count + dropped - 1)
     return sorted(draw(st.lists(every, min_size=dropped, max_size=dropped, unique=True)))

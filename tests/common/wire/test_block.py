@@ -33,7 +33,7 @@ def test_an_array_reused_after_add_does_not_change_the_block() -> None:
 
 
 def test_a_refused_sample_leaves_the_block_as_it_was() -> None:
-    """A caller may catch the error, skip the sample and go on."""
+    """A caller may catch the error, skip the sample and continue."""
     builder = BlockBuilder(BOXES, 1000, 10)
     good = {"boxes": np.ones((1, 4), "f4"), "y": 1, "file": b"a"}
     builder.add(good)
@@ -50,7 +50,7 @@ def test_a_refused_sample_leaves_the_block_as_it_was() -> None:
 
 
 def test_a_finished_block_stays_whole_while_the_next_one_fills() -> None:
-    """It is being sent meanwhile; its arrays return to use two blocks later."""
+    """It is being sent during that time, and its arrays are used again two blocks later."""
     builder = BlockBuilder(PAIR, 1000, 10)
     builder.add({"x": np.ones(2, "f4"), "y": 1})
     block = builder.finish(0)
@@ -60,7 +60,7 @@ def test_a_finished_block_stays_whole_while_the_next_one_fills() -> None:
 
 
 def test_a_moved_block_is_the_same_samples_elsewhere_in_memory_of_its_own() -> None:
-    """Its arrays may lie in a segment that is given back while the block still waits to be committed."""
+    """Its arrays may be in a segment that is given back while the block still waits to be committed."""
     spec = Spec.of({"x": ("int32", (2,)), "r": ("int32", (None,)), "b": ("bytes", ())})
     builder = BlockBuilder(spec, 1 << 20, 100)
     for number in range(3):
@@ -76,7 +76,7 @@ def test_a_moved_block_is_the_same_samples_elsewhere_in_memory_of_its_own() -> N
 
 
 def test_a_block_is_full_at_its_target_or_its_number_of_samples() -> None:
-    """Entries of 100-600 kB are what the server is fastest at."""
+    """The server is fastest with entries of 100-600 kB."""
     assert BlockBuilder(PAIR, 160, 1000).capacity == 10
     assert BlockBuilder(PAIR, 160, 3).capacity == 3
     assert BlockBuilder(PAIR, 1, 1000).capacity == 1
@@ -87,7 +87,7 @@ def test_a_block_is_full_at_its_target_or_its_number_of_samples() -> None:
 
 
 def test_a_number_out_of_range_is_refused_on_the_fast_way_too() -> None:
-    """Assignment in numpy would wrap a Python integer around on assignment, or say nothing of the tensor."""
+    """A plain numpy assignment would wrap a Python integer around, or not name the tensor."""
     builder = BlockBuilder(Spec.of({"y": ("uint8", ()), "f": ("float32", ())}), 100, 10)
     for bad in ({"y": 256, "f": 0.5}, {"y": -1, "f": 0.5}, {"y": 1, "f": 1e300}, {"y": True, "f": "x"}):
         with pytest.raises(SpecMismatch):
@@ -97,7 +97,7 @@ def test_a_number_out_of_range_is_refused_on_the_fast_way_too() -> None:
 
 
 def test_a_broadcastable_array_is_refused() -> None:
-    """Assignment alone would spread one row over the whole sample."""
+    """A plain assignment would spread one row over the whole sample."""
     builder = BlockBuilder(PAIR, 100, 10)
     for x in (np.ones(1, "f4"), np.ones((1, 2), "f4"), np.ones((), "f4"), np.float32(1), 1.0):
         with pytest.raises(SpecMismatch, match="tensor 'x'"):
@@ -147,7 +147,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_copied(rows: di
     ],
 )
 def test_a_ragged_column_that_does_not_fit_is_refused(rows: dict[str, Any], text: str) -> None:
-    """The second sample is checked as the first is; numpy's S arrays have lost their trailing zeros."""
+    """The second sample is checked like the first, and numpy's S arrays have lost their trailing zeros."""
     good = {"boxes": [np.zeros((1, 4), "f4")] * 2, "y": np.zeros(2, "i8"), "file": [b"a", b"b"]}
     with pytest.raises(SpecMismatch, match=text):
         check_rows(BOXES, good | rows)
@@ -190,14 +190,14 @@ def test_a_batch_larger_than_a_block_is_taken_in_parts() -> None:
 
 
 def test_an_empty_batch_is_a_batch_of_none() -> None:
-    """The last batch of a filter may have nothing in it, and still a dtype."""
+    """The last batch of a filter may be empty, and still has a dtype."""
     assert check_rows(PAIR, {"x": np.zeros((0, 2), "f4"), "y": np.zeros(0, "i8")}) == 0
     with pytest.raises(SpecMismatch, match="dtype"):
         check_rows(PAIR, {"x": np.zeros((0, 2), "f8"), "y": np.zeros(0, "i8")})
 
 
 def test_a_block_no_reader_would_take_is_not_encoded() -> None:
-    """It would be dead-lettered by everyone, which is losing it."""
+    """Every reader would make it a dead letter, so it would be lost."""
     column = Column(Spec.of({"y": ("uint8", ())}).tensors[0], np.zeros(1, "u1"))
     for block in (
         Block(0, 0, [column]),
@@ -213,7 +213,7 @@ def test_a_block_no_reader_would_take_is_not_encoded() -> None:
 
 
 def test_an_entry_over_the_limit_is_refused_locally(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server would cut the connection instead of saying why."""
+    """The server would close the connection without a reason."""
     monkeypatch.setattr(codec, "MAX_FIELD_BYTES", 15)
     builder = BlockBuilder(PAIR, 1000, 10)
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_an_entry_over_the_limit_is_refused_locally(monkeypatch: pytest.MonkeyPa
 
 
 def test_payloads_are_not_copied_when_encoded_or_decoded() -> None:
-    """Copies of payloads are what the data path is spared."""
+    """The data path must not copy payloads."""
     spec = Spec.of({"x": ("float32", (2,))})
     builder = BlockBuilder(spec, 1000, 10)
     builder.add({"x": np.ones(2, "f4")})
@@ -247,7 +247,7 @@ def test_a_header_too_large_to_inline_shapes_leaves_them_to_a_field() -> None:
 
 @pytest.mark.parametrize("place", [None, lambda count: np.zeros(1 << 16, "u1")], ids=["own memory", "memory given"])
 def test_small_arrays_of_any_layout_and_dtype_are_packed_as_they_read(place: Any) -> None:
-    """Their bytes are copied without numpy where that is the same; where it is not, numpy does it."""
+    """Their bytes are copied without numpy if the result is the same, else with numpy."""
     tensors = {name: (name, (2, 3)) for name in NAMES if name != "bytes"}
     spec, rows = Spec.of({**tensors, "none": ("uint8", (0, 3)), "y": ("int64", ())}), []
     builder = BlockBuilder(spec, 1 << 14, 10, place)
@@ -265,7 +265,7 @@ def test_small_arrays_of_any_layout_and_dtype_are_packed_as_they_read(place: Any
 
 
 def test_an_array_of_as_many_bytes_and_another_shape_is_refused() -> None:
-    """Bytes that are copied know no shape."""
+    """Copied bytes have no shape."""
     builder = BlockBuilder(Spec.of({"x": ("float32", (2, 3))}), 100, 10)
     for x in (np.ones((3, 2), "f4"), np.ones(6, "f4"), np.ones((2, 3), "i4"), np.ones((1, 2, 3), "f4")):
         with pytest.raises(SpecMismatch, match="tensor 'x'"):
@@ -276,7 +276,7 @@ def test_an_array_of_as_many_bytes_and_another_shape_is_refused() -> None:
 
 
 def test_a_process_forked_meanwhile_writes_into_a_block_of_its_own() -> None:
-    """Memory that is mapped may be shared by processes: a worker's samples would appear in its parent's block."""
+    """Processes may share mapped memory: a worker's samples would appear in its parent's block."""
     builder = BlockBuilder(PAIR, 1000, 10)
     builder.add({"x": np.ones(2, "f4"), "y": 1})
     pid = os.fork()

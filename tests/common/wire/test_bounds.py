@@ -1,4 +1,4 @@
-"""Claims in an entry cost nothing: memory follows the bytes received, and every bound is kept."""
+"""Claims in an entry cost nothing: memory depends on the received bytes, and every bound is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = Spec.of({"x": ("uint8", (3,)), "b": ("float64", (None,))})
 
 
 def entry() -> list[tuple[bytes, bytes]]:
-    """An entry of 70 samples, with a shapes field."""
+    """Return an entry of 70 samples, with a shapes field."""
     builder = BlockBuilder(SPEC, 1 << 20, 100)
     for i in range(70):
         builder.add({"x": np.full(3, i, "u1"), "b": np.arange(i % 3, dtype="f8")})
@@ -30,7 +30,7 @@ def entry() -> list[tuple[bytes, bytes]]:
 
 
 def test_no_hostile_entry_takes_memory_by_what_it_claims() -> None:
-    """Terabytes cost nothing to write into a header, and must cost nothing to refuse."""
+    """A header can claim terabytes at no cost, and refusing it must cost nothing, too."""
     cases = [json.loads(path.read_text(encoding="utf-8")) for path in (HERE / "hostile").glob("*.json")]
     worst = (0, "")
     for case in cases:
@@ -55,7 +55,7 @@ def test_a_header_over_a_megabyte_is_not_even_parsed() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_fields_may_come_in_any_buffer(kind: Any) -> None:
-    """A fast receiver has memoryviews of larger buffers, and not always aligned ones."""
+    """A fast receiver has memoryviews of larger buffers, which are not always aligned."""
     fields = [(name, kind(b"!" + value)[1:]) for name, value in entry()]
     header, block = decode(fields, SPEC)
     assert header.count == 70
@@ -66,7 +66,7 @@ def test_fields_may_come_in_any_buffer(kind: Any) -> None:
 
 
 def test_the_header_announces_the_sizes_a_receiver_must_make_room_for() -> None:
-    """Payloads are received in place: the sizes come from the header, before the bytes."""
+    """Payloads are received in place, so the sizes come from the header, before the bytes."""
     fields = entry()
     announced = parse_header(fields[0][1], SPEC).fields()
     assert announced == [(b"x", 210), (b"b.shapes", 560), (b"b", None)]
@@ -74,7 +74,7 @@ def test_the_header_announces_the_sizes_a_receiver_must_make_room_for() -> None:
 
 
 def test_fields_that_are_each_small_enough_are_refused_where_they_are_too_large_together() -> None:
-    """A reader takes memory by these sizes: three fields of 400 MB are more than a command can carry."""
+    """A reader takes memory by these sizes, and three fields of 400 MB are more than a command can carry."""
 
     def said(names: str) -> Any:
         spec = Spec.of(dict.fromkeys(names, ("uint8", (400_000_000,))))

@@ -1,4 +1,4 @@
-"""Memory of blocks: used again by the next, and never by two at once."""
+"""Memory of blocks: later blocks use it again, and two never use it at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 4096
 
 
 def array(of: MapPool, nbytes: int) -> NDArray[np.uint8]:
-    """All of one map."""
+    """Return an array over all of a map."""
     return np.frombuffer(of.take(nbytes), dtype=np.uint8)
 
 
@@ -26,7 +26,7 @@ def address(values: NDArray[np.uint8]) -> int:
 
 
 def test_what_nobody_refers_to_any_more_is_used_again() -> None:
-    """A page that is found for the first time costs as much as copying it twice."""
+    """The first use of a page costs as much as copying it twice."""
     maps = MapPool()
     first = array(maps, PAGE)
     place = address(first)
@@ -53,7 +53,7 @@ def test_no_more_is_kept_than_is_allowed() -> None:
 
 
 def test_two_threads_never_gather_in_the_same_memory() -> None:
-    """Shards are written by several at once."""
+    """Several threads write shards at once."""
     maps, wrong = MapPool(), []
     start = threading.Barrier(4)
 
@@ -74,7 +74,7 @@ def test_two_threads_never_gather_in_the_same_memory() -> None:
 
 
 def test_small_shards_one_after_the_other_are_gathered_in_the_same_memory() -> None:
-    """A thousand shards of a few samples each would otherwise be a thousand times the same page faults."""
+    """Otherwise a thousand shards of a few samples each would cost a thousand times the same page faults."""
     spec = Spec.of({"x": ("uint8", (1000,))})
 
     def shard() -> None:

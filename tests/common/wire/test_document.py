@@ -22,7 +22,7 @@ SPEC = {"x": ["uint16", [2]], "tag": ["bytes", []]}
 
 
 def example() -> list[tuple[bytes, bytes]]:
-    """The fields of the worked example, as the document prints them."""
+    """Return the fields of the worked example, as the document prints them."""
     found = re.search(r"<!-- example.*?```text\n(.*?)```", DOCUMENT, re.DOTALL)
     assert found is not None
     fields: list[tuple[bytes, bytes]] = []
@@ -35,7 +35,7 @@ def example() -> list[tuple[bytes, bytes]]:
 
 
 def test_the_worked_example_is_what_the_code_writes() -> None:
-    """An example that is wrong costs every reader of the document an afternoon."""
+    """A wrong example costs every reader of the document an afternoon."""
     builder = BlockBuilder(Spec.from_json(SPEC), 1000, 10)
     builder.add({"x": np.array([1, 513], "uint16"), "tag": b"hi"})
     builder.add({"x": np.array([65535, 2], "uint16"), "tag": b""})

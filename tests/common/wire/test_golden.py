@@ -22,18 +22,18 @@ Case = dict[str, Any]
 
 
 def load(folder: str) -> list[Any]:
-    """The cases of a folder as pytest parameters."""
+    """Return the cases of a folder as pytest parameters."""
     files = sorted((HERE / folder).glob("*.json"))
     return [pytest.param(json.loads(file.read_text(encoding="utf-8")), id=file.stem) for file in files]
 
 
 def fields_of(case: Case) -> list[tuple[bytes, bytes]]:
-    """A case's fields as they come from the server."""
+    """Return a case's fields as they come from the server."""
     return [(name.encode(), bytes.fromhex(value)) for name, value in case["fields"]]
 
 
 def test_the_corpus_is_what_the_code_makes() -> None:
-    """A change of the format that nobody meant shows here before it reaches anyone's data."""
+    """An unintended change of the format shows here before it reaches users' data."""
     on_disk = {path: path.read_text(encoding="utf-8") for path in Path(HERE).glob("*/*.json")}
     made = corpus()
     assert sorted(path.name for path in on_disk) == sorted(path.name for path in made)
@@ -62,7 +62,7 @@ def test_a_good_entry_gives_back_every_sample_bit_for_bit(case: Case) -> None:
 
 
 def rows_of(block: Block, name: str) -> list[tuple[list[int], str]]:
-    """Shape and bytes of each sample of a tensor."""
+    """Return shape and bytes of each sample of a tensor."""
     (column,) = (column for column in block.columns if column.spec.name == name)
     rows = ragged_rows(column) if column.shapes is not None else [np.asarray(row) for row in column.values]
     return [(list(row.shape), row.tobytes().hex()) for row in rows]
@@ -70,7 +70,7 @@ def rows_of(block: Block, name: str) -> list[tuple[list[int], str]]:
 
 @pytest.mark.parametrize("case", load("good"))
 def test_the_document_alone_suffices_to_read_a_good_entry(case: Case) -> None:
-    """Someone without Python or Penstock can write a reader."""
+    """A programmer without Python or Penstock can write a reader."""
     entry = independent.read(fields_of(case), case["spec"])
     digest = case["header"]["xxh3"] or "absent"
     assert {key: entry.header[key] for key in case["header"]} == case["header"] | {"xxh3": digest}
@@ -85,7 +85,7 @@ def test_the_document_alone_suffices_to_read_a_good_entry(case: Case) -> None:
 
 
 def numbers(tensor: independent.Tensor) -> list[str]:
-    """A tensor's values as the corpus writes them."""
+    """Return a tensor's values as the corpus writes them."""
     written: list[str] = []
     for value in tensor.values():
         if isinstance(value, complex):

@@ -24,7 +24,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 def block_of(spec: Spec, rows: list[Sample], first: int = 0, dropped: list[int] | None = None) -> Block:
-    """The samples, packed one by one."""
+    """Return the block of the samples, which are added separately."""
     builder = BlockBuilder(spec, 1 << 20, len(rows))
     for row in rows:
         builder.add(row)
@@ -32,12 +32,12 @@ def block_of(spec: Spec, rows: list[Sample], first: int = 0, dropped: list[int] 
 
 
 def fields_of(block: Block, **options: Any) -> Fields:
-    """An entry's fields as bytes of their own."""
+    """Return copies of an entry's fields as bytes."""
     return [(name, bytes(value)) for name, value in encode(block, **IDENTITY, **options)]
 
 
 def bits(spec: Spec, row: Sample) -> list[tuple[tuple[int, ...], bytes]]:
-    """Shape and little-endian bytes of each tensor of a sample, found without the code under test."""
+    """Return shape and little-endian bytes of each tensor of a sample, computed without the code under test."""
     found: list[tuple[tuple[int, ...], bytes]] = []
     for tensor in spec:
         value = row[tensor.name]
@@ -50,7 +50,7 @@ def bits(spec: Spec, row: Sample) -> list[tuple[tuple[int, ...], bytes]]:
 
 
 def rows_of(block: Block) -> list[list[tuple[tuple[int, ...], bytes]]]:
-    """Shape and bytes of each tensor of each sample."""
+    """Return shape and bytes of each tensor of each sample."""
     columns = [
         ragged_rows(column) if column.shapes is not None else [np.asarray(row) for row in column.values]
         for column in block.columns
@@ -60,7 +60,7 @@ def rows_of(block: Block) -> list[list[tuple[tuple[int, ...], bytes]]]:
 
 @st.composite
 def entries(draw: st.DrawFn) -> tuple[Spec, list[Sample], Block]:
-    """A spec, samples of it, and the block they make."""
+    """Draw a spec, samples of it, and the block that they make."""
     spec = draw(specs())
     rows = draw(samples(spec))
     first = draw(st.integers(0, 1000))
@@ -106,7 +106,7 @@ def test_a_batch_is_packed_as_its_samples_are(data: st.DataObject) -> None:
 def test_the_tail_of_a_block_has_exactly_the_later_samples(
     made: tuple[Spec, list[Sample], Block], data: st.DataObject
 ) -> None:
-    """A retried job skips what is committed: neither one sample less nor one twice."""
+    """A retried job skips committed samples: it must lose none and repeat none."""
     spec, rows, block = made
     offset = data.draw(st.integers(block.first, block.end))
     tail = block.tail(offset)
@@ -135,7 +135,7 @@ def test_a_damaged_entry_is_refused_or_unharmed(made: tuple[Spec, list[Sample], 
 
 
 def damaged(value: bytes, data: st.DataObject) -> bytes:
-    """The value with a byte changed, some removed, or some put in."""
+    """Return the value with a byte changed, some removed, or some inserted."""
     at = data.draw(st.integers(0, len(value)))
     removed = data.draw(st.integers(0, 3))
     return value[:at] + data.draw(st.binary(max_size=3)) + value[at + removed :]
@@ -180,7 +180,7 @@ def test_garbage_is_no_header(data: bytes) -> None:
 @given(JSON)
 @settings(max_examples=200, deadline=None)
 def test_a_spec_read_from_the_server_is_a_spec_or_refused(value: Any) -> None:
-    """The stream's meta is data of others, too."""
+    """Other programs can write the stream's meta, too."""
     try:
         spec = Spec.from_json(value)
     except BadSpec:

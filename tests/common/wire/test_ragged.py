@@ -13,7 +13,7 @@ NAMES = Ragged(np.frombuffer(b"hiyou", "u1"), np.array([[2], [0], [3]]), is_byte
 
 
 def test_a_sample_comes_in_its_own_shape_without_a_copy() -> None:
-    """A training loop looks at one image's boxes at a time."""
+    """A training loop uses one image's boxes at a time."""
     assert [sample.shape for sample in BOXES] == [(2, 4), (0, 4), (1, 4)]
     assert BOXES[2].tolist() == BOXES[-1].tolist() == [[8.0, 9.0, 10.0, 11.0]]
     assert np.shares_memory(BOXES[0], BOXES.values)
@@ -45,7 +45,7 @@ def test_samples_can_be_taken_in_any_order() -> None:
 
 
 def test_padding_fills_up_to_the_largest_sample() -> None:
-    """Frameworks want rectangles."""
+    """Frameworks need rectangles."""
     padded = BOXES.padded(-1)
     assert padded.shape == (3, 2, 4)
     assert padded.dtype == np.float32
@@ -56,7 +56,7 @@ def test_padding_fills_up_to_the_largest_sample() -> None:
 
 
 def test_padding_refuses_more_memory_than_it_may() -> None:
-    """One long and one wide sample ask for a square: whoever can write to a stream could fill a trainer's memory."""
+    """One long and one wide sample make a large rectangle, so any writer of a stream could fill a trainer's memory."""
     shapes = np.array([[500_000, 0], [0, 500_000]])
     with pytest.raises(TooLarge, match="padding 2 samples"):
         Ragged(np.empty(0, "u1"), shapes).padded()

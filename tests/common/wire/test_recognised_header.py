@@ -1,4 +1,4 @@
-"""A header that is recognised as a writer's very words means what it would mean if it were parsed."""
+"""A header that is recognised byte for byte means the same as if it were parsed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def said(epoch: int = 0, shard: int = 1, first: int = 2, count: int = 6, rest: s
 
 
 def meant(text: bytes, takes_refs: bool) -> Any:
-    """The header, or what is wrong with it."""
+    """Return the header, or the reason why it is refused."""
     try:
         found = parse_header(text, SPEC, takes_refs=takes_refs)
     except BadEntry as error:
@@ -54,7 +54,7 @@ def parsed(text: bytes, takes_refs: bool) -> Any:
 )
 @settings(max_examples=300, deadline=None)
 def test_what_is_recognised_means_what_it_says(text: bytes, takes_refs: bool) -> None:
-    """A bound that only the slow way keeps is no bound."""
+    """A bound that only the slow way checks is not a bound."""
     assert meant(text, takes_refs) == parsed(text, takes_refs)
 
 
@@ -70,14 +70,14 @@ def test_what_is_recognised_means_what_it_says(text: bytes, takes_refs: bool) ->
 def test_a_damaged_header_means_the_same_either_way(
     text: bytes, at: int, removed: int, put: str, takes_refs: bool
 ) -> None:
-    """A client that can write to a stream chooses the way in which its header is read."""
+    """A client that can write to a stream decides which way reads its header."""
     damaged = text[:at] + put.encode() + text[at + removed :]
     assert meant(damaged, takes_refs) == parsed(damaged, takes_refs)
 
 
 @pytest.mark.parametrize("rest", ["", DIGEST, DIGEST + REF])
 def test_what_writers_write_is_recognised(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else every entry is parsed again, and nobody notices but who pays for it."""
+    """Otherwise every entry is parsed in full, and only the cost shows it."""
     expected = parsed(said(rest=rest), takes_refs=True)
     monkeypatch.setattr(headers, "_object", lambda _: pytest.fail("it was parsed"))
     assert meant(said(rest=rest), takes_refs=True) == expected

@@ -23,7 +23,7 @@ def mapped(count: int) -> NDArray[np.uint8]:
 
 
 def plain(count: int) -> NDArray[np.uint8]:
-    """Memory that is no map."""
+    """Return memory that is not a map."""
     return np.zeros(1 << 15, np.uint8)
 
 
@@ -91,7 +91,7 @@ def test_a_row_is_taken_or_refused_as_in_any_other_block(rows: BlockBuilder, val
 
 @pytest.mark.parametrize("sample", [{}, {"y": NUMBERS}, {"x": NUMBERS, "y": 1}])
 def test_a_sample_of_other_tensors_leaves_the_rows_as_they_were(rows: BlockBuilder, sample: dict[str, Any]) -> None:
-    """A caller may catch the error, skip the sample and go on."""
+    """A caller may catch the error, skip the sample and continue."""
     with pytest.raises(SpecMismatch, match=r"tensor '[xy]'"):
         rows.add(sample)
     rows.add({"x": NUMBERS * 2})
@@ -154,5 +154,5 @@ def test_a_block_whose_first_row_was_refused_still_asks_whether_any_may_come(row
     ],
 )  # fmt: skip
 def test_what_is_no_row_of_a_small_array_is_gathered_as_ever(tensors: dict[str, Any]) -> None:
-    """Numbers, ragged and empty tensors, large ones, and several of them."""
+    """These are numbers, ragged and empty tensors, large tensors, and several tensors."""
     assert type(builder_of(Spec.of(tensors), 1 << 14, 10)) is BlockBuilder

@@ -1,4 +1,4 @@
-"""These values a user may write, and none of them changes in silence."""
+"""Users may write these values, and none of them changes silently."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from penstock_common.wire.spec import Spec, TensorSpec, array_of
     ],
 )
 def test_a_number_that_fits_is_stored_as_that_number(dtype: str, value: Any, stored: Any) -> None:
-    """Labels are written as Python numbers all the time."""
+    """Labels are usually Python numbers."""
     found = TensorSpec("y", dtype, ()).canonical(value)
     assert found.shape == ()
     assert found.item() == stored
@@ -92,7 +92,7 @@ def test_an_empty_list_is_no_boxes_whatever_a_box_is() -> None:
 
 
 def test_an_array_keeps_its_dtype_or_is_refused() -> None:
-    """An array has a dtype on purpose; a stream that converts it hides a mistake."""
+    """An array has a dtype on purpose, and a stream that converts it hides a mistake."""
     with pytest.raises(SpecMismatch, match="found dtype float64, expected dtype float32"):
         TensorSpec("x", "float32", (2,)).canonical(np.zeros(2))
     with pytest.raises(SpecMismatch, match=r"found shape \(3,\), expected shape \(2,\)"):
@@ -118,7 +118,7 @@ def test_any_layout_is_stored_little_endian_in_c_order(make: Callable[[Any], Any
 
 
 def test_big_endian_bfloat16_is_understood() -> None:
-    """It has no numpy name of its own, so it is the one that is forgotten."""
+    """It has no numpy name, so it is easily forgotten."""
     plain = np.array([1.5, -2]).astype(ml_dtypes.bfloat16)
     swapped = plain.astype(plain.dtype.newbyteorder(">"))
     assert TensorSpec("x", "bfloat16", (2,)).canonical(swapped).tobytes() == plain.tobytes()
@@ -135,13 +135,13 @@ def test_bytes_are_taken_from_every_buffer_but_text() -> None:
 
 
 def test_masked_arrays_are_refused() -> None:
-    """Their mask would be lost, and what it hid be trained on."""
+    """Their mask would be lost, and the hidden values trained on."""
     with pytest.raises(SpecMismatch, match="filled"):
         array_of("x", np.ma.masked_array([1, 2], [True, False]), "int64", (2,))
 
 
 def test_a_sample_over_the_field_limit_is_refused_at_once() -> None:
-    """Not after a block around it has been filled."""
+    """It is refused before a block around it has been filled."""
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, "u1"), (MAX_FIELD_BYTES + 1,), (0,))
     with pytest.raises(TooLarge, match="over the limit"):
         TensorSpec("x", "uint8", (None,))._bounded(huge)
@@ -183,7 +183,7 @@ def test_a_malformed_spec_is_refused_when_it_is_made(spec: Any) -> None:
 
 
 def test_a_dtype_may_be_given_as_numpy_gives_it() -> None:
-    """np.float32 and bytes are what hands type first."""
+    """np.float32 and bytes are what users type first."""
     spec = Spec.of({"x": (np.float32, (2,)), "y": (np.dtype(">i8"), ()), "s": (bytes, ())})  # type: ignore[dict-item]
     assert str(spec) == "x: float32[2], y: int64, s: bytes"
 
@@ -203,7 +203,7 @@ def test_what_cannot_travel_is_named_when_the_spec_is_inferred(value: Any) -> No
 
 
 def test_a_sample_with_other_names_is_refused_by_name() -> None:
-    """A misspelt key is the commonest mistake there is."""
+    """A misspelt key is the most frequent mistake."""
     spec = Spec.of({"x": ("uint8", ()), "y": ("uint8", ())})
     with pytest.raises(SpecMismatch, match="tensor 'y': found nothing"):
         spec.check_names({"x": 1, "z": 2})

@@ -1,4 +1,4 @@
-"""`penstock.jax`: the adapters' promises, and what is JAX's own: shared memory, shardings, 64 bits, donation."""
+"""`penstock.jax`: the adapters' promises, and JAX's special subjects: shared memory, shardings, 64 bits, donation."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ DEVICES = 4
 
 
 def train_until_killed(url: str) -> None:
-    """Reads ahead."""
+    """Train, with batches read ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     report_until_killed(batch["y"].tolist() for batch in dataset(loader, prefetch=6))
 
 
 class TestJax(AdapterContract):
-    """jax.Array batches."""
+    """The contract with jax.Array batches."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
-        """With dicts as elements."""
+        """Return a dataset with dicts as elements."""
         return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
-        """On the device before they are asked for."""
+        """Put batches on the device in advance."""
         return dataset(batches._loader, prefetch=count)
 
     def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Without a copy."""
+        """Return an array without a copy."""
         return np.asarray(tensor)
 
     train_until_killed = staticmethod(train_until_killed)
 
     def test_every_dtype_arrives_bit_for_bit(self, any_url: str) -> None:
-        """With x64 mode, which is JAX's word for having 64-bit types at all."""
+        """With x64 mode, because JAX has 64-bit types only in that mode."""
         with jax.enable_x64(True):
             super().test_every_dtype_arrives_bit_for_bit(any_url)
 
@@ -75,7 +75,7 @@ class TestJax(AdapterContract):
 
 
 def test_an_array_is_the_batchs_own_memory_on_cpu(any_url: str) -> None:
-    """Half of a loader's cost would be a copy; JAX takes what is 64-byte aligned as it is."""
+    """A copy would be half of a loader's cost, and JAX takes 64-byte aligned memory as it is."""
     produce(any_url, STREAM, SAMPLES)
     there: list[int] = []
     with loader_of(any_url) as loader:
@@ -84,7 +84,7 @@ def test_an_array_is_the_batchs_own_memory_on_cpu(any_url: str) -> None:
 
 
 def test_arrays_kept_over_many_batches_stay_while_others_memory_is_used_again(any_url: str) -> None:
-    """Sharing memory is safe only if whatever JAX still refers to is left alone, over any number of batches."""
+    """Sharing memory is safe only if memory that JAX still refers to is never used again."""
     produce(any_url, STREAM, 50 * SAMPLES, epochs=2)
     there: list[int] = []
     kept: list[tuple[Any, Any]] = []
@@ -102,7 +102,7 @@ def test_arrays_kept_over_many_batches_stay_while_others_memory_is_used_again(an
 
 
 def test_a_step_that_still_computes_reads_its_own_batch(any_url: str) -> None:
-    """JAX returns before it has computed: the loop may be batches further, with no name left for what is read."""
+    """JAX returns before it has computed: the loop may be batches ahead, without a name for the array that is read."""
     produce(any_url, STREAM, 20 * SAMPLES)
 
     @jax.jit
@@ -121,13 +121,13 @@ def test_a_step_that_still_computes_reads_its_own_batch(any_url: str) -> None:
 
 
 def test_a_donated_batch_is_not_written_into(any_url: str) -> None:
-    """`donate_argnums` lets XLA put its result into an argument's memory; this memory is the loader's."""
+    """`donate_argnums` lets XLA write its result into an argument's memory, which is the loader's."""
     produce(any_url, STREAM, SAMPLES)
     kept: list[np.ndarray[Any, Any]] = []
     add = jax.jit(lambda x: x + 1000, donate_argnums=0)
     own = jax.numpy.zeros((BATCH, 4))
     place = own.unsafe_buffer_pointer()
-    assert add(own).unsafe_buffer_pointer() == place  # donating does something here
+    assert add(own).unsafe_buffer_pointer() == place  # donation has an effect here
 
     def keep(batch: Any) -> Any:
         kept.append(batch["x"])
@@ -150,7 +150,7 @@ def _noting(batch: Any, there: list[int]) -> Any:
 
 
 def test_what_has_arrived_is_put_on_the_device_ahead_and_not_more(any_url: str) -> None:
-    """A transfer should run beside a step; nobody should wait for batches that a step does not need yet."""
+    """A transfer should run during a step, but the loop must not wait for batches that a step does not need yet."""
     produce(any_url, STREAM, SAMPLES)
     pulled: list[int] = []
     with loader_of(any_url) as loader:
@@ -164,7 +164,7 @@ def test_what_has_arrived_is_put_on_the_device_ahead_and_not_more(any_url: str) 
 
 
 def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url: str) -> None:
-    """A writer may be waiting for the room of just that batch."""
+    """A writer may be waiting for the space of that batch."""
     with (
         Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer,
         Loader(
@@ -183,7 +183,7 @@ def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url
 
 
 def test_of_two_iterations_the_older_ends(any_url: str) -> None:
-    """What it had read ahead is the newer one's: handed to both it would be trained on twice."""
+    """The newer one gets what the older had read ahead. If both got it, it would be trained on twice."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         older = iter(dataset(loader, select="y"))
@@ -200,7 +200,7 @@ def test_of_two_iterations_the_older_ends(any_url: str) -> None:
 
 
 def test_labels_of_64_bits_become_32_without_a_word(any_url: str) -> None:
-    """It is JAX's default and everybody's case: a warning at each batch would only be switched off."""
+    """It is JAX's default and the usual case, so users would only switch off a warning at each batch."""
     produce(any_url, STREAM, BATCH)
     with loader_of(any_url) as loader:
         (y,) = dataset(loader, select="y")
@@ -209,7 +209,7 @@ def test_labels_of_64_bits_become_32_without_a_word(any_url: str) -> None:
 
 @pytest.mark.parametrize(("kind", "value"), [("int64", -(2**31) - 1), ("uint64", 2**32)])
 def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int, any_url: str) -> None:
-    """JAX itself would cut them off: an id becomes another id, and nobody is told."""
+    """JAX itself would cut them off silently: an id would become another id."""
     with (
         Writer(STREAM, url=any_url, spec={"id": (kind, ())}, tuning=Tuning(notify=lambda _: None)) as writer,
         writer.epoch() as epoch,
@@ -226,7 +226,7 @@ def test_numbers_that_do_not_fit_into_32_bits_are_refused(kind: str, value: int,
 
 
 def test_ragged_tensors_are_refused_with_what_to_write_and_that_works(any_url: str) -> None:
-    """JAX has arrays of one shape only; which length is right for padding is the user's to say."""
+    """JAX only has rectangular arrays, and the user must choose the length for padding."""
     spec = {"t": ("int32", (None,)), "y": ("int32", ())}
     with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
@@ -245,7 +245,7 @@ def test_ragged_tensors_are_refused_with_what_to_write_and_that_works(any_url: s
 
 
 def test_select_and_map_shape_the_elements(any_url: str) -> None:
-    """uint8 travels and floats are made here; a step takes (x, y)."""
+    """Samples arrive as uint8, and floats are made here. A step takes (x, y)."""
     produce(any_url, STREAM, BATCH)
     with loader_of(any_url) as loader:
         with pytest.raises(ValueError, match="the stream has x, y"):
@@ -257,7 +257,7 @@ def test_select_and_map_shape_the_elements(any_url: str) -> None:
 
 @pytest.mark.parametrize(("remainder", "sizes"), [("keep", [4]), ("pad", [8]), ("drop", [])])
 def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, sizes: list[int], any_url: str) -> None:
-    """Another shape is another compilation, or fits no sharding; whatever is done, the epoch ends."""
+    """Another shape needs another compilation, or fits no sharding. In each case the epoch ends."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         batches = [y.tolist() for y in dataset(loader, select="y", remainder=remainder)]
@@ -272,7 +272,7 @@ def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, 
 
 @contextmanager
 def ordered(url: str, group: str) -> Iterator[Loader]:
-    """A rank alone in its group."""
+    """Return a single rank of its group."""
     with Loader(
         STREAM,
         group=group,
@@ -285,7 +285,7 @@ def ordered(url: str, group: str) -> Iterator[Loader]:
 
 
 def test_a_state_is_of_what_the_loop_had_and_goes_on_exactly_there(any_url: str) -> None:
-    """What lies ready on the device was not trained on: a state of it would leave a hole in the epoch."""
+    """Batches that are ready on the device were not trained on: including them would leave a hole in the epoch."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     with ordered(any_url, GROUP) as loader:
         batches = dataset(loader, select="y", prefetch=4)
@@ -299,14 +299,14 @@ def test_a_state_is_of_what_the_loop_had_and_goes_on_exactly_there(any_url: str)
         again = iter(batches)
         assert [next(again).tolist() for _ in range(2)] == whole[:2]
         batches.load_state_dict(state)
-        assert list(again) == []  # an iteration from before ends
+        assert list(again) == []  # an earlier iteration ends
         assert [y.tolist() for y in batches] == whole
         with pytest.raises(StateMismatch):
             batches.load_state_dict({**state, "stream_id": "another"})
 
 
 def test_a_checkpoint_covers_what_the_loop_had(any_url: str) -> None:
-    """With on_checkpoint, what was only on the device comes again after a crash."""
+    """With on_checkpoint, a batch that was only on the device comes again after a crash."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
         batches = iter(dataset(loader, prefetch=4))
@@ -324,7 +324,7 @@ def test_a_checkpoint_covers_what_the_loop_had(any_url: str) -> None:
 
 
 def train_on_several_devices(url: str) -> None:
-    """Data parallel over the CPU devices that the environment asked for; asserts everything, then says so."""
+    """Train data-parallel over the CPU devices of the environment. It asserts everything, and prints the result."""
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     assert jax.device_count() == DEVICES
@@ -355,7 +355,7 @@ def train_on_several_devices(url: str) -> None:
 def test_batches_are_cut_for_several_devices_and_the_last_is_made_whole(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An epoch's end of another size would end a data-parallel training an hour in."""
+    """A smaller last batch would end a data-parallel training after an hour."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={DEVICES}")
     with child(train_on_several_devices, any_url) as trainer:
@@ -365,7 +365,10 @@ def test_batches_are_cut_for_several_devices_and_the_last_is_made_whole(
 
 
 def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None:
-    """One process of a JAX job of two; prints its own rows of each step's global array, and the sum over all."""
+    """Run one of the two processes of a JAX job.
+
+    It prints its own rows of each step's global array, and the sum over all.
+    """
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -388,7 +391,7 @@ def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None
 
 
 def test_processes_give_their_parts_of_one_global_array(any_url: str) -> None:
-    """Training over several hosts: each rank reads its own part, and all have the same steps."""
+    """In a training over several hosts, each rank reads its own part, and all have the same steps."""
     produce(any_url, STREAM, SAMPLES)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -398,7 +401,7 @@ def test_processes_give_their_parts_of_one_global_array(any_url: str) -> None:
         child(train_as_one_of_two_processes, any_url, coordinator, 1) as second,
     ):
         lines = [one.rest(90) for one in (first, second)]
-    ends = [[line.split(" ", 2)[1:] for line in told if line.startswith("step ")] for told in lines]  # Gloo talks too
+    ends = [[line.split(" ", 2)[1:] for line in told if line.startswith("step ")] for told in lines]  # Gloo prints, too
     steps = -(-SAMPLES // (2 * BATCH))
     assert [len(told) for told in ends] == [steps] * 2
     for step, ((total, own), (other_total, others)) in enumerate(zip(*ends, strict=True)):
@@ -409,7 +412,10 @@ def test_processes_give_their_parts_of_one_global_array(any_url: str) -> None:
 
 
 def test_a_batch_is_a_pytree_that_is_compiled_once() -> None:
-    """`jax.tree.map` and `jit` take dicts; a structure with a batch's identities in it would compile every step."""
+    """`jax.tree.map` and `jit` take dicts.
+
+    If a batch's identities were in the structure, every step would be compiled.
+    """
     compiled = []
 
     @jax.jit

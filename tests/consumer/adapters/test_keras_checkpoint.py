@@ -26,11 +26,11 @@ from penstock.tensorflow import dataset  # noqa: E402 - only where TensorFlow is
 
 BATCHES = -(-SAMPLES // BATCH)
 KILLED_AFTER = BATCHES + 9
-"""Steps, in the second epoch."""
+"""The steps in the second epoch before the kill."""
 
 
 def small_model(**settings: Any) -> Any:
-    """One that learns nothing and takes no time."""
+    """Return a model that learns nothing and takes no time."""
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse", **settings)
     return made
@@ -49,7 +49,7 @@ def small_model(**settings: Any) -> Any:
 def test_fit_with_checkpoints_ends_and_what_they_contain_is_settled(
     settings: dict[str, Any], steps_per_execution: int, any_url: str, tmp_path: Path
 ) -> None:
-    """Three epochs, of which the later ones begin while the earlier wait for their checkpoint."""
+    """There are three epochs, and the later ones begin while the earlier ones wait for their checkpoint."""
     produce(any_url, STREAM, SAMPLES, epochs=3)
     path = tmp_path / settings.get("filepath", "m.keras")
     settings = {name: value for name, value in settings.items() if name != "filepath"}
@@ -72,7 +72,7 @@ def test_fit_with_checkpoints_ends_and_what_they_contain_is_settled(
 def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is acknowledged never comes again: a power cut must not take the only file that holds it."""
+    """Acknowledged samples never come again, so a power cut must not remove the only file that contains them."""
     produce(any_url, STREAM, SAMPLES, epochs=3)
     path = tmp_path / "m.keras"
     synced: list[tuple[str, int]] = []
@@ -133,7 +133,10 @@ def test_keras_knows_the_steps_of_an_epoch_where_the_loader_does(any_url: str) -
 
 
 def train(url: str, folder: str, save_freq: str, is_first: str) -> None:
-    """Fits three epochs, writing each step's labels to a file; stops after step KILLED_AFTER, every save being told."""
+    """Fit three epochs, with each step's labels in a file.
+
+    Stops after step KILLED_AFTER, once every save is reported.
+    """
 
     class Told(keras.Model):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -181,7 +184,9 @@ def _freq(text: str) -> Any:
 def test_a_killed_fit_is_given_again_exactly_what_it_trained_on_since_its_last_checkpoint(
     save_freq: str, is_first: int, any_url: str, any_client: Client, tmp_path: Path
 ) -> None:
-    """Kill -9 in the second epoch, batches read ahead: the restored model misses nothing and sees nothing twice."""
+    """SIGKILL in the second epoch, with batches read ahead: the restored model misses nothing and sees nothing
+    twice.
+    """
     produce(any_url, STREAM, SAMPLES, epochs=3)
     with child(train, any_url, tmp_path, save_freq, is_first) as trainer:
         lines: list[str] = []
@@ -208,10 +213,10 @@ def _labels(line: str) -> list[int]:
 
 
 class TestWords:
-    """A callback of the wrong policy settles nothing, or too early: it says so before training."""
+    """A callback of the wrong policy acknowledges nothing, or too early, so it raises an error before the training."""
 
     def test_the_steps_callback_is_refused_where_checkpoints_count(self, any_url: str) -> None:
-        """It would settle what a restored model has forgotten."""
+        """It would acknowledge samples that a restored model has forgotten."""
         with (
             loader_of(any_url, acknowledge="on_checkpoint") as loader,
             pytest.raises(ValueError, match=r"penstock\.keras\.ModelCheckpoint"),
@@ -219,12 +224,12 @@ class TestWords:
             Acknowledge(loader)
 
     def test_the_checkpoints_callback_is_refused_where_steps_count(self, any_url: str) -> None:
-        """Whoever adds it believes that checkpoints count."""
+        """A user who adds it expects that checkpoints count."""
         with loader_of(any_url) as loader, pytest.raises(ValueError, match="acknowledge='on_checkpoint'"):
             ModelCheckpoint(loader, "m.keras")
 
     def test_training_data_from_elsewhere_is_refused(self, any_url: str, tmp_path: Path) -> None:
-        """Keras had read ahead of its step; all of that would be taken for trained on."""
+        """Keras had read ahead of its step, and all of that would count as trained on."""
         produce(any_url, STREAM, SAMPLES)
         with loader_of(any_url, acknowledge="on_checkpoint") as loader:
             source = ((batch["x"], batch["y"]) for batch in loader)

@@ -1,4 +1,4 @@
-"""Keras on its torch backend: fit() on a DataLoader, in a process of its own, since Keras has one backend."""
+"""Keras on its torch backend: fit() on a DataLoader, in a separate process, because Keras has one backend."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 
-# The child imports this module too, and chooses Keras's backend before it imports Keras.
+# The child imports this module, too, and chooses Keras's backend before it imports Keras.
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("keras") is None, reason="wants Keras and PyTorch"
 )
 
 
 def fit(url: str, order: str, file: str) -> None:
-    """Three epochs; with an order also a checkpoint after each."""
+    """Fit three epochs, with an order also with a checkpoint after each."""
     os.environ["KERAS_BACKEND"] = "torch"
     import keras
     from torch.utils.data import DataLoader
@@ -52,7 +52,7 @@ def fit(url: str, order: str, file: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["", "canonical"])
 def test_fit_on_the_torch_backend_settles_its_epochs(order: str, any_url: str, tmp_path: Path) -> None:
-    """With and without a known length; acknowledged from the step, or by the checkpoint that contains it."""
+    """With and without a known length, acknowledged by the step, or by the checkpoint that contains it."""
     produce(any_url, STREAM, SAMPLES, epochs=3)
     with child(fit, any_url, order, tmp_path / "model.keras") as trainer:
         trainer.rest(timeout_s=200)

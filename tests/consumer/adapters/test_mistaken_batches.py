@@ -1,4 +1,4 @@
-"""What newcomers write from habit on a framework's batches: each is answered by what to write instead."""
+"""Mistakes of new users with a framework's batches: each error says what to write instead."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ FRAMEWORKS = ("torch", "tensorflow", "jax")
 
 
 def taken_apart(dataset: Any) -> None:
-    """As most tutorials write it."""
+    """Unpack batches, as most tutorials do."""
     for _x, _y in dataset:
         break
 
 
 def taken_apart_by_number(dataset: Any) -> None:
-    """With the step's number."""
+    """Unpack batches in a loop with the step's number."""
     for _step, (_x, _y) in enumerate(dataset):
         break
 
 
 def taken_apart_at_once(dataset: Any) -> None:
-    """As one looks at the first batch."""
+    """Unpack the first batch, as users do to look at it."""
     _x, _y = next(iter(dataset))
 
 
 def named(dataset: Any) -> set[str]:
-    """As the loop is meant, with another number of loops before it."""
+    """Run a correct loop, with a number of other loops before it."""
     for element in dataset:
         _x, _y = element["x"], element["y"]
         for _pair, _other in zip(element, element, strict=True):
@@ -56,15 +56,15 @@ def named(dataset: Any) -> set[str]:
     ],
 )
 def test_an_import_of_a_name_that_is_not_there_says_which_are(line: str, words: str) -> None:
-    """Python's own text names neither them nor the one that was meant."""
+    """Python's own text names neither the existing names nor the one that was meant."""
     with pytest.raises(ImportError, match=words):
         exec(line)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_loop_that_takes_dicts_apart_is_told_how_to_get_tuples(framework: str, any_url: str) -> None:
-    """It got the names of the tensors in silence, and failed far from there."""
-    produce(any_url, "train", 160)  # each look takes a batch or two
+    """It silently got the names of the tensors, and failed much later."""
+    produce(any_url, "train", 160)  # each loop takes a batch or two
     adapter = importlib.import_module(f"penstock.{framework}")
     verb = rf"penstock\.{framework}\.dataset\(loader, select=\('x', 'y'\)\)"
     with penstock.Loader(
@@ -85,7 +85,7 @@ def test_a_loop_that_takes_dicts_apart_is_told_how_to_get_tuples(framework: str,
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("given", ["train", None, [1], {"x": 1}])
 def test_an_adapter_says_what_it_takes(framework: str, given: Any) -> None:
-    """A stream's name is what everything else takes first."""
+    """Most other calls take a stream's name first."""
     name = repr(given) if given == "train" else "'train'"
     with pytest.raises(TypeError, match=rf"expected a loader: write dataset\(penstock\.Loader\({name}, group="):
         importlib.import_module(f"penstock.{framework}").dataset(given)
@@ -93,7 +93,7 @@ def test_an_adapter_says_what_it_takes(framework: str, given: Any) -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_adapter_asks_for_the_loader_of_a_view(framework: str, any_url: str) -> None:
-    """A view's verbs are the adapter's arguments."""
+    """A view's methods are the adapter's arguments."""
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
     ) as loader:
@@ -107,7 +107,7 @@ def test_an_adapter_asks_for_the_loader_of_a_view(framework: str, any_url: str) 
 
 
 def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
-    """They were bare dicts: "KeyError: 'image'" names neither the tensors nor the way."""
+    """They were plain dicts, and "KeyError: 'image'" names neither the tensors nor the remedy."""
     produce(any_url, "train", 40)
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
@@ -132,7 +132,7 @@ def test_batches_of_torch_say_what_to_write(any_url: str) -> None:
 
 
 def test_a_dataset_of_torch_has_no_length_and_says_why(any_url: str) -> None:
-    """Schedules and random_split() ask for one; Keras and others must not find one."""
+    """Schedules and random_split() ask for one, but Keras and others must not find one."""
     produce(any_url, "train", 40)
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
@@ -151,7 +151,7 @@ def test_a_dataset_of_torch_has_no_length_and_says_why(any_url: str) -> None:
 
 
 def test_a_device_that_is_not_there_is_named(any_url: str) -> None:
-    """Torch speaks of streams, or of seventeen devices."""
+    """Torch's message names streams, or seventeen devices."""
     produce(any_url, "train", 40)
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
@@ -181,7 +181,7 @@ def test_the_callbacks_of_keras_say_what_they_take() -> None:
 
 
 def test_what_jax_is_given_is_checked(any_url: str) -> None:
-    """`map` is called far from where it was given."""
+    """`map` is called far from the place where it was given."""
     produce(any_url, "train", 40)
     jax = importlib.import_module("penstock.jax")
     with penstock.Loader(
@@ -200,7 +200,7 @@ def test_what_jax_is_given_is_checked(any_url: str) -> None:
 def test_a_second_batch_is_told_that_there_are_batches_already(
     any_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """tf.data takes it, and a model trains on batches of batches or fails far away."""
+    """tf.data accepts it, and a model trains on batches of batches or fails much later."""
     produce(any_url, "train", 160)
     adapter = importlib.import_module("penstock.tensorflow")
     with penstock.Loader(
@@ -214,7 +214,7 @@ def test_a_second_batch_is_told_that_there_are_batches_already(
 
 
 def test_fit_on_a_loader_or_on_dicts_is_told_what_fit_takes(any_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keras's own errors name types and layers, and neither the cause nor the cure."""
+    """Keras's own errors name types and layers, but neither the cause nor the remedy."""
     keras = importlib.import_module("keras")
     adapter = importlib.import_module("penstock.tensorflow")
     produce(any_url, "train", 160)

@@ -1,4 +1,6 @@
-"""A replay behind each framework: a validation set, whole in every pass, of a known length, nothing acknowledged."""
+"""A replay with each framework: a validation set, complete in every pass, of a known length, without
+acknowledgements.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ SAMPLES, BATCH = 50, 16
 
 @pytest.fixture(params=["stream", "files"])
 def replay(any_url: str, any_client: Client, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Passes]:
-    """An epoch, in its stream and exported."""
+    """Make an epoch in a stream, and its export."""
     produce(any_url, "val", SAMPLES)
     if request.param == "files":
         with connect(any_url) as client:
@@ -37,7 +39,7 @@ def replay(any_url: str, any_client: Client, tmp_path: Path, request: pytest.Fix
 
 
 def test_torch_gets_the_whole_epoch_in_every_pass(replay: Passes) -> None:
-    """A validation of half an epoch, or of none from the second time on, is a wrong number."""
+    """A validation on half of an epoch, or on none from the second time on, gives a wrong number."""
     torch = pytest.importorskip("torch")
     import penstock.torch
 
@@ -49,7 +51,7 @@ def test_torch_gets_the_whole_epoch_in_every_pass(replay: Passes) -> None:
             seen = list(elements)
             assert [tuple(x.shape) for x, _ in seen] == [(16, 4)] * 3 + [(2, 4)]
             assert torch.cat([y for _, y in seen]).tolist() == list(range(SAMPLES))
-    next(iter(dataset))  # broken off: the next pass is whole all the same
+    next(iter(dataset))  # interrupted: the next pass is still complete
     assert sum(len(y) for _, y in dataset) == SAMPLES
 
 
@@ -58,7 +60,7 @@ def test_torch_gets_the_whole_epoch_in_every_pass(replay: Passes) -> None:
     [({"batch_size": 8}, "batch_size=None"), ({"batch_size": None, "num_workers": 2}, "num_workers=0")],
 )
 def test_torch_repeats_no_batch_of_a_replay(replay: Passes, settings: dict[str, Any], said: str) -> None:
-    """Two workers would give each batch twice; batches of batches train on shapes that nobody meant."""
+    """Two workers would give each batch twice, and batches of batches train on unintended shapes."""
     torch = pytest.importorskip("torch")
     import penstock.torch
 
@@ -70,7 +72,7 @@ def test_torch_repeats_no_batch_of_a_replay(replay: Passes, settings: dict[str, 
 
 
 def test_keras_validates_on_it_after_each_epoch_of_a_training(replay: Passes) -> None:
-    """It has a length, its last batch too, and may be zipped, cached and repeated as any dataset."""
+    """It has a length, including its last batch, and may be zipped, cached and repeated like any dataset."""
     tf, keras = pytest.importorskip("tensorflow"), pytest.importorskip("keras")
     import penstock.tensorflow
 
@@ -93,7 +95,7 @@ def test_keras_validates_on_it_after_each_epoch_of_a_training(replay: Passes) ->
 
 
 def test_jax_gets_the_whole_epoch_in_every_pass(replay: Passes) -> None:
-    """What is left out or filled up is said to the dataset, as for a loader."""
+    """The dataset takes the options for left-out and padded samples, as for a loader."""
     jax = pytest.importorskip("jax")
     import penstock.jax
 
@@ -110,7 +112,7 @@ def test_jax_gets_the_whole_epoch_in_every_pass(replay: Passes) -> None:
 
 
 def test_ragged_tensors_of_a_replay_have_the_forms_of_a_loader(any_url: str) -> None:
-    """Boxes are validated on, too."""
+    """Boxes are validated, too."""
     torch, tf = pytest.importorskip("torch"), pytest.importorskip("tensorflow")
     import penstock.tensorflow
     import penstock.torch

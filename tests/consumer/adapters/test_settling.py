@@ -1,4 +1,4 @@
-"""Which pulled batches count as trained on, without a framework: the cases that frameworks show only now and then."""
+"""Which pulled batches count as trained on, without a framework: cases that frameworks rarely show."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Numbers:
         return (Batch({}, 0, [], position) for position in range(5))
 
     def take_over(self, adapter: Any) -> None:
-        """Whoever reports."""
+        """Note that the loader is taken over."""
         self.adapter = adapter
 
     def trained(self, batch: Batch) -> None:
-        """A report."""
+        """Note a report."""
         self.trained_on.append(batch.position)
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
-        """Not trained on."""
+        """Note a returned batch."""
         self.returned += [batch.position for batch in batches]
 
 
 def test_the_end_of_a_pass_proves_nothing_where_a_callback_reports_the_steps() -> None:
-    """With several steps in one call the end is met while the last of them still run: a crash there would lose them."""
+    """With several steps in one call, the end is met while the last of them still run, and a crash would lose them."""
     loader = Numbers()
     feed = Feed.of(loader)  # type: ignore[arg-type]
     feed.reporter = object()
@@ -49,7 +49,7 @@ def test_the_end_of_a_pass_proves_nothing_where_a_callback_reports_the_steps() -
     assert loader.trained_on == []
     feed.settle()  # the call has ended
     assert loader.trained_on == [0, 1, 2]
-    feed.arrive(tokens[3:])  # and of the last call the end is met
+    feed.arrive(tokens[3:])  # and the end is met after the last call
     assert list(rounds) == []
     assert loader.trained_on == [0, 1, 2]
     feed.settle()
@@ -57,7 +57,7 @@ def test_the_end_of_a_pass_proves_nothing_where_a_callback_reports_the_steps() -
 
 
 def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> None:
-    """A filter's last batches never arrive: without this the epoch would not close."""
+    """A filter's last batches never arrive, and without this the epoch would not close."""
     loader = Numbers()
     feed = Feed.of(loader)  # type: ignore[arg-type]
     rounds = feed.passes(is_ordered=True, is_drained=True)
@@ -70,7 +70,7 @@ def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> No
 
 
 def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> None:
-    """An untouched tf.data dataset has no other report."""
+    """An untouched tf.data dataset reports nothing else."""
     loader = Numbers()
     feed = Feed.of(loader)  # type: ignore[arg-type]
     rounds = feed.passes(is_ordered=True, is_drained=True)
@@ -84,17 +84,17 @@ def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> 
 
 
 class Overtaken(Feed):
-    """Another pass begins just as a batch was pulled."""
+    """A loader in which another pass begins just after a batch was pulled."""
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
-        """Of the pass before."""
+        """Yield batches of the pass before."""
         for pair in super().batches():
             next(self.passes(is_ordered=True, is_drained=True))
             yield pair
 
 
 def test_a_batch_that_a_new_pass_hands_back_is_not_given_to_the_old_one_too() -> None:
-    """It would be trained on twice, and the new pass would settle what it has not reached."""
+    """It would be trained on twice, and the new pass would acknowledge what it has not reached."""
     loader = Numbers()
     feed = Overtaken(loader)  # type: ignore[arg-type]
     rounds = feed.passes(is_ordered=True, is_drained=True)

@@ -43,24 +43,24 @@ BATCHES = -(-SAMPLES // BATCH)
 
 
 def train_until_killed(url: str) -> None:
-    """Reads ahead."""
+    """Train, with batches read ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     report_until_killed(batch["y"].numpy().tolist() for batch in dataset(loader).prefetch(6))
 
 
 class TestTensorFlow(AdapterContract):
-    """tf.data.Dataset."""
+    """The contract with tf.data.Dataset."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
-        """With dicts as elements."""
+        """Return a dataset with dicts as elements."""
         return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
-        """tf.data's own way."""
+        """Read ahead as tf.data does."""
         return batches.prefetch(count)
 
     def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Without a copy."""
+        """Return an array without a copy."""
         values: np.ndarray[Any, Any] = tensor.numpy()
         return values
 
@@ -69,24 +69,24 @@ class TestTensorFlow(AdapterContract):
 
 @pytest.fixture
 def model() -> Any:
-    """One that learns nothing and takes no time."""
+    """Return a model that learns nothing and takes no time."""
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
     return made
 
 
 def halved(x: Any, y: Any) -> Any:
-    """A function for map."""
+    """Halve, as a function for map."""
     return x / 2, y
 
 
 def is_even_batch(x: Any, y: Any) -> Any:
-    """Drops some batches."""
+    """Drop some batches."""
     return tf.reduce_sum(y) % 2 == 0
 
 
 def is_of_the_second_epoch(y: Any) -> Any:
-    """Drops a whole epoch."""
+    """Drop a whole epoch."""
     return tf.reduce_min(y) >= SAMPLES
 
 
@@ -105,7 +105,10 @@ THROUGH: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", THROUGH)
 def test_fit_over_three_epochs_settles_everything_behind(name: str, any_url: str, model: Any) -> None:
-    """What a filter drops is read, what a buffer holds is not yet; at the end nothing is owed and nobody was warned."""
+    """A filtered sample counts as read, and a buffered one does not.
+
+    At the end all is acknowledged, without a warning.
+    """
     produce(any_url, STREAM, SAMPLES, epochs=3)
     with loader_of(any_url) as loader:
         batches = THROUGH[name](dataset(loader, select=("x", "y")))
@@ -124,7 +127,7 @@ CUT: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", CUT)
 def test_what_take_leaves_comes_in_the_next_pass(name: str, any_url: str) -> None:
-    """An epoch in pieces is still the epoch, also where a buffer had pulled all of it."""
+    """An epoch in pieces is still the whole epoch, even if a buffer had pulled all of it."""
     produce(any_url, STREAM, SAMPLES)
     seen: list[int] = []
     with loader_of(any_url) as loader:
@@ -139,7 +142,7 @@ def test_what_take_leaves_comes_in_the_next_pass(name: str, any_url: str) -> Non
 
 
 def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
-    """The buffer had pulled the whole epoch; only what left it may be acknowledged."""
+    """The buffer had pulled the whole epoch, but only samples that left it may be acknowledged."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         source = dataset(loader)
@@ -150,7 +153,7 @@ def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
 
 
 def test_a_filter_that_drops_an_epoch_goes_on_to_the_next(any_url: str) -> None:
-    """Keras takes an empty pass for an error, and iterating the loader goes on too."""
+    """Keras takes an empty pass for an error, and iterating the loader continues, too."""
     with Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer:
         for numbers in (range(SAMPLES), range(SAMPLES, 2 * SAMPLES)):
             with writer.epoch() as epoch:
@@ -163,7 +166,7 @@ def test_a_filter_that_drops_an_epoch_goes_on_to_the_next(any_url: str) -> None:
 
 
 def test_a_repeated_dataset_reads_the_epochs_one_after_the_other(any_url: str, model: Any) -> None:
-    """`steps_per_epoch` with `repeat` is how endless feeds are trained on."""
+    """Endless feeds are trained on with `steps_per_epoch` and `repeat`."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     with loader_of(any_url) as loader:
         model.fit(dataset(loader, select=("x", "y")).repeat(2), steps_per_epoch=BATCHES, epochs=2, verbose=0)
@@ -171,7 +174,7 @@ def test_a_repeated_dataset_reads_the_epochs_one_after_the_other(any_url: str, m
 
 
 def test_a_zip_is_told_where_it_can_be_acknowledged(any_url: str) -> None:
-    """Where nobody sees the step, refusing beats losing; the error says what to write, and that works."""
+    """The step is not visible there, so it is refused instead of losing samples. The remedy in the error works."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         source = dataset(loader, select="y")
@@ -184,7 +187,7 @@ def test_a_zip_is_told_where_it_can_be_acknowledged(any_url: str) -> None:
 
 
 def test_what_is_concatenated_is_acknowledged_at_the_end_of_the_pass(any_url: str) -> None:
-    """Some data of one's own behind an epoch is a common way to make a validation set."""
+    """Adding own data after an epoch is a common way to make a validation set."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         source = dataset(loader, select="y")
@@ -204,7 +207,7 @@ HIDING: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", HIDING)
 def test_what_hides_the_step_is_refused_and_works_behind_acknowledging(name: str, any_url: str) -> None:
-    """Where nobody sees the step, nothing may be acknowledged by chance, and the way out is in the error."""
+    """Without a visible step nothing may be acknowledged by chance, and the error has the remedy."""
     produce(any_url, STREAM, SAMPLES)
     more = tf.data.Dataset.from_tensors(np.full(3, -1, np.int64))
     with loader_of(any_url) as loader:
@@ -218,7 +221,7 @@ def test_what_hides_the_step_is_refused_and_works_behind_acknowledging(name: str
 
 
 def test_a_dataset_is_not_saved_and_the_error_names_the_export(any_url: str, tmp_path: Path) -> None:
-    """A crash would leave acknowledged samples in a file that is not whole."""
+    """A crash would leave acknowledged samples in an incomplete file."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader, pytest.raises(PenstockError, match="penstock export"):
         dataset(loader, select="y").map(lambda y: y + 1).save(str(tmp_path / "saved"))
@@ -237,7 +240,7 @@ def test_a_map_may_return_a_list_as_in_tf_data(any_url: str) -> None:
 
 
 def test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere(any_url: str) -> None:
-    """A strategy reads ahead for each device: `fit` under one would be given batches that nobody sees arrive."""
+    """A strategy reads ahead for each device, so `fit` under one would get batches whose arrival is not visible."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     here = Path(__file__)
     command = [sys.executable, str(here.with_name("two_devices.py")), any_url]
@@ -255,7 +258,7 @@ def test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere(a
 
 
 def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str, model: Any) -> None:
-    """With steps_per_execution batches are asked for before the first step has ended; the callback knows better."""
+    """With steps_per_execution, batches are requested before the first step has ended, so the callback decides."""
     produce(any_url, STREAM, SAMPLES)
     seen: list[int] = []
 
@@ -315,7 +318,7 @@ def test_ragged_tensors_and_bytes_have_their_tensorflow_types(any_url: str) -> N
 
 
 def test_select_gives_tuples_or_bare_tensors_and_names_what_there_is(any_url: str) -> None:
-    """`fit` wants (x, y); a mistyped name is answered with the names."""
+    """`fit` takes (x, y), and a mistyped name gets an error with the names."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         spec = dataset(loader, select=("x", "y")).element_spec

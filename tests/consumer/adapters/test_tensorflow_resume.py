@@ -26,7 +26,7 @@ STEPS = -(-SAMPLES // BATCH)
 
 
 def train_with_checkpoints(url: str, folder: str) -> None:
-    """Saves its weight and its place every fourth step; stands still in step STEPS + 7, for somebody to kill it."""
+    """Save weight and position every fourth step. It pauses in step STEPS + 7, so that it can be killed."""
     weight = tf.Variable(0, dtype=tf.int64)
     with ordered(url, acknowledge="on_checkpoint") as loader:
         batches = dataset(loader, select="y").prefetch(6)
@@ -46,7 +46,7 @@ def train_with_checkpoints(url: str, folder: str) -> None:
 
 
 def test_a_killed_training_goes_on_at_its_checkpoint_with_weight_and_data_alike(any_url: str, tmp_path: Path) -> None:
-    """Kill -9 in the second epoch: every sample went into the restored weight once, and none is left out."""
+    """SIGKILL in the second epoch: every sample went into the restored weight once, and none is left out."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     with child(train_with_checkpoints, any_url, tmp_path) as trainer:
         assert trainer.line() == "here", trainer.errors()
@@ -65,7 +65,7 @@ def test_a_killed_training_goes_on_at_its_checkpoint_with_weight_and_data_alike(
 
 
 def test_a_checkpoint_of_another_stream_is_refused_by_restore(any_url: str, tmp_path: Path) -> None:
-    """It would train on, silently, somewhere in other data."""
+    """Otherwise it would silently train on other data."""
     produce(any_url, STREAM, SAMPLES)
     with ordered(any_url) as loader:
         path = tf.train.Checkpoint(data=dataset(loader)).save(str(tmp_path / "c"))
@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_stream_is_refused_by_restore(any_url: str, tmp_
 
 
 def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
-    """The step is seen through `iter(ds)`; a loop over the dataset itself, where it is not, says so."""
+    """The step is visible through `iter(ds)`. A loop over the dataset itself, where it is not, raises an error."""
     produce(any_url, STREAM, SAMPLES)
 
     @tf.function
@@ -99,13 +99,13 @@ def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
         assert int(train(batches, 3)) == sum(range(3 * BATCH))
         assert loader.state_dict()["position"] == 3 * BATCH
         loader._joined().member.flush()
-        assert delivered(any_url) == [2 * BATCH]  # the third is in the step's hands
+        assert delivered(any_url) == [2 * BATCH]  # the third is in the step
         assert int(train_to_the_end(batches)) == sum(range(3 * BATCH, SAMPLES))
     assert delivered(any_url) == [SAMPLES]
 
 
 def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be_padded(any_url: str) -> None:
-    """A compiled step wants to know its shapes before the first batch."""
+    """A compiled step needs its shapes before the first batch."""
     spec: Any = {"t": ("int32", (None,)), "y": ("int64", ())}
     with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_shapes_are_static_where_all_batches_are_alike_and_ragged_tensors_may_be
 
 
 def test_a_state_is_of_the_steps_own_epoch_though_the_next_one_is_pulled_already(any_url: str) -> None:
-    """`repeat` and a large buffer: of two epochs in memory, the state skips nothing."""
+    """With `repeat` and a large buffer, two epochs are in memory, and the state skips nothing."""
     produce(any_url, STREAM, SAMPLES, epochs=3)
     states, pulled = [], []
 

@@ -1,4 +1,4 @@
-"""State and checkpoints behind tf.data: they mean what the step was given, however far is read ahead."""
+"""State and checkpoints with tf.data: they cover what the step was given, however far is read ahead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AHEAD: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", AHEAD)
 def test_a_state_counts_what_reached_the_step(name: str, any_url: str) -> None:
-    """A state that meant what was pulled would skip a buffer full of samples at each resume."""
+    """A state of all pulled samples would skip a full buffer at each resume."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         for count, _ in enumerate(AHEAD[name](dataset(loader)), 1):
@@ -37,7 +37,7 @@ def test_a_state_counts_what_reached_the_step(name: str, any_url: str) -> None:
 
 @pytest.mark.parametrize("name", AHEAD)
 def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(name: str, any_url: str) -> None:
-    """In a loop of one's own: saved in the background, told when it is durable."""
+    """In a custom loop, the checkpoint is saved in the background, and reported when it is durable."""
     produce(any_url, STREAM, SAMPLES)
     trained: list[list[int]] = []
     with loader_of(any_url, acknowledge="on_checkpoint", member="one") as loader:
@@ -59,7 +59,7 @@ def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(na
 
 
 def test_what_waits_for_a_checkpoint_is_not_handed_out_again_by_a_break(any_url: str) -> None:
-    """Entries span batches: of one that was trained on in part, a broken-off pass leaves the other part."""
+    """Entries span batches: an interrupted pass leaves a part of an entry whose other part was trained on."""
     produce(any_url, STREAM, SAMPLES, block_samples=50)
     seen: list[int] = []
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
@@ -76,7 +76,7 @@ def test_what_waits_for_a_checkpoint_is_not_handed_out_again_by_a_break(any_url:
 
 @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
 def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_group(policy: Any, any_url: str) -> None:
-    """Ordered groups settle by position, and a shuffle buffer trains on later positions first."""
+    """Ordered groups acknowledge by position, and a shuffle buffer trains on later positions first."""
     produce(any_url, STREAM, SAMPLES)
     seen: list[int] = []
     with loader_of(any_url, acknowledge=policy, order="canonical") as loader:
@@ -90,7 +90,7 @@ def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_gr
                 break
     ordered = [number for number in range(SAMPLES) if number not in seen]
     assert state["position"] <= ordered[0]
-    assert max(seen) > ordered[0]  # something did overtake something
+    assert max(seen) > ordered[0]  # something was indeed overtaken
     with loader_of(any_url, order="canonical") as loader:
         again = [number for batch in loader for number in batch["y"].tolist()]
     assert set(seen) | set(again) == set(range(SAMPLES))
@@ -99,7 +99,7 @@ def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_gr
 def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tf.data pulls in a thread of its own: its error must come out of the loop that waits."""
+    """tf.data pulls in another thread, and its error must reach the waiting loop."""
     monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
     is_over = threading.Event()
 

@@ -38,30 +38,30 @@ from penstock_consumer.adapters.torch_device import OnDevice  # noqa: E402 - onl
 
 
 def train_until_killed(url: str) -> None:
-    """One batch is sent ahead."""
+    """Train, with one batch sent ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
     batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere())
     report_until_killed(batch["y"].tolist() for batch in batches)
 
 
 class Nowhere:
-    """A device of which it is only seen what is sent."""
+    """A device that only records what is sent."""
 
     def __init__(self) -> None:
         self.sent = 0
 
     def send(self, element: Any) -> Any:
-        """Counts."""
+        """Count a batch."""
         self.sent += 1
         return element
 
     def hand(self, sent: Any) -> Any:
-        """As it is."""
+        """Return the batch unchanged."""
         return sent
 
 
 class Eager:
-    """A look-ahead as long as there are batches: as `OnDevice`, however slow they come."""
+    """A readahead without a limit, like `OnDevice`, however slowly batches come."""
 
     def __init__(self, batches: Any, count: int) -> None:
         self.source, self.count = acknowledging(batches), count
@@ -85,18 +85,18 @@ class Eager:
 
 
 class TestTorch(AdapterContract):
-    """IterableDataset, iterated as it is."""
+    """The contract with an IterableDataset, iterated directly."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
-        """With dicts as elements."""
+        """Return a dataset with dicts as elements."""
         return dataset(loader, **settings)
 
     def read_ahead(self, batches: Any, count: int) -> Any:
-        """What `prefetch_to_device` does, further ahead."""
+        """Read ahead as `prefetch_to_device` does, but further."""
         return Eager(batches, count)
 
     def as_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Without a copy."""
+        """Return an array without a copy."""
         if tensor.dtype == torch.bfloat16:
             bits: np.ndarray[Any, Any] = tensor.view(torch.int16).numpy()
             return bits.view(ml_dtypes.bfloat16)
@@ -107,14 +107,14 @@ class TestTorch(AdapterContract):
 
 
 class TestDataLoader(TestTorch):
-    """The same through PyTorch's DataLoader without worker processes."""
+    """The same contract through PyTorch's DataLoader without worker processes."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
-        """What everybody writes."""
+        """Return a DataLoader as most users write it."""
         return DataLoader(dataset(loader, **settings), batch_size=None)
 
     def stateful(self, batches: Any) -> Any:
-        """PyTorch's own has no state."""
+        """Return None, because PyTorch's DataLoader has no state."""
         return batches.dataset
 
 
@@ -137,7 +137,7 @@ def test_a_tensor_is_the_batchs_own_memory(any_url: str, monkeypatch: pytest.Mon
 
 
 def test_ragged_tensors_and_bytes(any_url: str) -> None:
-    """Text and boxes: a list of views of one flat tensor, or one padded tensor; byte strings stay what they are."""
+    """Text and boxes are a list of views of one flat tensor, or one padded tensor. Byte strings stay byte strings."""
     spec: Any = {"boxes": ("bfloat16", (None, 2)), "name": ("bytes", ()), "y": ("int64", ())}
     with Writer(STREAM, url=any_url, spec=spec, tuning=Tuning(notify=lambda _: None)) as writer:
         for _ in range(2):
@@ -157,14 +157,14 @@ def test_ragged_tensors_and_bytes(any_url: str) -> None:
 
 
 def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> None:
-    """Two batches on the device, one of them in the step: a crash must bring the other one again."""
+    """Two batches are on the device, one of them in the step: a crash must bring the other one again."""
     produce(any_url, STREAM, SAMPLES, epochs=2)
     side = Nowhere()
     with loader_of(any_url) as loader:
         batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), side)
         for steps, _ in enumerate(batches, 1):
             if not hooks_of(loader).is_ready and side.sent == steps:
-                continue  # nothing waits for a batch only to have it early
+                continue  # a batch is not waited for only to have it early
             loader._joined().member.flush()
             assert delivered(any_url)[0] == (steps - 1) * BATCH
         assert side.sent > steps - 1
@@ -183,7 +183,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(way: str, any_url: str) -> None:
-    """A writer may be waiting for the room of just that batch."""
+    """A writer may be waiting for the space of that batch."""
     with (
         Writer(STREAM, url=any_url, tuning=Tuning(notify=lambda _: None)) as writer,
         Loader(
@@ -203,7 +203,9 @@ def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(way: st
 
 @pytest.mark.parametrize("way", WAYS)
 def test_of_two_iterations_the_older_ends(way: str, any_url: str) -> None:
-    """What it had read ahead is the newer one's; and its end says nothing of the batch that the newer one gave."""
+    """The newer one gets what the older had read ahead, and the end of the older does not acknowledge a batch of the
+    newer.
+    """
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         older = iter(WAYS[way](loader, select="y"))
@@ -228,7 +230,7 @@ def test_a_cpu_needs_no_copies(any_url: str) -> None:
 
 
 def test_mistakes_are_named(any_url: str) -> None:
-    """Batches of batches, another dataset, tensors that are not there: each a sentence instead of a wrong shape."""
+    """Batches of batches, another dataset, missing tensors: each gets an error instead of a wrong shape."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
         batches = dataset(loader)

@@ -1,4 +1,4 @@
-"""Frameworks around a DataLoader: what would train on a part of each epoch, or on batches of batches, is said."""
+"""Frameworks around a DataLoader: training on a part of each epoch, or on batches of batches, is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FIX = "accelerator.prepare(model, optimizer)"
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader])
 def test_a_data_loader_that_would_batch_batches_is_refused(kind: Any, workers: int, any_url: str) -> None:
-    """A model with an extra dimension often trains on, and a batch is acknowledged before its step has begun."""
+    """A model often accepts an extra dimension, and a batch would be acknowledged before its step has begun."""
     plan(any_url, [20])
     with rank_of(any_url) as loader:
         for settings in ({}, {"batch_size": 4}, {"batch_size": 4, "collate_fn": list}):
@@ -57,7 +57,7 @@ def test_a_data_loader_that_would_batch_batches_is_refused(kind: Any, workers: i
 
 
 def train(url: str, rank: str, port: str, way: str) -> None:
-    """One rank under Accelerate; prints the labels its steps had, and what the loader said of the peers."""
+    """Run one rank under Accelerate. It prints the labels of its steps, and the loader's report on the peers."""
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
     from accelerate import Accelerator
@@ -87,13 +87,13 @@ def train(url: str, rank: str, port: str, way: str) -> None:
             optimizer.step()
             seen += batch["y"].tolist()
             if rank == "0" and way == "dispatched" and len(seen) > FIRST_BATCHES * BATCH:
-                heard.wait(0.5)  # a step; without a word at the epoch's end the test fails
+                heard.wait(0.5)  # a step; if no report comes at the epoch's end, the test fails
     accelerator.end_training()
     sys.stdout.write(json.dumps({"seen": seen, "said": said}) + "\n")
 
 
 def trained(url: str, way: str) -> list[dict[str, Any]]:
-    """What both ranks printed."""
+    """Return the output of both ranks."""
     plan(url, [SAMPLES])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def trained(url: str, way: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(any_url: str) -> None:
-    """Accelerate reads on rank 0 and deals its batches out: half of each epoch is never trained on, in silence."""
+    """Accelerate reads on rank 0 and distributes its batches: half of each epoch is silently never trained on."""
     zero, one = trained(any_url, "dispatched")
     assert len(set(zero["seen"] + one["seen"])) <= SAMPLES // 2 + WORLD * BATCH
     assert [len(found["said"]) for found in (zero, one)] == [1, 0]
@@ -113,14 +113,14 @@ def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(any_url
 
 @pytest.mark.slow
 def test_ranks_that_each_read_train_on_the_whole_epoch_under_accelerate(any_url: str) -> None:
-    """The way that the report names is right, and nothing is said of it."""
+    """The reported remedy is right, and then nothing is reported."""
     zero, one = trained(any_url, "own")
     assert sorted(zero["seen"] + one["seen"]) == list(range(SAMPLES))
     assert zero["said"] == one["said"] == []
 
 
 def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES * BATCH) -> list[str]:
-    """What rank 0 says of peers that asked for a batch, or (False) did not, or (None) never spoke."""
+    """Return rank 0's report on peers that asked for a batch, or (False) did not, or (None) never reported."""
     said: list[str] = []
     with connect(url) as client:
         stream = load_stream(client, "t")
@@ -130,7 +130,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
         for _ in range(2):
             watch.look(samples)
             looked_ms = server_ms(client)
-            while server_ms(client) == looked_ms:  # a word of the same millisecond may be the older one
+            while server_ms(client) == looked_ms:  # a report of the same millisecond may be the older one
                 pass
             for rank, has_asked in enumerate(asked, 1):
                 pace = Pace("training")
@@ -143,7 +143,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
 
 
 def test_rank_0_speaks_only_when_all_peers_said_afterwards_that_they_read_nothing(any_url: str) -> None:
-    """A word that is older than the first batches says nothing; a rank that waits for its first batch has asked."""
+    """A report older than the first batches proves nothing, and a rank that waits for its first batch has asked."""
     produce(any_url, "t", 20)
     (line,) = looked(any_url, [False, False])
     assert FIX in line

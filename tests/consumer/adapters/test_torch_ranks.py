@@ -21,7 +21,7 @@ STEPS = -(-sum(SIZES) // (WORLD * BATCH))
 
 
 def train(url: str, rank: str, meeting: str, workers: str) -> None:
-    """One rank of a training; prints what its batches held and the weights at the end."""
+    """Run one rank of a training. It prints the contents of its batches, and the weights at the end."""
     import torch.distributed as distributed
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
@@ -30,7 +30,7 @@ def train(url: str, rank: str, meeting: str, workers: str) -> None:
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=WORLD)
-    torch.manual_seed(int(rank))  # DDP itself must make them alike
+    torch.manual_seed(int(rank))  # DDP itself must make them equal
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 1e-10)
     with rank_of(url, int(rank), WORLD, BATCH, timeout_s=60) as loader:

@@ -1,4 +1,4 @@
-"""`prefetch_to_device` on CUDA, as far as a host without one can say: which calls PyTorch is given, in which order.
+"""`prefetch_to_device` on CUDA, as far as a host without CUDA can test it: the calls to PyTorch, and their order.
 
 The rules are those of PyTorch's notes on CUDA semantics; a device that does not keep them would compute on half a copy.
 """
@@ -21,7 +21,7 @@ from penstock.torch import dataset, prefetch_to_device  # noqa: E402 - only wher
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What CUDA was asked for. Its tensors stay where they are."""
+    """The recorded calls to CUDA. The tensors stay where they are."""
     made: list[Any] = []
     inside: list[str] = ["step"]
 
@@ -67,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_copies_run_beside_the_step_from_pinned_memory_and_are_waited_for(any_url: str, calls: list[Any]) -> None:
-    """An element: both tensors copied on the side stream, an event behind them, and the step's stream waits for it."""
+    """An element: both tensors are copied on the side stream, an event follows, and the step's stream waits for it."""
     produce(any_url, STREAM, SAMPLES)
     numbers: list[int] = []
     with loader_of(any_url) as loader:

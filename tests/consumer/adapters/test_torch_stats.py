@@ -1,4 +1,4 @@
-"""Where the time goes, told of a loader that a DataLoader reads through: in this process, and in others."""
+"""The times of a loader that a DataLoader reads through, in this process and in others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contracts.ordered import plan, rank_of
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_dataloader_hands_out_and_waits_for_is_counted(any_url: str, workers: int) -> None:
-    """The numbers are the loader's, whoever reads; and a slow step is no waiting."""
+    """The numbers are the loader's, whichever process reads, and a slow step is not waiting."""
     plan(any_url, [160] * 2)
     said: list[str] = []
     with rank_of(any_url, notify=said.append) as loader:

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
 
 from penstock.torch import acknowledging, dataset, prefetch_to_device  # noqa: E402 - only where PyTorch is
 
-# torchdata 0.11 sets one of PyTorch's vitals, which 2.13 warns of.
+# torchdata 0.11 sets one of PyTorch's vitals, and PyTorch 2.13 warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 SIZES, BAD = (40, 33, 30), frozenset({3, 4, 50, 102})
@@ -40,17 +40,17 @@ SIZES, BAD = (40, 33, 30), frozenset({3, 4, 50, 102})
 
 
 def labels(batches: Any) -> list[list[int]]:
-    """What each batch holds."""
+    """Return the contents of each batch."""
     return [batch["y"].tolist() for batch in batches]
 
 
 def made(loader: Any, workers: int = 0, kind: Any = DataLoader, **settings: Any) -> Any:
-    """What a training script has."""
+    """Return the objects of a training script."""
     return acknowledging(kind(dataset(loader), batch_size=None, num_workers=workers, **settings))
 
 
 def positions(url: str, group: str = "g") -> list[int]:
-    """Settled samples of each epoch."""
+    """Return the acknowledged positions of each epoch."""
     client = connect(url)
     try:
         return [one.groups[group].delivered if group in one.groups else 0 for one in audit_stream(client, "t").epochs]
@@ -58,9 +58,9 @@ def positions(url: str, group: str = "g") -> list[int]:
         client.close()
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # it counts this machine's cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # PyTorch counts this machine's cores
 def test_any_number_of_workers_gives_the_same_batches_in_the_same_order(any_url: str) -> None:
-    """num_workers is a matter of speed: who changes it must not change what is trained on."""
+    """num_workers only changes the speed, and must not change what is trained on."""
     plan(any_url, SIZES, BAD, epochs=2)
     found = {}
     for workers in (0, 1, 2, 4):
@@ -75,7 +75,7 @@ def test_any_number_of_workers_gives_the_same_batches_in_the_same_order(any_url:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_of_ranks_pad_as_the_rank_does(workers: int, any_url: str) -> None:
-    """A rank with one batch more than the others hangs all of them at its last step."""
+    """A rank with one more batch than the others hangs all of them at its last step."""
     plan(any_url, SIZES, BAD)
     for rank in range(3):
         with rank_of(any_url, rank, 3, group="plain") as loader:
@@ -86,7 +86,7 @@ def test_workers_of_ranks_pad_as_the_rank_does(workers: int, any_url: str) -> No
 
 
 def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) -> None:
-    """Four batches are read ahead at least; a break brings them again, in their place."""
+    """At least four batches are read ahead. An interruption brings them again, in their place."""
     plan(any_url, SIZES)
     with rank_of(any_url) as loader:
         batches = made(loader, 2)
@@ -103,7 +103,9 @@ def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) ->
 
 
 def test_a_checkpoint_covers_what_the_loop_was_given(any_url: str) -> None:
-    """With workers too: `checkpointed` settles the batches of the step, and the next pass goes on behind them."""
+    """This also holds with workers: `checkpointed` acknowledges the batches of the step, and the next pass continues
+    after them.
+    """
     plan(any_url, SIZES)
     with rank_of(any_url, acknowledge="on_checkpoint") as loader:
         batches = made(loader, 2)
@@ -120,7 +122,7 @@ def test_a_checkpoint_covers_what_the_loop_was_given(any_url: str) -> None:
 
 
 def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str) -> None:
-    """Training would go well until the next start, which would begin at the first sample."""
+    """The training would seem to work until the next start, which would begin at the first sample."""
     plan(any_url, SIZES)
     with rank_of(any_url) as loader:
         with pytest.raises(Exception, match=r"penstock\.torch\.acknowledging"):
@@ -135,7 +137,7 @@ def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str
 
 
 def test_workers_may_wait_for_the_producer(any_url: str) -> None:
-    """A training starts before its first sample is made, and overtakes its producer at every step."""
+    """A training starts before its first sample is made, and is faster than its producer at every step."""
 
     def write() -> None:
         with planned_writer(any_url) as writer:
@@ -153,13 +155,13 @@ def test_workers_may_wait_for_the_producer(any_url: str) -> None:
 
 
 def train_until_killed(url: str) -> None:
-    """With two workers."""
+    """Train with two workers."""
     with rank_of(url) as loader:
         report_until_killed(batch["y"].tolist() for batch in made(loader, 2))
 
 
 def test_a_killed_training_goes_on_at_its_first_unacknowledged_batch(any_url: str) -> None:
-    """Kill -9 of the training process: what its workers had read ahead is nobody's, and its workers hold nothing up."""
+    """SIGKILL of the training process: what its workers had read ahead comes again, and the workers end."""
     plan(any_url, SIZES)
     with child(train_until_killed, any_url) as trainer:
         trained = [int(number) for _ in range(4) for number in trainer.line().split()]
@@ -174,7 +176,7 @@ def test_a_killed_training_goes_on_at_its_first_unacknowledged_batch(any_url: st
 
 @pytest.mark.slow
 def test_workers_that_are_spawned_get_values_alone(any_url: str) -> None:
-    """Newer Pythons do not fork; a connection, a thread or a lock could not travel."""
+    """Newer Pythons do not fork, and a connection, a thread or a lock cannot be sent to a process."""
     plan(any_url, SIZES)
     with rank_of(any_url) as loader:
         batches = made(loader, 1, multiprocessing_context="spawn")
@@ -182,7 +184,7 @@ def test_workers_that_are_spawned_get_values_alone(any_url: str) -> None:
 
 
 def test_a_forked_process_that_ends_leaves_the_group_alone(any_url: str) -> None:
-    """A worker has a copy of the loader; dropped there, it must not sign the training process off."""
+    """A worker has a copy of the loader. Dropping it there must not make the training process leave the group."""
     plan(any_url, SIZES)
     with rank_of(any_url) as loader:
         seen = next(iter(loader))["y"].tolist()
@@ -218,7 +220,9 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_state_goes_on_exactly_where_it_was_taken(way: str, any_url: str) -> None:
-    """In a new process, whatever was trained on after the checkpoint; at the start, in the middle, at both ends."""
+    """It runs in a new process, whatever was trained on after the checkpoint: at the start, in the middle, at both
+    ends.
+    """
     plan(any_url, SIZES, BAD, epochs=3)
     with rank_of(any_url, group="whole") as loader:
         whole = [labels(loader), labels(loader)]
@@ -240,11 +244,11 @@ def test_a_state_goes_on_exactly_where_it_was_taken(way: str, any_url: str) -> N
 
 
 EPOCH = 1000
-"""Sample p of epoch e is e * EPOCH + p, where a test has to tell one epoch from another."""
+"""Sample p of epoch e is e * EPOCH + p, for tests that must tell epochs apart."""
 
 
 def plan_epochs(url: str, count: int) -> None:
-    """Writes epochs of which no two have a sample in common."""
+    """Write epochs that have no sample in common."""
     with planned_writer(url) as writer:
         for number in range(count):
             epoch = writer.epoch(sizes=list(SIZES))
@@ -256,19 +260,19 @@ def plan_epochs(url: str, count: int) -> None:
 
 
 def numbers_of(epoch: int) -> list[int]:
-    """What a whole pass over an epoch of `plan_epochs` gives."""
+    """Return the numbers of a whole pass over an epoch of `plan_epochs`."""
     return list(range(epoch * EPOCH, epoch * EPOCH + sum(SIZES)))
 
 
 def one_pass(batches: Any) -> list[int]:
-    """The numbers of the samples that one pass gives."""
+    """Return the numbers of the samples of one pass."""
     return [number for one in labels(batches) for number in one]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_state_taken_after_the_loop_begins_the_next_epoch(way: str, any_url: str) -> None:
-    """The usual checkpoint is written at the end of an epoch: resuming from it must not train on that epoch again."""
+    """The usual checkpoint is written at the end of an epoch, and resuming from it must not repeat that epoch."""
     plan_epochs(any_url, 3)
     states = []
     with rank_of(any_url) as loader:
@@ -286,7 +290,7 @@ def test_a_state_taken_after_the_loop_begins_the_next_epoch(way: str, any_url: s
 
 @pytest.mark.parametrize("kind", [DataLoader, stateful.StatefulDataLoader])
 def test_a_state_with_the_last_batch_leaves_an_empty_pass_and_then_the_next_epoch(kind: Any, any_url: str) -> None:
-    """A loop over epochs counts its passes: the pass that was under way ends, though it has nothing left to give."""
+    """A loop over epochs counts its passes: the interrupted pass ends, though it has nothing left to give."""
     plan_epochs(any_url, 2)
     with rank_of(any_url) as loader:
         batches = made(loader, 2, kind)
@@ -303,7 +307,7 @@ def test_a_state_with_the_last_batch_leaves_an_empty_pass_and_then_the_next_epoc
 
 
 def test_a_state_after_the_last_epoch_waits_for_no_producer(any_url: str) -> None:
-    """The checkpoint at the end of a training, or while the next epoch is being made, must be there at once."""
+    """A checkpoint at the end of a training, or while the next epoch is being made, must not wait."""
     plan_epochs(any_url, 1)
     with rank_of(any_url, timeout_s=30) as loader:
         batches = made(loader, 2, stateful.StatefulDataLoader)
@@ -322,7 +326,7 @@ def test_a_state_after_the_last_epoch_waits_for_no_producer(any_url: str) -> Non
 
 
 def test_a_loaded_state_counts_more_than_one_that_was_asked_for_before(any_url: str) -> None:
-    """Frameworks look at a fresh loader's state before they load the checkpoint's into it."""
+    """Frameworks read a fresh loader's state before they load the checkpoint's state into it."""
     plan_epochs(any_url, 2)
     with rank_of(any_url) as loader:
         batches = made(loader, 2, stateful.StatefulDataLoader)
@@ -340,7 +344,7 @@ def test_a_loaded_state_counts_more_than_one_that_was_asked_for_before(any_url: 
 
 
 def train_with_checkpoints(url: str, file: str, workers: str, stop: str) -> None:
-    """Saves its state every other step and tells the loader; in step ``stop`` it waits to be killed."""
+    """Save the state every other step and report it to the loader. In step ``stop`` it waits to be killed."""
     with rank_of(url, acknowledge="on_checkpoint") as loader:
         batches = made(loader, int(workers), stateful.StatefulDataLoader)
         for steps, _ in enumerate(batches, 1):

@@ -1,4 +1,4 @@
-"""A process with two logical CPUs: what `tf.distribute` is refused, and the loop of docs/tensorflow.md on both."""
+"""A process with two logical CPUs: what `tf.distribute` refuses, and the loop of docs/tensorflow.md on both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md").read_tex
 
 
 def main(url: str) -> None:
-    """Prints what it found, as JSON."""
+    """Print the results as JSON."""
     two = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -56,7 +56,7 @@ def main(url: str) -> None:
 
 
 def fit(strategy: Any, batches: Any) -> None:
-    """A model on both devices, as Keras does it."""
+    """Fit a model on both devices, as Keras does."""
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -64,13 +64,13 @@ def fit(strategy: Any, batches: Any) -> None:
 
 
 def loop(strategy: Any, batches: Any) -> None:
-    """The strategy's own loop."""
+    """Run the strategy's own loop."""
     for _ in strategy.experimental_distribute_dataset(batches):
         pass
 
 
 def refused(way: Callable[[], None]) -> str:
-    """What it was told; nothing where it was not refused."""
+    """Return the refusal's message, or '' if the call was not refused."""
     try:
         way()
     except tf.errors.OpError as error:

@@ -1,4 +1,4 @@
-"""`penstock doctor` on every server that is found, on one that loses data, and for users who may not do all."""
+"""`penstock doctor` on every installed server, on one that loses data, and for users with fewer rights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 
 
 def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
-    """Exit code, and check -> finding."""
+    """Return the exit code, and check -> finding."""
     code = main(["doctor", "--json", *argv])
     return code, {f"{one['of']}/{one['check']}": one for one in json.loads(capsys.readouterr().out)["findings"]}
 
@@ -25,7 +25,7 @@ def examined(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[
 def test_every_server_is_examined_without_leaving_a_trace(
     url: str, client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Versions differ in what they tell; the probe must not remain in a server that streams live on."""
+    """Versions report different facts, and the probe must not remain in a server with streams."""
     monkeypatch.setenv("PENSTOCK_URL", url)
     with penstock.Writer("train", url=url, spec={"x": ("uint8", (1000,))}) as writer:
         with writer.epoch(sizes=[3]) as epoch, epoch.shard(0) as part:
@@ -70,7 +70,7 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
 def test_no_advice_names_a_command_that_the_server_refuses(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Managed servers refuse CONFIG: whoever pastes it there learns nothing."""
+    """Managed servers refuse CONFIG, so a user who pastes it there learns nothing."""
     refusing = {"rename-command CONFIG": '""', "maxmemory-policy": "allkeys-lru"}
     started = fresh_server(maxmemory_bytes=64 << 20, password="", extra=refusing)
     with pytest.raises(ServerUnsuitable, match=r"allkeys-lru.*to noeviction where the server is managed") as refused:

@@ -31,17 +31,17 @@ WELL = ServerFacts(
 
 
 def info(**changes: Any) -> ServerFacts:
-    """A server whose INFO says something else."""
+    """Return a server with other fields of INFO."""
     return replace(WELL, info={**INFO, **changes})
 
 
 def config(**changes: str) -> ServerFacts:
-    """A server whose settings are others."""
+    """Return a server with other settings."""
     return replace(WELL, config={**CONFIG, **{name.replace("_", "-"): value for name, value in changes.items()}})
 
 
 def test_a_server_as_it_should_be_has_no_findings() -> None:
-    """A doctor who always finds something is not listened to."""
+    """Users do not read a doctor that always finds something."""
     assert [finding for finding in check_server(WELL) if finding.severity != "ok"] == []
 
 
@@ -182,7 +182,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
 def test_what_is_wrong_with_a_server_is_named_with_its_command(
     rule: Callable[[ServerFacts], Finding], facts: ServerFacts, severity: str, found: str, mend: str
 ) -> None:
-    """A finding without what to do about it is a worry."""
+    """A finding must say what to do about it."""
     finding = rule(facts)
     assert finding.severity == severity
     assert found in finding.found

@@ -32,7 +32,7 @@ WAITS = {(0, 0): WaitingWriter(0, 0, 1, 1, "budget", is_next=True)}
 
 
 def snapshot(**changes: Any) -> StreamFacts:
-    """A stream that looks otherwise."""
+    """Return a stream with other values."""
     return replace(FINE, snapshot=replace(SNAPSHOT, **changes))
 
 
