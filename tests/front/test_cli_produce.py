@@ -1,4 +1,4 @@
-"""penstock produce, worker and run from a shell: what they print, how they end, what they leave behind."""
+"""penstock produce, worker and run from a shell: what they print, how they end, and what they leave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer"
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Twenty-four small pictures of two classes, one of them cut off."""
+    """Write twenty-four small pictures of two classes, one of them truncated."""
     rng = np.random.default_rng(0)
     for n in range(24):
         path = tmp_path / "photos" / ("cat" if n % 2 else "dog") / f"{n:02}.png"
@@ -45,7 +45,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
+    """Start the command in a separate process."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", *arguments],
@@ -59,7 +59,7 @@ def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[st
 
 
 def ended(process: subprocess.Popen[str], timeout_s: float = 30) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
+    """Return exit code, stdout and stderr."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
@@ -73,7 +73,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
 
 
 def awaited(look: Callable[[], Any]) -> Any:
-    """The first true answer."""
+    """Return the first true answer."""
     deadline = time.monotonic() + 20
     while not (found := look()):
         assert time.monotonic() < deadline
@@ -85,7 +85,7 @@ def awaited(look: Callable[[], Any]) -> Any:
 
 
 def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
-    """The command a newcomer types; its last line adds up, and the broken picture is named."""
+    """A new user types this command. Its last line adds up, and the broken picture is named."""
     code, out, err = run(
         "produce", "images", "photos", "--epochs", "2", "--workers", "2", "--url", any_url, cwd=photos.parent
     )
@@ -102,7 +102,7 @@ def test_a_folder_of_images_becomes_epochs(any_url: str, photos: Path) -> None:
 
 
 def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:
-    """Scripts parse the result: counts, bytes, rate, and who took part."""
+    """Scripts parse the result: counts, bytes, rate, and the workers."""
     code, out, _ = run("produce", "images", "photos", "--json", "--url", any_url, "--workers", "1", cwd=photos.parent)
     result = json.loads(out)
     assert code == 0
@@ -114,7 +114,7 @@ def test_json_is_all_a_program_sees(any_url: str, photos: Path) -> None:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Iterator[Callable[[list[str]], int]]:
-    """The command in this process, which is fast, in the pictures' parent folder."""
+    """Run the command in this process, which is fast, in the pictures' parent folder."""
     monkeypatch.chdir(photos.parent)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield command_line.main
@@ -125,7 +125,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, photos: Path) -> Iterator[Callab
 def test_queued_epochs_are_told_to_programs_as_json(
     any_url: str, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--json promises that stdout parses, also where nothing was produced yet."""
+    """--json promises that stdout can be parsed, even if nothing was produced yet."""
     options = ["--no-workers", "--json", "--epochs", "2", "--stream", "queued", "--queue", "nobodys", "--url", any_url]
     assert in_process(["produce", "images", "photos", *options]) == 0
     assert json.loads(capsys.readouterr().out) == {"stream": "queued", "queued_epochs": [0, 1]}
@@ -134,7 +134,7 @@ def test_queued_epochs_are_told_to_programs_as_json(
 def test_every_mistake_is_one_line_and_exit_code_1(
     any_url: str, photos: Path, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No traceback, no wait: what was found, and what to do."""
+    """There is no traceback and no wait: the line says what was found, and what to do."""
     (photos.parent / "empty").mkdir()
     (photos.parent / "text").mkdir()
     (photos.parent / "text" / "a.txt").write_text("words")
@@ -159,7 +159,7 @@ def test_every_mistake_is_one_line_and_exit_code_1(
 def test_another_spec_on_an_old_stream_is_answered_by_both_ways_out(
     any_url: str, in_process: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A user who tries another --resize wants another stream, or no longer needs the old one."""
+    """A user who tries another --resize needs another stream, or no longer needs the old one."""
     command = ["produce", "images", "photos", "--workers", "1", "--url", any_url]
     assert in_process([*command, "--resize", "8x8"]) == 0
     assert in_process([*command, "--resize", "6x6"]) == 1
@@ -197,7 +197,7 @@ def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
 def test_the_line_to_paste_for_boxes_fits_every_image(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spec: str | None
 ) -> None:
-    """A user who leaves out the spec, or half of it, pastes this line: areas and labels are as many as boxes."""
+    """A user without a complete spec pastes this line: areas and labels are as many as boxes."""
     name = "boxes_of_none" if spec is None else "boxes_of_half"
     (tmp_path / f"{name}.py").write_text(
         "import numpy as np\n"
@@ -219,7 +219,7 @@ def test_the_line_to_paste_for_boxes_fits_every_image(
 def test_parts_of_a_split_are_made_of_one_dataset(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two names of the same samples divide differently: most of the validation set would be trained on."""
+    """Two names of the same samples divide differently, so most of the validation set would be trained on."""
     (tmp_path / "parted.py").write_text("augmented = plain = [{'y': n} for n in range(60)]\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -236,7 +236,7 @@ def test_parts_of_a_split_are_made_of_one_dataset(
 
 
 def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Path) -> None:
-    """Long productions are interrupted; nothing that is committed is made again."""
+    """Long productions are interrupted, and committed samples are not made again."""
     (tmp_path / "slow.py").write_text(
         "import time\ndef each(n):\n    time.sleep(0.02)\n    return n\ndata = range(200)\n"
     )
@@ -244,7 +244,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
     first = start(*command, "--workers", "2", cwd=tmp_path)
     with redis.Redis.from_url(any_url) as client:
         awaited(lambda: [key for key in client.scan_iter("penstock:*:entries") if client.xlen(key) > 2])
-    os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    os.killpg(first.pid, signal.SIGINT)  # as a terminal does, to the workers, too
     code, _, err = ended(first)
     assert code == 130
     assert "the same command goes on" in err
@@ -257,7 +257,7 @@ def test_ctrl_c_stops_it_and_the_same_command_goes_on(any_url: str, tmp_path: Pa
 
 
 def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> None:
-    """Producer and workers need not know each other: --no-workers queues, a burst of workers does it."""
+    """Producer and workers need not know each other: --no-workers queues the jobs, and other workers do them."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
     command = f"penstock worker --root {photos.resolve()}"
     assert (code, out) == (0, f"queued epoch 0 of 'train'; `{command}` makes it\n"), err
@@ -286,7 +286,7 @@ def test_a_worker_says_first_what_jobs_may_name(any_url: str, tmp_path: Path) ->
 def test_a_worker_trusts_its_own_users_server(
     fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, password: str | None
 ) -> None:
-    """Only this user has the password of a `penstock server`, and a server without one is open to everybody."""
+    """Only this user has the password of a `penstock server`, and every user can use a server without one."""
     server = fresh_server(password=password)
     (tmp_path / "run").mkdir(mode=0o700)
     with announced(server.url, server.port, tmp_path / "run" / "penstock"):
@@ -296,7 +296,7 @@ def test_a_worker_trusts_its_own_users_server(
 
 
 def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
-    """Containers are stopped with SIGTERM and killed when they do not listen."""
+    """Containers are stopped with SIGTERM, and killed when they do not react."""
     (tmp_path / "photos").mkdir()
     worker = start("worker", "--processes", "2", "--root", "photos", "--url", any_url, cwd=tmp_path)
     with redis.Redis.from_url(any_url) as client:
@@ -310,7 +310,7 @@ def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
 
 
 def slow_source(tmp_path: Path) -> tuple[str, ...]:
-    """A source that takes a hundred seconds, and the words that name it."""
+    """Return the words for a source that takes a hundred seconds."""
     (tmp_path / "slow.py").write_text(
         "import time\n\ndef data():\n    return range(1000)\n\ndef step(n):\n    time.sleep(0.1)\n    return {'n': n}\n"
     )
@@ -319,7 +319,7 @@ def slow_source(tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP], ids=lambda end: end.name)
 def test_a_producer_that_is_ended_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path, end: signal.Signals) -> None:
-    """Workers elsewhere would go on with what nobody waits for, and the next run would queue it again."""
+    """Workers elsewhere would continue with jobs that no process waits for, and the next run would queue them again."""
     producing = start("produce", *slow_source(tmp_path), "--workers", "1", "--url", any_url, cwd=tmp_path)
     with redis.Redis.from_url(any_url) as client:
         awaited(lambda: client.llen("rq:queue:penstock") and client.keys("*entries"))
@@ -331,7 +331,7 @@ def test_a_producer_that_is_ended_leaves_no_job_in_the_queue(any_url: str, tmp_p
 
 
 def test_a_producer_whose_terminal_is_closed_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path) -> None:
-    """All of its processes hear of it, and whatever they print from then on is an error."""
+    """All of its processes get the signal, and from then on every print is an error."""
     near, far = os.openpty()
     command = [sys.executable, "-m", "penstock", "produce", *slow_source(tmp_path), "--workers", "2", "--url", any_url]
     begin = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); os.execv(sys.argv[1], sys.argv[1:])"
@@ -365,7 +365,7 @@ def test_nohup_keeps_a_command_alive() -> None:
 
 
 def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_path: Path) -> None:
-    """A host goes down, and its Redis first: each step of an end that waited for an answer would add up to minutes."""
+    """A host goes down, and its Redis first: waits for an answer in each step of the end would add up to minutes."""
     server = fresh_server()
     asked = ("produce", *slow_source(tmp_path), "--workers", "0", "--url", server.url)
     producing = start(*asked, cwd=tmp_path)
@@ -405,14 +405,14 @@ TRAINER = """
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Path:
-    """A script that waits for the data and ends with the code it is told."""
+    """Return a script that waits for the data and ends with the given code."""
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(TRAINER))
     return path
 
 
 def test_run_brings_its_own_server_and_passes_the_exit_code_on(photos: Path, trainer: Path) -> None:
-    """The first thing to try: a folder, a script, nothing else; and CI sees the script's verdict."""
+    """A first try is a folder, a script, and nothing else, and CI sees the script's exit code."""
     code, out, err = run("run", "images", "photos", "--", sys.executable, trainer.name, "7", cwd=photos.parent)
     assert code == 7, err
     assert re.match("trained at redis://default:[0-9a-f]{64}@127.0.0.1:", out)
@@ -422,7 +422,7 @@ def test_run_brings_its_own_server_and_passes_the_exit_code_on(photos: Path, tra
 
 
 def test_run_uses_the_server_that_is_named(any_server: EmbeddedServer, photos: Path, trainer: Path) -> None:
-    """With PENSTOCK_URL set the data stays there, for other trainers to read."""
+    """With PENSTOCK_URL set, the data stays there for other trainers."""
     command = ["run", "images", "photos", "--workers", "1", "--", sys.executable, trainer.name, "0"]
     code, out, err = run(*command, cwd=photos.parent, PENSTOCK_URL=any_server.url)
     assert (code, out) == (0, f"trained at {any_server.url}\n"), err
@@ -430,7 +430,7 @@ def test_run_uses_the_server_that_is_named(any_server: EmbeddedServer, photos: P
 
 
 def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> None:
-    """A trainer that would wait for ever is told why and ended."""
+    """A trainer that would wait for ever gets the reason and is ended."""
     command = ["run", "images", "photos", "--on-error", "fail", "--workers", "1", "--", "sleep", "60"]
     began = time.monotonic()
     code, _, err = run(*command, cwd=photos.parent)
@@ -442,7 +442,7 @@ def test_a_failed_production_ends_the_trainer_with_one_line(photos: Path) -> Non
 
 
 def test_the_trainer_starts_before_the_first_sample_is_made(tmp_path: Path) -> None:
-    """A framework takes a second to import, in which workers can make what the first batch needs."""
+    """A framework takes a second to import, in which workers can make the samples of the first batch."""
     (tmp_path / "patient.py").write_text(
         "import pathlib, time\n"
         "def each(n):\n"
@@ -465,7 +465,7 @@ def test_the_trainer_starts_before_the_first_sample_is_made(tmp_path: Path) -> N
 
 
 def test_workers_leave_the_processor_to_the_training_command(tmp_path: Path) -> None:
-    """On a host of few cores they made its framework's import a quarter longer, and would delay its steps."""
+    """On a host with few cores, workers made its framework's import a quarter longer, and would delay its steps."""
     (tmp_path / "rows.py").write_text("import os\n\ndef each(n):\n    return os.nice(0)\n\ndata = range(8)\n")
     (tmp_path / "train.py").write_text(
         "import os, penstock\n"
@@ -478,7 +478,7 @@ def test_workers_leave_the_processor_to_the_training_command(tmp_path: Path) -> 
 
 
 def test_run_makes_as_many_epochs_as_the_command_reads(tmp_path: Path) -> None:
-    """A loop that ends by its steps knows no number of epochs; then it would stand in two places, and differ."""
+    """A loop that ends by its steps has no number of epochs. A second number could differ from it."""
     (tmp_path / "mynumbers.py").write_text("data = range(8)\n")
     (tmp_path / "train.py").write_text(
         "import penstock\n"
@@ -492,7 +492,7 @@ def test_run_makes_as_many_epochs_as_the_command_reads(tmp_path: Path) -> None:
 
 
 def test_a_source_that_means_nothing_starts_no_trainer(tmp_path: Path) -> None:
-    """A trainer may begin a run in a tracker; what the command line alone shows to be wrong must not cost one."""
+    """A trainer may begin a run in a tracker, so an error that the command line alone shows must come before it."""
     command = ["sh", "-c", "touch started"]
     code, _, err = run("run", "images", "photos", "--resize", "8", "--crop", "9x9", "--", *command, cwd=tmp_path)
     assert (code, err) == (
@@ -512,7 +512,7 @@ def test_a_source_that_cannot_be_opened_ends_the_trainer(tmp_path: Path) -> None
 
 
 def test_without_rq_whoever_produces_is_told_what_to_install() -> None:
-    """The library alone is enough for a trainer; the first `penstock produce` beside it must not end in a traceback."""
+    """The library alone is enough for a trainer, and the first `penstock produce` there must not end in a traceback."""
     script = "import sys; sys.modules['rq'] = None; from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
     for argv in (["produce", "images", "photos"], ["run", "images", "photos", "--", "true"], ["worker"]):
         ended = subprocess.run([sys.executable, "-c", script, *argv], capture_output=True, text=True, check=False)

@@ -15,15 +15,15 @@ from penstock_producer.jobs.progress import EpochProgress, ProductionProgress
 
 
 class Terminal(io.StringIO):
-    """Says that somebody looks."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 def looks(seconds: int) -> ProductionProgress:
-    """Two epochs of 1,000 samples of 2 KiB, 100 samples a second; one in fifty is bad."""
+    """Return two epochs of 1,000 samples of 2 KiB, at 100 samples a second, with one in fifty bad."""
     done = min(seconds * 100, 2000)
     first, second = min(done, 1000), max(0, done - 1000)
     epochs = [
@@ -36,7 +36,7 @@ def looks(seconds: int) -> ProductionProgress:
 
 @pytest.mark.parametrize("screen", [io.StringIO, Terminal], ids=["log", "terminal"])
 def test_a_production_shows_all_that_one_wants_to_know(screen: type[io.StringIO]) -> None:
-    """Before it is started again with more workers, or left alone over night: how fast, how long, how well."""
+    """Users decide from it to add workers, or to leave it alone over night: how fast, how long, how well."""
     now, err = [0.0], screen()
     console = Console(io.StringIO(), err)
     with console.progress(every_s=5, clock=lambda: now[0]) as shown:
@@ -54,11 +54,11 @@ def test_a_production_shows_all_that_one_wants_to_know(screen: type[io.StringIO]
         assert part in fleet, (part, fleet)
     assert any(re.search(r"0:1[56] left in all", line) for line in lines)
     ends = [line for line in lines if "1,000/1,000" in line]
-    assert [line.split()[1] for line in ends] == ["0", "1"]  # each once, however long it goes on
+    assert [line.split()[1] for line in ends] == ["0", "1"]  # each once, however long the production runs
 
 
 def test_programs_are_told_in_json_lines() -> None:
-    """A job's dashboard reads the same numbers, and stdout keeps the result for itself."""
+    """A job's dashboard reads the same numbers, and stdout has only the result."""
     now, out, err = [0.0], io.StringIO(), io.StringIO()
     console = Console(out, err)
     with console.progress(clock=lambda: now[0]) as shown:
@@ -77,7 +77,7 @@ def test_programs_are_told_in_json_lines() -> None:
 
 
 def test_a_production_that_stands_still_promises_no_end() -> None:
-    """A rate of nought is no reason to divide by it."""
+    """A rate of zero must not be a divisor."""
     now, err = [0.0], io.StringIO()
     console = Console(io.StringIO(), err)
     with console.progress(every_s=5, clock=lambda: now[0]) as shown:
@@ -90,7 +90,9 @@ def test_a_production_that_stands_still_promises_no_end() -> None:
 
 
 def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
-    """Names and reasons come from the server; a title set, or half a character, must not reach the screen."""
+    """Names and reasons come from the server, and neither a title sequence nor half a character may reach the
+    screen.
+    """
     out, err = Terminal(), Terminal()
     console = Console(out, err)
     console.line(console.style("bold", "bold") + " \x1b]0;owned\x07\x9b2J\ud800")
@@ -111,6 +113,6 @@ def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
 
 
 def test_a_notice_of_a_library_is_one_printable_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Loaders and writers speak on stderr: of groups, members and servers, whose names others chose."""
+    """Loaders and writers print on stderr about groups, members and servers, whose names others chose."""
     to_stderr("group \x1b[31mred\nWARNING: none")
     assert capsys.readouterr().err == "penstock: group \\x1b[31mred\\nWARNING: none\n"

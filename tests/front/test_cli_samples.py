@@ -1,4 +1,6 @@
-"""Looking at what lies in a stream: `penstock show` and `penstock stat`, on both payload planes, disturbing nothing."""
+"""Samples of a stream: `penstock show` and `penstock stat`, with both payload settings, without disturbing the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ PICTURES = RNG.integers(0, 256, (90, 12, 10, 3), np.uint8)
 
 @pytest.fixture(params=["inline", "segments"])
 def payload(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Both planes."""
+    """Return both payload settings."""
     return "inline" if request.param == "inline" else f"segments:{tmp_path / 'segments'}"
 
 
 @pytest.fixture
 def told(any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """Runs one command line against the server: exit code, stdout, stderr."""
+    """Return a function that runs a command line against the server: exit code, stdout, stderr."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
 
     def run(*argv: str) -> tuple[int, str, str]:
@@ -54,7 +56,7 @@ def label(number: int) -> int:
 
 
 def produced(url: str, payload: str) -> None:
-    """90 pictures in three shards of two partitions, two samples an entry; sample 1/5 is a bad one."""
+    """Produce 90 pictures in three shards of two partitions, two samples an entry. Sample 1/5 is bad."""
     writer = penstock.Writer(
         "train",
         url=url,
@@ -74,7 +76,7 @@ def produced(url: str, payload: str) -> None:
 
 
 def state_of(client: Any) -> dict[bytes, Any]:
-    """Every key there is, by its value; but for the generation, which rises with each lease of somebody who looks."""
+    """Return every key with its value, without the generation, which rises with each lease of a reader."""
     keys = [key for key in client.scan_iter() if b":{" in key and b"events" not in key]
     rosters = {key: client.hgetall(key) for key in keys if key.endswith(b":roster")}
     return {
@@ -88,7 +90,7 @@ def state_of(client: Any) -> dict[bytes, Any]:
 def test_stat_tells_what_numpy_does_and_changes_nothing(
     told: Told, any_url: str, any_client: Any, payload: str, tmp_path: Path
 ) -> None:
-    """The numbers go into a training script; and who looks must not hold, deliver or acknowledge anything."""
+    """The numbers go into a training script, and reading them must not hold, deliver or acknowledge anything."""
     produced(any_url, payload)
     with penstock.Loader("train", group="resnet", batch_size=8, url=any_url) as loader:
         next(iter(loader))
@@ -121,7 +123,7 @@ def test_stat_tells_what_numpy_does_and_changes_nothing(
 
 
 def test_a_sampled_statistic_says_so_and_is_repeatable(told: Told, any_url: str) -> None:
-    """A number that stands for a part must not pass for the whole; the same seed gives the same part."""
+    """A number from a part of the samples must not look like one from all, and the same seed gives the same part."""
     produced(any_url, "inline")
     first, again, other = (
         json.loads(told("stat", "train", "--json", "--samples", "40", "--seed", seed)[1]) for seed in ("5", "5", "6")
@@ -134,7 +136,7 @@ def test_a_sampled_statistic_says_so_and_is_repeatable(told: Told, any_url: str)
 
 
 def test_the_newest_epoch_with_samples_is_taken(told: Told, any_url: str, any_client: Any) -> None:
-    """An epoch that was just opened, abandoned, or trimmed by now has nothing to look at: another one has."""
+    """An epoch that was just opened, abandoned, or trimmed has no samples to show, but another one has."""
 
     def taken() -> tuple[int, int]:
         shown = json.loads(told("show", "train", "--json")[1])["samples"]
@@ -163,7 +165,9 @@ def test_the_newest_epoch_with_samples_is_taken(told: Told, any_url: str, any_cl
 def test_what_is_gone_or_damaged_is_left_out_and_counted(
     told: Told, any_url: str, any_client: Any, tmp_path: Path
 ) -> None:
-    """A running epoch is trimmed under the reader, a disk has its bad day: the rest is told, and how much is not."""
+    """A running epoch is trimmed during the reading, or a disk is damaged: the rest is shown, with the number of
+    missing ones.
+    """
     with penstock.Writer(
         "train", url=any_url, tuning=penstock.Tuning(block_bytes=1), spec={"x": ("float32", (4,))}
     ) as writer:
@@ -200,7 +204,7 @@ def test_what_is_gone_or_damaged_is_left_out_and_counted(
 
 
 def test_show_finds_samples_by_identity_class_and_chance(told: Told, any_url: str, payload: str) -> None:
-    """One looks at the sample that a trainer complained of, at the class that goes wrong, and at what there is."""
+    """A user looks at a sample that a trainer reported, at a class with errors, or at any samples."""
     produced(any_url, payload)
 
     def ids(*argv: str) -> list[str]:
@@ -240,15 +244,15 @@ def test_a_contact_sheet_has_the_pixels_of_the_stream(told: Told, any_url: str, 
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
 def test_a_terminal_shows_pictures_and_no_color_letters(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file has to be opened to look; whoever has no colours still sees shapes."""
+    """No file has to be opened, and without colours shapes are still visible."""
     produced(any_url, "inline")
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -275,7 +279,7 @@ def test_a_terminal_shows_pictures_and_no_color_letters(any_url: str, monkeypatc
 
 
 def test_tensors_of_every_kind_can_be_looked_at(told: Told, any_url: str, tmp_path: Path) -> None:
-    """Sound, tables, films, boxes, files, text: none is a reason for a traceback."""
+    """Sound, tables, films, boxes, files, text: none of them may end in a traceback."""
     import ml_dtypes
 
     data = io.BytesIO()
@@ -315,7 +319,7 @@ def test_tensors_of_every_kind_can_be_looked_at(told: Told, any_url: str, tmp_pa
 
 
 def penstock_spec(value: Any) -> tuple[str, tuple[int, ...]]:
-    """The spec of a value."""
+    """Return the spec of a value."""
     from penstock_common.wire.spec import Spec
 
     tensor = Spec.infer({"x": value})["x"]
@@ -325,7 +329,7 @@ def penstock_spec(value: Any) -> tuple[str, tuple[int, ...]]:
 def test_live_shows_what_has_come_since(
     told: Told, any_url: str, any_client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One watches an augmentation while it runs: the newest first, across epochs, holding nothing."""
+    """A user watches an augmentation while it runs: the newest first, across epochs, without holding anything."""
     slept: list[float] = []
     with penstock.Writer(
         "train", url=any_url, spec={"x": ("int64", ())}, tuning=penstock.Tuning(block_bytes=1), partitions=2
@@ -362,7 +366,7 @@ def test_live_shows_what_has_come_since(
 
 
 def test_a_complete_epoch_is_held_while_it_is_looked_at(any_url: str, any_client: Any) -> None:
-    """Exact means exact: nothing of it goes while it is read; and when the look is over, nothing is held."""
+    """No entry of it is removed while it is read, and afterwards nothing is held."""
     produced(any_url, "inline")
     now = [0.0]
 
@@ -374,7 +378,7 @@ def test_a_complete_epoch_is_held_while_it_is_looked_at(any_url: str, any_client
         stream = load_stream(client, "train")
         with SampleReader(client, stream, clock=lambda: now[0]) as viewer:
             assert len(leases()) == 2
-            for roster in any_client.keys("*:roster"):  # it lapsed, and somebody swept it
+            for roster in any_client.keys("*:roster"):  # the lease expired, and another process removed it
                 any_client.hdel(roster, *[field for field in any_client.hkeys(roster) if field[:2] == b"r:"])
             now[0] += 60
             assert viewer.sample(Identity(0, 0, 1)).tensors["y"] == 0

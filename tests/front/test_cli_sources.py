@@ -27,7 +27,7 @@ from tests.producer.reading import read_epoch
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr; torch and TensorFlow take their time to be imported."""
+    """Return exit code, stdout and stderr. Importing torch and TensorFlow takes time."""
     return ended(start(*arguments, cwd=cwd, **environment), 120)
 
 
@@ -38,7 +38,9 @@ def numbers(url: str, stream: str = "train", epoch: int = 0) -> list[int]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Sixty numbers, a quarter of them of class 1, in files of every kind; the current folder of commands."""
+    """Write sixty numbers, a quarter of them of class 1, in files of every kind, into the current folder of
+    commands.
+    """
     x, y = np.arange(60), np.arange(60) % 4 == 0
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y.astype(np.int64))
@@ -69,7 +71,7 @@ def data(tmp_path: Path) -> Path:
     ids=["arrays", "columns", "tar", "torch dataset", "torch loader"],
 )
 def test_every_kind_of_source_becomes_an_epoch(any_url: str, data: Path, source: list[str]) -> None:
-    """The command a user types for data that is there already."""
+    """A user types this command for existing data."""
     code, out, err = run("produce", *source, "--workers", "1", "--url", any_url, cwd=data, PENSTOCK_CACHE=str(data))
     assert code == 0, err
     assert "60 samples, 0 bad" in out
@@ -77,7 +79,7 @@ def test_every_kind_of_source_becomes_an_epoch(any_url: str, data: Path, source:
 
 
 def test_a_split_fills_two_streams_that_share_no_sample(any_url: str, data: Path) -> None:
-    """One command, training and validation side by side; a repair of one part puts the same samples back."""
+    """One command makes training and validation streams, and a repair of one part puts the same samples back."""
     split = ["arrays", "x.npy", "y.npy", "--split", "train:0.8,val:0.2"]
     code, out, err = run("produce", *split, "--stream", "digits", "--epochs", "2", "--url", any_url, cwd=data)
     assert code == 0, err
@@ -104,7 +106,7 @@ def test_a_split_fills_two_streams_that_share_no_sample(any_url: str, data: Path
 
 
 def read_repaired(url: str) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """(shard, offset) -> sample, as a replay reads the epoch: repaired entries in their places."""
+    """Return (shard, offset) -> sample, as a replay reads the epoch: repaired entries in their places."""
     import penstock
 
     found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
@@ -117,7 +119,7 @@ def read_repaired(url: str) -> dict[tuple[int, int], dict[str, np.ndarray]]:
 
 
 def read_places(url: str) -> list[tuple[int, int]]:
-    """(shard, offset) in canonical order."""
+    """Return (shard, offset) in canonical order."""
     with redis.Redis.from_url(url) as client:
         sizes = load_manifest(client, load_stream(client, "digits.val"), 0).sizes
     assert sizes is not None
@@ -125,7 +127,7 @@ def read_places(url: str) -> list[tuple[int, int]]:
 
 
 def test_classes_and_sources_are_chosen_by_weight(any_url: str, data: Path) -> None:
-    """Three of one source to one of another, whose classes are balanced: counted in what trainers get."""
+    """Three of one source to one of another, whose classes are balanced, counted in what trainers get."""
     command = [
         "produce", "mix", "--part", "3", "arrays x.npy y.npy", "--part", "1", "arrays more.npz --balance",
         "--samples", "80", "--workers", "2", "--url", any_url,
@@ -170,7 +172,7 @@ class Squares:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A distribution that brings a source, as pip would have installed it."""
+    """Install a distribution with a source, as pip would."""
     site = tmp_path / "site"
     info = site / "tiny_squares-1.0.dist-info"
     info.mkdir(parents=True)
@@ -181,7 +183,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_a_source_that_another_package_brings_is_as_good_as_ours(any_url: str, tmp_path: Path, site: Path) -> None:
-    """A small class and an entry point; a worker elsewhere makes it if it is installed there, and only then."""
+    """It is a small class and an entry point, and a worker elsewhere makes it only if it is installed there."""
     path = os.pathsep.join([str(site), *PATHS])
     queue = ["produce", "source", "squares", "--option", "count=20", "--option", "start=5", "--url", any_url]
     code, _, err = run(*queue, "--no-workers", cwd=tmp_path, PYTHONPATH=path)
@@ -219,7 +221,7 @@ def test_a_worker_imports_only_what_it_was_told_to(any_url: str, tmp_path: Path)
         job = ["produce", "dataset", "good:data", "--transform", transform, "--no-workers", "--stream", transform[:4]]
         code, _, err = run(*job, "--shard-samples", "8", "--url", any_url, cwd=tmp_path)
         assert code == 0, err
-    (tmp_path / "imported").unlink()  # the one who asked for it may import what he likes
+    (tmp_path / "imported").unlink()  # the process that asked for it may import anything
     worker = start("worker", "--processes", "1", "--allow", "good", "--url", any_url, cwd=tmp_path)
     assert worker.stderr is not None
     said = next(line for line in worker.stderr if "evil" in line)
@@ -231,7 +233,7 @@ def test_a_worker_imports_only_what_it_was_told_to(any_url: str, tmp_path: Path)
 
 
 def done(url: str, stream: str) -> bool:
-    """Whether its epoch 0 is produced."""
+    """Return whether its epoch 0 is produced."""
     with redis.Redis.from_url(url) as client:
         return load_manifest(client, load_stream(client, stream), 0).state == "produced"
 
@@ -259,14 +261,14 @@ PATHS = [str(Path(__file__).parents[2] / folder) for folder in ("common", "produ
     ],
 )
 def test_a_choice_that_makes_no_sense_is_one_line(words: str, message: str) -> None:
-    """Said before anything is opened."""
+    """It is refused before anything is opened."""
     with pytest.raises(WrongUsage) as caught:
         source_of(parsed(words))
     assert message in f"{caught.value}\n"
 
 
 def parsed(words: str) -> argparse.Namespace:
-    """The options of `penstock produce`."""
+    """Return the options of `penstock produce`."""
     parser = Parser(prog="penstock produce")
     add_sources(parser, Parser)
     return parser.parse_args(shlex.split(words))

@@ -1,4 +1,4 @@
-"""`penstock trim`: releases what may go, at once, and names those for whom the rest stays."""
+"""`penstock trim`: it releases at once what may go, and names the groups for which the rest stays."""
 
 from __future__ import annotations
 

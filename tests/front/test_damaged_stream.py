@@ -1,4 +1,4 @@
-"""Commands that show all streams, where one of them is damaged: the others are shown, and that one is named."""
+"""Commands that show all streams, with one of them damaged: the others are shown, and that one is named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def key(any_url: str, any_client: redis.Redis, request: pytest.FixtureRequest) -
 
 @pytest.fixture
 def told(any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """Runs one command line against the server: exit code, stdout, stderr."""
+    """Return a function that runs a command line against the server: exit code, stdout, stderr."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
 
     def run(line: str) -> tuple[int, str, str]:
@@ -54,7 +54,7 @@ def test_inspect_shows_the_healthy_streams_and_names_the_damaged_one(told: Told,
 
 
 def test_monitor_shows_the_healthy_streams_and_names_the_damaged_one(told: Told, key: str) -> None:
-    """A view that ends at another team's damage leaves everyone blind."""
+    """A view that ends at another team's damage would help no user."""
     code, out, err = told("monitor --once --every 0.1")
     assert code == 1
     assert ("stream one" in out, "stream three" in out, "stream two" in out) == (True, True, False)

@@ -25,14 +25,14 @@ SECTIONS = dict(re.findall(r"^### penstock (\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MUL
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a command, as it is when the command is called."""
+    """Return the parser of a command, as at its call."""
     parser = Parser(f"penstock {name}")
     load_command(name).add_arguments(parser)
     return parser
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A command's parser, or those of its actions."""
+    """Return a command's parser, or those of its actions."""
     subs = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not subs:
         yield parser
@@ -45,7 +45,7 @@ LEAVES = {leaf.prog: leaf for name in COMMANDS for leaf in leaves(parser_of(name
 
 
 def typed(text: str) -> Iterator[list[str]]:
-    """The command lines of ours in some lines of shell, without what the shell does with their output."""
+    """Return our command lines among some lines of shell, without redirections and pipes."""
     for line in text.splitlines():
         found = re.search(r"\$\(penstock ([^)]*)\)", line) or re.search(r"(?:^|\s)penstock (\S.*)", line)
         if found:
@@ -59,7 +59,7 @@ def typed(text: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_of_the_help_and_of_the_page_can_be_typed(name: str) -> None:
-    """An example with an option that was renamed since is worse than none."""
+    """An example with a renamed option is worse than none."""
     parser = parser_of(name)
     text = (parser.epilog or "").partition("example:\n")[2].partition("\n\n")[0]
     examples = [argv for argv in typed(text) if argv[0] == name]
@@ -73,13 +73,13 @@ def test_the_examples_of_the_help_and_of_the_page_can_be_typed(name: str) -> Non
 
 
 def test_the_page_has_the_commands_in_use_and_their_exit_codes() -> None:
-    """Authors of scripts look there, and do not find a command that is missing on the page."""
+    """Authors of scripts look there, and would not find a command that is missing on the page."""
     assert set(SECTIONS) == set(COMMANDS)
     assert [name for name, text in SECTIONS.items() if "\nExit codes: " not in text] == []
 
 
 def test_the_overview_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first thing that anyone types."""
+    """Users type this first."""
     assert main(["--help"]) == 0
     told = capsys.readouterr().out
     assert set(re.findall(r"^  ([a-z]+)  ", told, re.MULTILINE)) == set(COMMANDS)
@@ -98,7 +98,7 @@ MORE = {
     "penstock monitor": ["--once"],
     "penstock tail": ["--once"],
 }
-"""Options without which it asks, or goes on."""
+"""Options without which the command asks, or continues."""
 MADE_IF_MISSING = {"penstock import"}
 
 
@@ -121,7 +121,9 @@ STREAMS = [prog for prog, leaf in LEAVES.items() if "stream" in positionals(leaf
 def test_a_mistyped_stream_is_one_line_that_names_the_right_one(
     prog: str, any_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commonest mistake of all, made with every command: exit code 1, no traceback, nothing made by that name."""
+    """It is the most frequent mistake, made here with every command: exit code 1, no traceback, nothing made by that
+    name.
+    """
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     with penstock.Writer("train", url=any_url):
         pass
@@ -135,11 +137,11 @@ def test_a_mistyped_stream_is_one_line_that_names_the_right_one(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_option_is_one_line_and_exit_code_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script that was written for another version must not go on."""
+    """A script that was written for another version must not continue."""
     leaf = next(leaf for leaf in LEAVES.values() if leaf.prog.split()[1] == name)
     words = leaf.prog.split()[1:]
     shell = ["bash"] if name == "completion" else []
-    # what is required comes first, so that the option is what is complained of
+    # required arguments come first, so that the error is about the option
     filled = [word for dest in positionals(leaf) for word in shell or [VALUES.get(dest, "x")]]
     assert main([*words, *filled, "--no-such-option", *(["--", "true"] if name == "run" else [])]) == 2
     out, err = capsys.readouterr()
@@ -185,11 +187,11 @@ WAYS: dict[str, list[str]] = {
 
 
 IN_LINES = {"penstock tail"}
-"""They print an object for each line, for as long as they run."""
+"""Commands that print an object a line for as long as they run."""
 
 
 def test_every_command_that_offers_json_is_tried() -> None:
-    """One that was left out is found by the first script that uses it."""
+    """A script that uses a command first would find one that was left out."""
     assert OFFERS_JSON - set(WAYS) - RUN_ELSEWHERE == set()
 
 
@@ -229,7 +231,7 @@ PRESSED = {
 
 
 def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the command prints."""
+    """Return the command's output."""
     assert main(["completion", shell]) == 0
     return capsys.readouterr().out
 
@@ -257,7 +259,7 @@ NO_FILES = [
     "penstock ", "penstock groups ", "penstock groups ph", "penstock completion ", "penstock produce images p --mode ",
 ]  # fmt: skip
 FILES = ["penstock produce images ", "penstock show train --out ", "penstock run images ph"]
-"""Typed in a folder that has `photos`; the third of the first is no beginning of an action."""
+"""Lines to complete in a folder that has `photos`. The third word of the first does not begin an action."""
 PRESSES = {
     "bash": """
         for line in "$@"; do
@@ -284,7 +286,7 @@ PRESSES = {
 def test_no_file_is_offered_where_an_action_is_due(
     shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A list of files hides the few words that are possible. A shell that is here says itself what it offers."""
+    """A list of files hides the few possible words. Each installed shell is asked for its own completions."""
     script = script_of(shell, capsys)
     for at, place in places().items():
         if shell == "fish":
@@ -306,7 +308,7 @@ def test_no_file_is_offered_where_an_action_is_due(
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_scripts_know_every_place_and_are_valid(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that cannot be completed is one that is not found; where the shell is there, it says itself."""
+    """An option that cannot be completed is not found. Each installed shell checks the script."""
     script = script_of(shell, capsys)
     assert {leaf.prog for leaf in LEAVES.values()} <= set(places())
     for at, place in places().items():

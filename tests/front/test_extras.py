@@ -1,4 +1,4 @@
-"""Without an optional package, whatever needs it says in one sentence which extra installs it."""
+"""Without an optional package, each feature that needs it names the extra that installs it, in one sentence."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def without_extras(script: str, tried: list[str] | list[list[str]], **environmen
 
 
 def test_a_command_without_its_extra_says_what_to_install(any_url: str, tmp_path: Path) -> None:
-    """The plain package is enough for a trainer; whatever else it is asked for must not end in a traceback."""
+    """The plain package is enough for a trainer, and other commands must not end in a traceback."""
     with penstock.Writer("train", url=any_url) as writer, writer.epoch() as epoch:
         epoch.write({"x": np.zeros((4, 4, 3), np.uint8)})
     commands = [
@@ -102,7 +102,7 @@ def test_a_module_without_its_extra_says_what_to_install() -> None:
 
 
 def test_every_extra_that_is_advised_installs_the_package() -> None:
-    """Advice that installs something else sends people round in a circle."""
+    """Advice that installs another package leads to the same error again."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for package in PACKAGES.values():
         brought = [line.lower() for line in extras[package.extra]]

@@ -1,4 +1,4 @@
-"""The page on fleets as its readers use it: its commands are run, beside each other, against one server."""
+"""The page on fleets: its commands run together, against one server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def augment(n):
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with what the page takes for granted."""
+    """Make a folder with the files that the page assumes."""
     (tmp_path / "team.py").write_text(TEAM)
     (tmp_path / "incoming").mkdir()
     for shade in range(3):
@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def begin(text: str, url: str, cwd: Path) -> subprocess.Popen[str]:
-    """One of the page's commands."""
+    """Start one of the page's commands."""
     name, *words = shlex.split(text)
     assert name == "penstock"
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
@@ -61,7 +61,7 @@ def begin(text: str, url: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def view(url: str) -> StreamSnapshot | None:
-    """The stream, once it is there."""
+    """Return the stream, once it exists."""
     with connect(url) as client:
         try:
             return StreamMonitor(client, "train").snapshot()
@@ -70,13 +70,13 @@ def view(url: str) -> StreamSnapshot | None:
 
 
 def produced(url: str) -> int:
-    """Epochs that are complete."""
+    """Return the complete epochs."""
     found = view(url)
     return sum(epoch.state == "produced" for epoch in found.epochs) if found is not None else 0
 
 
 def is_made(url: str) -> bool:
-    """Whether the watcher has made an epoch, and knows."""
+    """Return whether the watcher has made an epoch, and noted it."""
     with connect(url) as client:
         stream = find_stream(client, "train")
         watched = stream and load_watched(client, stream)
@@ -84,7 +84,7 @@ def is_made(url: str) -> bool:
 
 
 def end(*processes: subprocess.Popen[str]) -> list[str]:
-    """SIGTERM, and what they said; each must take it well."""
+    """Send SIGTERM, and return the outputs. Each command must end well."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     said = []
@@ -112,7 +112,7 @@ def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> 
         deadline = time.monotonic() + 180
         while "--ahead is 2" not in (line := following.stderr.readline()):  # type: ignore[union-attr]
             assert time.monotonic() < deadline, line
-        assert produced(any_url) == 3  # nobody reads: three lie there already, and it makes no more
+        assert produced(any_url) == 3  # no group reads: three epochs exist already, and it makes no more
     finally:
         end(following, *fleet)
     with connect(any_url) as client:
@@ -127,7 +127,7 @@ def test_the_commands_of_the_page_do_what_it_says(any_url: str, place: Path) -> 
 
 
 def test_rq_info_needs_no_password_on_its_command_line(fresh_server: Callable[..., EmbeddedServer]) -> None:
-    """Every user of the host can read command lines, and whoever can write to the queue can write jobs."""
+    """Every user of the host can read command lines, and a user who can write to the queue can write jobs."""
     (told,) = re.findall(r"`([^`]*\brq info)` lists", PAGE)
     bare, url = told.split()[-2:], fresh_server().url
     assert bare == ["rq", "info"]

@@ -1,4 +1,4 @@
-"""The page of recipes as its readers use it: its snippets are run, one after the other."""
+"""The page of recipes: its snippets run one after another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto.md").read_text()
 
 
 def test_the_recipes_do_what_they_say(any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes are copied: each group sees every sample, a resume goes on exactly, ranks have equal steps."""
+    """Recipes are copied: each group sees every sample, a resume continues exactly, ranks have equal steps."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     spec: dict[str, tuple[str, tuple[int | None, ...]]] = {"x": ("uint8", (3,)), "y": ("int64", ())}
     writer = penstock.Writer("train", url=any_url, spec=spec, tuning=penstock.Tuning(block_bytes=80))

@@ -1,4 +1,4 @@
-"""The pages on moving as their readers use them: modules are written, commands run, snippets trained with."""
+"""The pages on moving: modules are written, commands run, and snippets used for training."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ data = Texts()
 
 
 def test_the_pages_have_what_is_run_here() -> None:
-    """A snippet that is not found would pass in silence."""
+    """A snippet that is not found would pass silently."""
     assert sorted(MODULES) == ["fit.py", "folders.py", "mydata.py", "train.py"]
     assert [command.split()[0] for command in (TORCH, FOLDER, FOLDERS)] == ["run", "run", "produce"]
 
 
 def penstock_says(command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """The command as a shell runs it: workers forked from these tests would hold their frameworks' threads."""
+    """Run the command as a shell does, because workers forked from these tests would hold their frameworks' threads."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
         [sys.executable, "-m", "penstock", *shlex.split(command), *more],
@@ -90,7 +90,7 @@ def penstock_says(command: str, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the reader's folder, with a server of the reader's own."""
+    """Return the reader's folder, with a private server."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PENSTOCK_URL", any_url)
@@ -101,7 +101,7 @@ def folder(tmp_path: Path, any_url: str, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def make_photos(folder: Path) -> None:
-    """Sixty pictures of two classes."""
+    """Write sixty pictures of two classes."""
     for number in range(60):
         stripes = np.zeros((40, 36, 3), np.uint8)
         stripes[:: 1 if number % 2 else 4, :: 4 if number % 2 else 1] = 250
@@ -111,7 +111,7 @@ def make_photos(folder: Path) -> None:
 
 
 def test_the_torch_training_runs_and_validates_on_all_of_its_held_out_photos(folder: Path) -> None:
-    """The one command that a mover copies first: three epochs, the same validation set after each."""
+    """A mover copies this command first: three epochs, the same validation set after each."""
     make_photos(folder)
     done = penstock_says(TORCH)
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_keras_validates_on_the_replay(folder: Path, any_url: str) -> None:
 
 
 def test_keras_trains_on_a_folder_of_images_and_validates_on_its_other_part(folder: Path, any_url: str) -> None:
-    """The two parts are all files, each in one of them, and the classes have the names of their folders."""
+    """The two parts contain all files, each in one part, and the classes have the names of their folders."""
     pytest.importorskip("keras")
     make_photos(folder)
     done = penstock_says(FOLDER.replace("run", "produce", 1).partition(" -- ")[0])
@@ -159,7 +159,7 @@ def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None
     """A user gets Keras's own choice of files, pixel for pixel, and need not rewrite a pipeline to try Penstock."""
     pytest.importorskip("tensorflow")
     make_photos(folder)
-    once = FOLDERS.replace("--epochs 3", "--epochs 1")  # each epoch costs an import of TensorFlow
+    once = FOLDERS.replace("--epochs 3", "--epochs 1")  # each epoch needs an import of TensorFlow
     done = penstock_says(once, "--workers", "1")
     assert done.returncode == 0, done.stderr
     wanted = sorted((x.numpy().tobytes(), int(y)) for x, y in importlib.import_module("folders").train)
@@ -169,7 +169,7 @@ def test_a_tf_data_pipeline_is_read_as_it_is(folder: Path, any_url: str) -> None
 
 
 def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) -> None:
-    """Older JAX code wants a leading dimension of devices; a batch that is not full would not divide."""
+    """Older JAX code needs a leading dimension of devices, and a partial batch could not be divided."""
     pytest.importorskip("jax")
     import penstock.jax
 
@@ -180,7 +180,7 @@ def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) 
 
 
 def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: Client) -> None:
-    """Models of torchvision refuse any other form; what comes is what the dataset had, field by field."""
+    """Models of torchvision accept no other form, and the values are those of the dataset, field by field."""
     done = penstock_says(BOXES)
     assert done.returncode == 0, done.stderr
     import penstock.torch
@@ -203,7 +203,7 @@ def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: 
 
 
 def test_a_collate_function_keeps_its_lengths_and_names(folder: Path) -> None:
-    """A recurrent net needs the lengths; padding that the loader does would have lost them."""
+    """A recurrent net needs the lengths, which padding by the loader would lose."""
     done = penstock_says(SOUNDS, "--workers", "1")
     assert done.returncode == 0, done.stderr
     import penstock.torch
@@ -225,7 +225,7 @@ def test_a_collate_function_keeps_its_lengths_and_names(folder: Path) -> None:
 
 
 def test_two_views_of_an_image_come_as_one_tensor(folder: Path, any_url: str) -> None:
-    """Contrastive trainings have them side by side in a list; the page says how to take them apart."""
+    """Contrastive trainings have them in a list, and the page shows how to separate them."""
     views = [([torch.full((3, 4, 5), 2 * index), torch.full((3, 4, 5), 2 * index + 1)], index) for index in range(20)]
     import penstock.torch
 
@@ -245,7 +245,7 @@ def test_two_views_of_an_image_come_as_one_tensor(folder: Path, any_url: str) ->
 
 
 def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: Client) -> None:
-    """That is what a bucketing sampler is for."""
+    """A bucketing sampler has this purpose."""
     done = penstock_says(TEXTS)
     assert done.returncode == 0, done.stderr
     import penstock.torch
@@ -265,7 +265,7 @@ def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: C
 
 
 def test_a_learner_gets_what_actors_write(folder: Path) -> None:
-    """Without epochs: the learner ends when it has had enough."""
+    """It works without epochs: the learner ends when it has enough."""
     names: dict[str, Any] = {"penstock": penstock, "np": np}
     seen: list[int] = []
     names["step"] = lambda observation, reward: seen.append(len(reward))

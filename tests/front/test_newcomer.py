@@ -1,4 +1,4 @@
-"""Fifty wrong command lines of a newcomer: each is answered by what was found, and by what to do."""
+"""Fifty wrong command lines of a new user: each error says what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ ANSWERS = {
     "inspect train --url 127.0.0.1:{port}": (2, "it does not begin with redis://): write redis://host:6379/0"),
     "server --port {port}": (1, "port {port} on 127.0.0.1 is already in use; choose another"),
     "exporter --bind 192.0.2.1": (1, "give another --bind"),
-    # what is there
+    # # streams and groups
     "inspect trian": (1, "no stream 'trian'; streams there: train; did you mean 'train'?"),
     "show train --tensor image": (1, "no tensor 'image'; the stream has x, y"),
     "stat train --epoch 7": (1, "stream 'train' has no epoch 7; retained epochs: 0"),
@@ -200,7 +200,7 @@ class Rows:
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[int]:
-    """The port of a server that speaks HTTP."""
+    """Return the port of a server that speaks HTTP."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -220,7 +220,7 @@ def http() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
-    """With a password, and one stream. Nothing here changes it."""
+    """Start a server with a password and one stream. Nothing here changes it."""
     with EmbeddedServer() as running:
         spec = {"x": ("uint8", (2,)), "y": ("int64", ())}
         with penstock.Writer("train", url=running.url, spec=spec) as writer, writer.epoch() as epoch:
@@ -230,7 +230,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files that a newcomer has."""
+    """Return a folder with the files of a new user."""
     here = tmp_path_factory.mktemp("newcomer")
     (here / "photos").mkdir()
     (here / "text").mkdir()
@@ -258,11 +258,11 @@ def test_a_wrong_line_is_answered_by_what_was_found_and_what_to_do(
     line: str, server: EmbeddedServer, http: int, folder: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """A newcomer who gets a traceback, or wrong advice, tries another tool."""
+    """A new user who gets a traceback, or wrong advice, tries another tool."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PENSTOCK_URL", server.url)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process must keep its own handlers
     places = {"port": str(server.port), "http": str(http), "folder": str(folder)}
     given, (code, words) = line, ANSWERS[line]
     for name, value in places.items():
@@ -313,7 +313,7 @@ def test_a_training_command_that_cannot_start_is_explained(
     command: str, answer: str, server: EmbeddedServer, folder: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """No such file, of a file that lies there, helps nobody."""
+    """ "No such file" about an existing file does not help."""
     monkeypatch.chdir(folder)
     (folder / "train.py").write_text("import penstock\n")
     monkeypatch.setenv("PENSTOCK_URL", server.url)
@@ -325,7 +325,7 @@ def test_a_training_command_that_cannot_start_is_explained(
 def test_a_training_command_that_was_killed_is_told(
     server: EmbeddedServer, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that took too much memory ends without a word of its own, and code 137 tells few people anything."""
+    """A process that took too much memory ends without a message, and few users know code 137."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

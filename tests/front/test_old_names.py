@@ -1,4 +1,4 @@
-"""Arguments of the version before: each still works, says what to write now, and means the same."""
+"""Arguments of the previous version: each still works, says what to write now, and means the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPEC = {"x": ("uint8", (4,))}
 
 
 def test_old_arguments_of_a_loader_mean_what_they_meant(url: str) -> None:
-    """A training that was written for the last version runs on, and its author reads what to change."""
+    """A training that was written for the last version still runs, and its author reads what to change."""
     loader: Any = penstock.Loader
     with penstock.Writer("train", url=url, spec=SPEC) as writer, writer.epoch() as epoch:
         for _ in range(20):
@@ -51,7 +51,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize(("call", "field"), [(call, field) for call, taken in FIELDS.items() for field in taken])
 def test_each_old_argument_is_warned_of(call: str, field: str) -> None:
-    """The warning comes before anything is asked of a server."""
+    """The warning comes before any request to a server."""
     with (
         pytest.warns(DeprecationWarning, match=rf"{call}\({field}=...\) is now"),
         pytest.raises(Exception, match=r"\w"),
@@ -61,7 +61,7 @@ def test_each_old_argument_is_warned_of(call: str, field: str) -> None:
 
 @pytest.mark.parametrize("call", FIELDS)
 def test_a_tuning_that_a_call_does_not_take_is_refused(call: str) -> None:
-    """A block size that a Loader took in silence would change nothing."""
+    """A block size that a Loader silently accepted would change nothing."""
     tuning: Any = penstock.Tuning
     foreign = next(field for taken in FIELDS.values() for field in taken if field not in FIELDS[call])
     with pytest.raises(TypeError, match=rf"{call}\(\) takes no tuning '{foreign}'; it takes {FIELDS[call][0]}, "):
@@ -71,6 +71,6 @@ def test_a_tuning_that_a_call_does_not_take_is_refused(call: str) -> None:
 
 
 def test_a_misspelt_tuning_is_meant() -> None:
-    """A user who half remembers the old form is told the new one."""
+    """A user who half remembers the old form learns the new one."""
     with pytest.raises(TypeError, match=r"did you mean tuning=penstock\.Tuning\(prefetch_bytes=\.\.\.\)"):
         CALLS["Loader"](prefetch_byte=1)

@@ -1,4 +1,4 @@
-"""Samples as pictures: whatever the array, something true is drawn, in colours, in letters and as PNG."""
+"""Samples as pictures: every array is drawn correctly, in colours, in letters and as PNG."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ DTYPES = st.sampled_from([numpy_dtype(name) for name in NAMES if name not in ("b
 
 
 @given(arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6)))
-@example(np.full((5, 5, 1), 256))  # of one colour, and beyond any range that is known
+@example(np.full((5, 5, 1), 256))  # in one colour, and beyond any known range
 @settings(deadline=None, max_examples=300)
 def test_any_array_is_drawn_or_has_nothing_to_draw(array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """NaN, infinities, empty axes and five dimensions are all in somebody's stream; looking must not fail on them."""
+    """Streams of users have NaN, infinities, empty axes and five dimensions, and showing them must not fail."""
     picture = picture_of(array, side=16)
     assert (picture is None) == (array.ndim == 0 or array.size == 0)
     if picture is not None:
@@ -38,7 +38,7 @@ def test_any_array_is_drawn_or_has_nothing_to_draw(array: np.ndarray[Any, np.dty
 
 
 def test_an_image_is_drawn_as_it_is() -> None:
-    """A contact sheet that changes pixels hides the very fault one looks for."""
+    """A contact sheet that changes pixels would hide the fault that a user looks for."""
     image = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
     for value in (image, image.transpose(2, 0, 1), (image / 255).astype(np.float32), np.stack([image * 0, image])):
         picture = picture_of(value)
@@ -60,7 +60,7 @@ def test_an_image_is_drawn_as_it_is() -> None:
 
 
 def test_a_series_is_a_line_from_left_to_right() -> None:
-    """Sound and sensors are looked at as curves; where a value is missing there is no line."""
+    """Sound and sensors are shown as curves, and a missing value leaves a gap."""
     rising = np.linspace(0, 1, 64)
     rising[32:40] = np.nan
     picture = picture_of(rising, side=64)
@@ -89,7 +89,9 @@ def test_a_terminal_shows_two_pixels_a_character() -> None:
 
 
 def test_sheets_and_charts_are_written_whole(tmp_path: Path) -> None:
-    """A page that reloads the PNG must never meet half of one, and a folder that cannot be written is one line."""
+    """A page that reloads the PNG must never meet half of one, and a folder that cannot be written is a one-line
+    error.
+    """
     image = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
     tiles = [SheetTile(image, [], ["0/0/1", "y=кот" * 40]), SheetTile(None, ["some", "text"], ["0/0/2"])]
     save(contact_sheet(tiles, "train: two", side=64, columns=2), tmp_path / "deep" / "sheet.png")
@@ -107,7 +109,7 @@ def test_sheets_and_charts_are_written_whole(tmp_path: Path) -> None:
 
 
 def test_encoded_images_are_decoded_to_be_looked_at_and_bombs_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams of files as they are (`--mode encoded`) are looked at, too; damaged ones must not end the look."""
+    """Streams of unchanged files (`--mode encoded`) are shown, too, and damaged ones must not end the command."""
     image, data = np.full((20, 30, 3), 99, np.uint8), io.BytesIO()
     Image.fromarray(image).save(data, format="PNG")
     found = decode(data.getvalue())

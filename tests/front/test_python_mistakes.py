@@ -1,4 +1,4 @@
-"""Mistakes of the first five minutes in Python: each ends in one line with what was found, why, and what to write."""
+"""First mistakes in Python: each ends in one line with what was found, why, and what to write."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RAGGED = Ragged(np.zeros(3), np.array([[1], [2]]))
 
 
 def loader(*stream: Any, **changed: Any) -> Any:
-    """Made as in the README but for what is changed; the server is asked last of all, and there is none."""
+    """Make a loader as in the README, with these arguments changed. The server is asked last, and there is none."""
     return penstock.Loader(
         *stream or ("train",), **{"group": "g", "batch_size": 8, "url": "redis://[::1]:1", **changed}
     )
@@ -75,7 +75,7 @@ class Unsized:
 
 
 def loader_unread() -> Any:
-    """A loader that asks no server."""
+    """Return a loader that asks no server."""
     return penstock.Loader.__new__(penstock.Loader)
 
 
@@ -141,7 +141,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: loader(host="localhost"), TypeError, "no argument 'host': write url='redis://host:6379'"),
     (lambda: loader(device="cuda"), TypeError, "no argument 'device': penstock.torch.prefetch_to_device(dataset"),
-    # arguments that lack, or are given by place
+    # # arguments that are missing, or given by position
     (lambda: penstock.mix(1, 2), TypeError, "{'a': (loader_a, 0.7), 'b': (loader_b, 0.3)}"),  # type: ignore[call-arg, arg-type]
     (lambda: penstock.produce([1], [2]), TypeError, "write produce(dataset); dataset: an object with a length"),  # type: ignore[call-arg, arg-type]
     (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training"),  # type: ignore[call-arg]
@@ -245,7 +245,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_a_mistake_is_explained_before_a_server_is_asked(
     attempt: Callable[[], Any], kind: type[Exception], words: str
 ) -> None:
-    """Python's own message names neither what belongs there nor where it is documented."""
+    """Python's own message names neither the missing argument nor its documentation."""
     with pytest.raises(kind) as caught:
         attempt()
     assert words in str(caught.value)
@@ -253,13 +253,13 @@ def test_a_mistake_is_explained_before_a_server_is_asked(
 
 
 class Session(NamedTuple):
-    """A newcomer's objects after the README: a stream, its loader, a batch of it."""
+    """The objects of a new user after the README: a stream, its loader, and one batch."""
 
     url: str
     loader: Any
     batch: Any
     name: str
-    """The name of a stream to be written."""
+    """The name of a stream for writing."""
 
     def writer(self, **changed: Any) -> Any:
         """Make a writer of the session's own stream."""
@@ -268,17 +268,17 @@ class Session(NamedTuple):
         )
 
     def writes(self, value: Any, verb: str = "write", **changed: Any) -> None:
-        """Writes it into an epoch."""
+        """Write a sample into an epoch."""
         with self.writer(**changed) as other, other.epoch() as epoch:
             getattr(epoch, verb)(value)
 
     def feeds(self, value: Any) -> None:
-        """Writes it into the feed of a stream that has a spec."""
+        """Write a sample into the feed of a stream that has a spec."""
         with self.writer() as other:
             other.write(value)
 
     def after(self, verb: str) -> None:
-        """Goes on with what was closed."""
+        """Use an object after its close."""
         with self.writer() as other:
             with other.epoch() as epoch:
                 epoch.write(sample(0))
@@ -289,29 +289,29 @@ class Session(NamedTuple):
         other.epoch()
 
     def shard_after(self) -> None:
-        """Goes on with a shard that was closed."""
+        """Use a shard after its close."""
         with self.writer() as other, other.epoch(0) as epoch:
             with epoch.shard(0) as shard:
                 shard.write(sample(0))
             shard.write(sample(1))
 
     def planned(self, shard: int) -> None:
-        """Asks for a shard of an epoch of one."""
+        """Open a shard of an epoch of one."""
         with self.writer() as other:
             other.epoch(sizes=[5]).shard(shard)
 
     def again(self, **changed: Any) -> Any:
-        """Another loader."""
+        """Make another loader."""
         return penstock.Loader(
             "train", **tuned("Loader", {"group": "h", "batch_size": 8, "url": self.url, "timeout_s": 5, **changed})
         )
 
     def replay(self) -> Any:
-        """The kept epoch once more."""
+        """Make another replay of the kept epoch."""
         return penstock.Replay("train", epoch=0, batch_size=8, url=self.url)
 
     def closed(self) -> None:
-        """Reads from a loader that was closed."""
+        """Read from a closed loader."""
         with self.again(notify=lambda _: None) as other:
             pass
         list(other)
@@ -471,7 +471,7 @@ def test_a_mistake_with_a_server_is_explained_too(any_url: str) -> None:
 
 
 def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
-    """The first thing typed in a notebook is the name of the variable; `if loader:` is the second."""
+    """A notebook user types the variable's name first, and `if loader:` second."""
     produce(any_url, "train", 40)
     silent = penstock.Tuning(notify=lambda _: None)
     quiet: Any = {"url": any_url, "tuning": silent}
@@ -493,7 +493,7 @@ def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
 
 
 def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str) -> None:
-    """A KeyError of our own above it would be read first."""
+    """Our own KeyError above it would be read first."""
     session = Session(any_url, None, None, "other")
     with pytest.raises(SpecMismatch) as caught:
         session.writes({"image": X, "label": 1})
@@ -513,7 +513,7 @@ def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str
     ids=["images", "rows", "sample", "tokens", "sizes", "one"],
 )
 def test_a_first_sample_that_looks_like_a_batch_is_asked_about(first: Any, is_asked: bool, any_url: str) -> None:
-    """A stream of 64-fold samples is noticed at the loss, if ever."""
+    """A stream of 64-fold samples would show only in the loss, if ever."""
     told: list[str] = []
     with (
         penstock.Writer("train", url=any_url, tuning=penstock.Tuning(notify=told.append)) as writer,
@@ -527,7 +527,7 @@ def test_a_first_sample_that_looks_like_a_batch_is_asked_about(first: Any, is_as
 
 
 def test_what_was_written_and_never_sent_is_told_when_the_program_ends(any_url: str) -> None:
-    """Without a `with` nobody sends a block's rest, and the stream would lack it in silence."""
+    """Without a `with`, the rest of a block is not sent, and would silently be missing in the stream."""
     lines = """
 import sys, penstock
 def main():
@@ -553,7 +553,7 @@ closed.close()
 
 
 def test_a_writer_that_is_written_to_beside_its_empty_epoch_says_so(any_url: str) -> None:
-    """`writer.write` in place of `epoch.write` fills the feed, and the epoch ends empty."""
+    """`writer.write` instead of `epoch.write` fills the feed, and the epoch ends empty."""
     told: list[str] = []
     with penstock.Writer("train", url=any_url, spec=SPEC, tuning=penstock.Tuning(notify=told.append)) as writer:
         with writer.epoch() as epoch:
@@ -573,7 +573,7 @@ def test_a_writer_that_is_written_to_beside_its_empty_epoch_says_so(any_url: str
 
 
 def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None:
-    """A user who forgets to acknowledge reads everything again without knowing why."""
+    """A user who forgets to acknowledge would read everything again without knowing why."""
     produce(any_url, "train", 40)
     told: list[str] = []
     wanted: Any = {"group": "g", "batch_size": 8, "url": any_url, "acknowledge": "manual"}
@@ -590,7 +590,7 @@ def test_a_loader_by_hand_says_what_was_never_acknowledged(any_url: str) -> None
 
 
 def test_two_loops_on_one_loader_are_refused(any_url: str) -> None:
-    """Each asks for its next batch and thereby acknowledges the other's, which may still be trained on."""
+    """A request for the next batch of one loop acknowledges the other's, which may still be trained on."""
     produce(any_url, "train", 400)
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
@@ -630,7 +630,7 @@ def test_two_loops_on_one_loader_are_refused(any_url: str) -> None:
     ],
 )
 def test_a_loader_that_nobody_closes_says_what_was_not_acknowledged(policy: str, words: str, any_url: str) -> None:
-    """A script without a `with` is the first that people write."""
+    """First scripts often have no `with`."""
     produce(any_url, "train", 40)
     lines = f"""
 import sys, penstock
@@ -670,12 +670,12 @@ elif sys.argv[2] == "stop":
 
 
 def as_text(attempt: Callable[[], object]) -> Callable[[], str]:
-    """For `in_fork`."""
+    """Return the error as text, for `in_fork`."""
     return lambda: repr(attempt())
 
 
 def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str) -> None:
-    """Its copies have no threads and share a connection: they hung, lost samples, or wrote the parent's anew."""
+    """Its copies have no threads and share a connection: they hung, lost samples, or wrote the parent's again."""
     produce(any_url, "train", 40)
     with penstock.Loader(
         "train", group="g", batch_size=8, url=any_url, tuning=penstock.Tuning(notify=lambda _: None)
@@ -700,7 +700,7 @@ def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str
 
 
 def test_an_epoch_that_the_options_leave_nothing_of_is_told(any_url: str) -> None:
-    """A loop that never runs says nothing by itself, and the group has read the epoch."""
+    """A loop that never runs prints nothing, and the group has read the epoch."""
     produce(any_url, "train", 20)
     told: list[str] = []
     tuning = penstock.Tuning(remainder="drop", timeout_s=1.0, notify=told.append)
@@ -721,7 +721,7 @@ def test_an_epoch_that_the_options_leave_nothing_of_is_told(any_url: str) -> Non
 
 
 def test_a_production_of_a_program_names_its_bad_samples(any_url: str) -> None:
-    """It returns as if all were well: whoever counts the samples only later looks for them elsewhere."""
+    """It returns as if all were well, and a user who counts the samples later looks elsewhere for them."""
     told: list[str] = []
 
     class Data:
@@ -739,7 +739,7 @@ def test_a_production_of_a_program_names_its_bad_samples(any_url: str) -> None:
 
 
 def test_threads_that_share_a_writer_are_told(any_url: str) -> None:
-    """Their samples would overwrite each other's, and the epoch would end as if all of them were there."""
+    """Their samples would overwrite each other's, and the epoch would end as if all of them existed."""
     refused: list[str] = []
     written = [0] * 4
     with penstock.Writer("threads", url=any_url, spec={"x": ("int64", ())}) as writer, writer.epoch() as epoch:
@@ -764,7 +764,7 @@ def test_threads_that_share_a_writer_are_told(any_url: str) -> None:
 
 
 def test_programs_that_write_one_epoch_are_told(any_url: str) -> None:
-    """Both counted on 20 samples each, and the epoch has 20."""
+    """Both expected 20 samples each, and the epoch has 20."""
     spec = {"x": ("int64", ())}
     with (
         penstock.Writer("one", url=any_url, spec=spec) as first,

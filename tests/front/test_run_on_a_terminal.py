@@ -1,4 +1,4 @@
-"""`penstock run` on a terminal, read as a person reads it: the rows of the screen and those that scrolled off."""
+"""`penstock run` on a terminal, as a person reads it: the rows of the screen and those that scrolled off."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRAINER = """
 
 
 def screen_of(text: str) -> list[str]:
-    """All rows that this output leaves on a terminal, first those that scrolled off."""
+    """Return all rows that this output leaves on a terminal, beginning with those that scrolled off."""
     screen = pyte.HistoryScreen(_COLUMNS, _ROWS, history=10_000, ratio=0.5)
     pyte.Stream(screen).feed(text.replace("\n", "\r\n").replace("\r\r\n", "\r\n"))
     gone = ["".join(row[column].data for column in range(_COLUMNS)) for row in screen.history.top]
@@ -49,7 +49,7 @@ def screen_of(text: str) -> list[str]:
 
 
 def typed(*command: str, cwd: Path) -> tuple[int, str]:
-    """Exit code and output of a command that has a terminal of its own."""
+    """Run a command with a separate terminal, and return its exit code and output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
@@ -60,7 +60,7 @@ def typed(*command: str, cwd: Path) -> tuple[int, str]:
     os.close(theirs)
     output = b""
     try:
-        with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
+        with contextlib.suppress(OSError):  # EIO: no process has the terminal any more
             while piece := os.read(ours, 1 << 16):
                 output += piece
         return process.wait(), output.decode()
@@ -71,7 +71,7 @@ def typed(*command: str, cwd: Path) -> tuple[int, str]:
 
 
 def test_every_line_of_the_trainer_stays_on_the_terminal(tmp_path: Path) -> None:
-    """Losses, warnings and tracebacks of a training must not be erased by our progress."""
+    """Our progress must not erase losses, warnings and tracebacks of a training."""
     np.save(tmp_path / "x.npy", np.zeros((90, 2), np.float32))
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAINER))
     (tmp_path / "slow.py").write_text("import time\n\n\ndef each(sample):\n    time.sleep(0.02)\n    return sample\n")
@@ -88,10 +88,10 @@ def test_every_line_of_the_trainer_stays_on_the_terminal(tmp_path: Path) -> None
 
 
 class Terminal(io.StringIO):
-    """Says that somebody looks."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
 
@@ -99,7 +99,7 @@ class Terminal(io.StringIO):
 def test_progress_begins_a_row_of_its_own_beside_an_unfinished_line(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bar of tqdm or Keras leaves the cursor behind it: neither bar nor progress can be read on a row of both."""
+    """A bar of tqdm or Keras leaves the cursor behind it, and neither bar nor progress could be read in one row."""
     monkeypatch.setenv("COLUMNS", str(_COLUMNS))
     both = Terminal()
     console = Console(both, both)

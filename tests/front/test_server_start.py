@@ -1,4 +1,4 @@
-"""A server that is slow to start: whoever started it says so, and does not look hung."""
+"""A server that is slow to start: the command reports it, and does not look hung."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMISED_S, LATE_S = 5.0, 1.5
 
 
 def test_a_server_that_stands_still_while_it_starts_is_named(tmp_path: Path) -> None:
-    """`penstock run`, `demo` and `server` begin with it; before, nothing was said for twenty seconds."""
+    """`penstock run`, `demo` and `server` begin with it, and once printed nothing for twenty seconds."""
     executable = tmp_path / "redis-server"
     pid_file = tmp_path / "pid"
     executable.write_text(

@@ -1,4 +1,4 @@
-"""Statistics of a stream of samples: whatever the pieces, the dtype and the ragged shapes, they are what numpy says."""
+"""Statistics of a stream of samples: for any pieces, dtypes and ragged shapes, they equal numpy's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -fl
 
 
 def summary_of(dtype: str, shape: tuple[int | None, ...], samples: list[Any], piece: int = 7) -> TensorSummary:
-    """Summarise one tensor, with samples fed in blocks of ``piece``, from each block the odd rows first."""
+    """Summarise one tensor, with samples fed in blocks of ``piece``, in each block the odd rows first."""
     spec = Spec.of({"x": (dtype, shape)})
     summary = TensorSummary(spec["x"], np.random.default_rng(0))
     for start in range(0, len(samples), piece):
@@ -61,7 +61,7 @@ def test_moments_of_pieces_are_those_of_the_whole(rows: list[list[float]], piece
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=100), st.integers(1, 30))
 @settings(deadline=None, max_examples=100)
 def test_a_draw_of_few_numbers_is_all_of_them(values: list[float], piece: int) -> None:
-    """Small streams get numpy's very quantiles."""
+    """Small streams get exactly numpy's quantiles."""
     draw = UniformSample(np.random.default_rng(1), kept=100)
     for start in range(0, len(values), piece):
         draw.add(np.array(values[start : start + piece]))
@@ -71,11 +71,13 @@ def test_a_draw_of_few_numbers_is_all_of_them(values: list[float], piece: int) -
 
 
 def test_a_draw_is_bounded_uniform_and_repeatable() -> None:
-    """The documented error holds wherever in the stream a number lies, merged or not; a seed gives the same again."""
+    """The documented error holds for numbers anywhere in the stream, merged or not, and a seed gives the same
+    result.
+    """
 
     def drawn(seed: int, *, halves: bool) -> UniformSample:
         draws = [UniformSample(np.random.default_rng([seed, part]), kept=2000) for part in range(2)]
-        for start in range(0, 200_000, 3000):  # rising: a draw that favoured the beginning or the end would show
+        for start in range(0, 200_000, 3000):  # rising, so that a draw in favour of the beginning or the end would show
             piece = np.arange(start, min(start + 3000, 200_000), dtype=np.float64)
             draws[start >= 60_000 if halves else 0].add(piece)
         if halves:
@@ -98,7 +100,7 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int64", "uint64", "float16", "bfloa
 
 
 def made(dtype: str, count: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
-    """Samples over much of what the dtype can hold."""
+    """Return samples over much of the dtype's range."""
     from penstock_common.wire.dtypes import numpy_dtype
 
     rng = np.random.default_rng(5)
@@ -131,7 +133,9 @@ def test_every_dtype_and_layout_has_numpys_statistics(dtype: str, layout: tuple[
 
 
 def test_ragged_samples_and_byte_strings_have_statistics() -> None:
-    """Pictures of different sizes are the commonest raw data set; of byte strings the lengths are what can be told."""
+    """Pictures of different sizes are the most common raw data set, and byte strings have statistics of their
+    lengths.
+    """
     rng = np.random.default_rng(2)
     pictures = [rng.integers(0, 256, (int(h), int(w), 3), np.uint8) for h, w in rng.integers(4, 20, (30, 2))]
     told = as_json(summary_of("uint8", (None, None, 3), pictures))
@@ -172,7 +176,7 @@ def test_the_largest_integers_are_told_exactly(values: list[int]) -> None:
 
 @pytest.mark.parametrize("values", [[1e308, -1e308], [1e-320, 0.0], [1.0, 1.0 + 2**-52], [np.inf], [3.0]])
 def test_the_ends_of_float64_do_not_end_the_statistics(values: list[float]) -> None:
-    """One broken sample must not hide what is told of the others."""
+    """One broken sample must not hide the statistics of the others."""
     told = as_json(summary_of("float64", (2,), [np.full(2, value) for value in values]))
     finite = [value for value in values if np.isfinite(value)]
     assert (told["min"], told["max"]) == ((min(finite), max(finite)) if finite else (None, None))
@@ -180,7 +184,7 @@ def test_the_ends_of_float64_do_not_end_the_statistics(values: list[float]) -> N
 
 
 def test_what_to_paste_normalises_the_data() -> None:
-    """A line that is copied into a script is trusted: it must parse, and do what it says to the very numbers."""
+    """Users trust a line that they copy into a script: it must parse, and do what it says to the actual numbers."""
     rng = np.random.default_rng(3)
     pictures = [rng.normal((30, 90, 200), (5, 10, 20), (16, 16, 3)).clip(0, 255).astype(np.uint8) for _ in range(20)]
     lines = paste_lines(summary_of("uint8", (16, 16, 3), pictures))
@@ -199,19 +203,19 @@ def test_what_to_paste_normalises_the_data() -> None:
 
 
 def arguments(line: str) -> dict[str, Any]:
-    """The keyword arguments of a call that is pasted."""
+    """Return the keyword arguments of a pasted call."""
     call = ast.parse(line, mode="eval").body
     assert isinstance(call, ast.Call)
     return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
 def warned(dtype: str, shape: tuple[int | None, ...], samples: list[Any], names: tuple[str, ...] = ()) -> str:
-    """All findings."""
+    """Return all findings."""
     return "\n".join(as_json(summary_of(dtype, shape, samples), names)["findings"])
 
 
 def test_what_an_expert_would_point_at_is_pointed_at() -> None:
-    """Each of these has cost somebody a night of training; a healthy data set has no warning to skip over."""
+    """Each of these has cost a night of training, and a healthy data set must not have a warning."""
     rng = np.random.default_rng(4)
     healthy = list(rng.normal(size=(100, 8, 8, 3)).astype(np.float32))
     assert warned("float32", (8, 8, 3), healthy) == ""

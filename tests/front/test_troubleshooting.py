@@ -1,4 +1,4 @@
-"""The page on errors has every class of error, and the lines it quotes are those that users see."""
+"""The page on errors has every class of error, and the lines that it quotes are those that users see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAP = "…"
 
 
 def of(node: ast.AST) -> str:
-    """The text of a string in the code, with a gap wherever something is filled in; empty of other nodes."""
+    """Return the text of a string in the code, with gaps for inserted values, or '' for other nodes."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     return "".join(of(part) or GAP for part in node.values) if isinstance(node, ast.JoinedStr) else ""
@@ -32,7 +32,7 @@ def of(node: ast.AST) -> str:
 
 @cache
 def texts() -> str:
-    """Every string of the packages, one a line."""
+    """Return every string of the packages, one a line."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     found = (of(node) for path in files for node in ast.walk(ast.parse(path.read_text())))
     return "\n".join(" ".join(text.split()) for text in found if len(text) > 7)
@@ -45,7 +45,7 @@ def test_the_page_has_every_class_of_error_and_no_other() -> None:
 
 
 def test_a_program_catches_what_the_page_names() -> None:
-    """A trainer that must tell a lost server from a wrong name imports no inner module for it."""
+    """A trainer that must tell a lost server from a wrong name need not import an internal module."""
     assert set(penstock.errors.__all__) <= set(SECTIONS)
     for name in penstock.errors.__all__:
         assert getattr(penstock.errors, name) is getattr(errors, name)

@@ -1,4 +1,4 @@
-"""Exit code 2 is of wrong usage, as docs/commands.md says: no server is asked, nothing is made."""
+"""Exit code 2 is for wrong usage, as docs/commands.md says: no server is asked, nothing is made."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ worker --processes 0
 def test_what_means_nothing_is_one_line_and_exit_code_2(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script must be able to tell its own mistake, which no retry mends, from a server that is away."""
+    """A script must be able to tell its own mistake, which no retry fixes, from a server that is away."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", NOBODY)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the command's handlers are not this process's
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process must keep its own handlers
     assert main(shlex.split(line)) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

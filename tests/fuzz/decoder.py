@@ -1,6 +1,5 @@
-"""What holds for any entry whatsoever: refused by name, or read to exactly what the document says it holds.
-
-Three readers look at each input: the decoder, a loader's receiver, and the one written from the document alone.
+"""Promises for any entry: it is refused by name, or read to exactly what the document says it holds. Three readers read
+each input: the decoder, a loader's receiver, and the one written from the document alone.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from tests.fuzz.making import made_entry
 from tests.golden.good_cases import STREAM
 
 MANY = 4096
-"""Entries of more samples are not taken apart sample by sample: a hundred bytes may hold a million empty ones."""
+"""Entries of more samples are not compared sample by sample: a hundred bytes may hold a million empty ones."""
 
 Rows = list[list[tuple[tuple[int, ...], bytes]]]
 
 
 def check(data: bytes) -> None:
-    """Raises AssertionError, or whatever a reader should not raise, if the input breaks a promise."""
+    """Raise AssertionError, or an error that a reader should not raise, if the input breaks a promise."""
     entry = unpacked(data)
     fields = entry.as_received()
     try:
@@ -73,7 +72,7 @@ def _refusal(fields: Fields, spec: Spec) -> str:
 
 
 def _check_sizes(header: Header, block: Block) -> None:
-    """No array has another shape than the header, the spec and each other say."""
+    """Check that no array's shape contradicts the header, the spec or another array."""
     assert 0 <= header.first < header.end <= 1 << 20
     assert (block.first, block.count, block.end) == (header.first, header.count, header.end)
     for column in block.columns:
@@ -86,7 +85,7 @@ def _check_sizes(header: Header, block: Block) -> None:
 
 
 def _check_bytes(fields: Fields, spec: Spec, header: Header, block: Block) -> None:
-    """Written again it is the same: the payload byte for byte, the rest as a writer would have written it."""
+    """Check that it is the same when written again: the payload byte for byte, the rest as a writer would write it."""
     identity: dict[str, Any] = {"stream": header.stream, "epoch": header.epoch, "shard": header.shard}
     again = [(name, bytes(value)) for name, value in encode(block, **identity)]
     given, written = dict(fields[1:]), dict(again[1:])
@@ -103,7 +102,7 @@ def _digest_in(fields: Fields, spec: Spec) -> str | None:
 
 
 def rows_of(block: Block) -> Rows:
-    """Shape and bytes of each tensor of each sample."""
+    """Return shape and bytes of each tensor of each sample."""
     columns: list[Any] = [
         ragged_rows(column) if column.shapes is not None else list(column.values) for column in block.columns
     ]
@@ -114,13 +113,13 @@ def rows_of(block: Block) -> Rows:
 
 
 class Hashes:
-    """A server that knows one answer: what a hash holds."""
+    """A server with a fixed answer: the contents of a hash."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
 
     def hgetall(self, key: str) -> dict[bytes, bytes]:
-        """The same for every key."""
+        """Return the same for every key."""
         return self._fields
 
 
@@ -146,7 +145,7 @@ _STREAM, _MANIFEST = _place()
 
 
 class _Where:
-    """A place in which some samples may be settled already."""
+    """A scope in which some samples may be acknowledged already."""
 
     def __init__(self, is_settled: bool) -> None:
         self._is_settled = is_settled
@@ -159,7 +158,7 @@ class _Where:
 
 
 def _check_receiver(entry: Entry, fields: Fields, decoded: tuple[Header, Block] | None) -> None:
-    """The entry between two good ones: those are handed out whole, and of this one what is due, or nothing."""
+    """Receive the entry between two good ones: those are yielded whole, and of this one its due samples, or none."""
     spec, where = entry.spec, _Where(bool(entry.switches & SETTLED))
     assembler = Assembler(spec, 2 if entry.switches & SMALL_BATCHES else 64, ArrayPool(keep=4), 0)
     reports: list[ReceivedEntry] = []
@@ -175,7 +174,7 @@ def _check_receiver(entry: Entry, fields: Fields, decoded: tuple[Header, Block] 
     expected = _wanted(decoded, where) if decoded is not None and found.error is None else []
     assert _handed(assembler, spec) == [*of_good, *expected, *of_good]
     if found.lease is not None and found.lease.owed == 0:
-        return  # every sample was settled before, so its payload is nobody's business
+        return  # every sample was acknowledged before, so its payload does not matter
     if decoded is None or not _is_inside(decoded[0]):
         assert found.error is not None
     else:
@@ -183,7 +182,7 @@ def _check_receiver(entry: Entry, fields: Fields, decoded: tuple[Header, Block] 
 
 
 def receive(receiver: Receiver, entry_id: bytes, fields: Fields) -> None:
-    """Gives an entry to the receiver as a channel does."""
+    """Give an entry to the receiver as a channel does."""
     receiver.begin(entry_id)
     for name, value in fields:
         target = receiver.target(name, len(value))

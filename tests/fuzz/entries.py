@@ -1,6 +1,5 @@
-"""How the fuzzer writes an entry down: a spec, some switches, fields. Any bytes are an input, most mutations stay one.
-
-A corpus file of the decoder holds: spec, switches, then per field its name's number, three bytes of length, data.
+"""The fuzzer's form of an entry: a spec, some switches, fields. Any bytes are an input, and most mutations stay one. A
+corpus file of the decoder holds: spec, switches, then per field its name's number, three bytes of length, data.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ SPECS = [
         {"x": ["uint16", [2]], "tag": ["bytes", []]},
     )
 ]
-"""Add at the end only: a corpus file names one by its number. The hostile half of the golden corpus uses the first."""
+"""The specs. Add only at the end, because a corpus file names one by its number. The hostile half of the golden corpus
+uses the first.
+"""
 
 RIGHT_DIGEST, SETTLED, SMALL_BATCHES = 1, 2, 4
 _DIGEST = re.compile(rb'("xxh3"\s*:\s*")[^"\\]*"')
@@ -40,7 +41,7 @@ _DIGEST = re.compile(rb'("xxh3"\s*:\s*")[^"\\]*"')
 
 @dataclass(frozen=True)
 class Entry:
-    """One input of the decoder, taken apart."""
+    """One unpacked input of the decoder."""
 
     number: int
     switches: int
@@ -48,11 +49,14 @@ class Entry:
 
     @property
     def spec(self) -> Spec:
-        """The spec of the stream that the entry is read from."""
+        """Return the spec of the stream that the entry is read from."""
         return SPECS[self.number % len(SPECS)]
 
     def as_received(self) -> Fields:
-        """The fields; with RIGHT_DIGEST the header's checksum is made to fit, since no mutation would ever hit it."""
+        """Return the fields.
+
+        With RIGHT_DIGEST the header's checksum is made to fit, because no mutation would ever hit it.
+        """
         if not self.switches & RIGHT_DIGEST or not self.fields:
             return self.fields
         (name, meta), *payload = self.fields
@@ -60,19 +64,19 @@ class Entry:
         return [(name, _DIGEST.sub(rb"\g<1>" + right + b'"', meta, count=1)), *payload]
 
     def with_header(self, value: Any) -> Entry:
-        """The same with another header."""
+        """Return the same with another header."""
         meta = value if isinstance(value, bytes) else json.dumps(value, separators=(",", ":")).encode()
         return replace(self, fields=[(b"meta", meta), *self.fields[1:]])
 
 
 def names_of(spec: Spec) -> list[bytes]:
-    """The field names an input may have, by number."""
+    """Return the field names that an input may have, by number."""
     own = [name.encode() for name in spec.names]
     return [b"meta", *own, *(name + b".shapes" for name in own), b"z", b"META", b"", b"\xff\x00"]
 
 
 def unpacked(data: bytes) -> Entry:
-    """The entry any bytes stand for."""
+    """Return the entry that any bytes represent."""
     entry = Entry(data[0] if data else 0, data[1] if len(data) > 1 else 0)
     names, at = names_of(entry.spec), 2
     while at < len(data):
@@ -83,7 +87,7 @@ def unpacked(data: bytes) -> Entry:
 
 
 def packed(entry: Entry) -> bytes:
-    """Inverse of `unpacked`, for entries whose names are known."""
+    """Return the bytes of an entry whose names are known: the inverse of `unpacked`."""
     names = names_of(entry.spec)
     parts = [bytes((entry.number, entry.switches))]
     for name, value in entry.fields:
@@ -92,7 +96,10 @@ def packed(entry: Entry) -> bytes:
 
 
 def golden_entries() -> list[Entry]:
-    """What of the golden corpus, good and hostile, has one of the specs here: where the fuzzer starts."""
+    """Return the entries of the golden corpus, good and hostile, with one of these specs.
+
+    The fuzzer starts from them.
+    """
     known = {json.dumps(spec.as_json()): number for number, spec in enumerate(SPECS)}
     found = []
     for path in sorted(GOLDEN.glob("*/*.json")):

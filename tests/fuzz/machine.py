@@ -1,4 +1,6 @@
-"""The state machine: writers, groups, retention, replay and audit driven by chance, beside the model of ``model``."""
+"""The state machine: writers, groups, retention, replay and audit driven at random, compared with the model of
+``model``.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,19 @@ from tests.fuzz.writing import SIZES, Writing, quiet
 from tests.tuned import tuned
 
 LEASE_S = 15.0
-"""Longer than any stall of the test itself, so that only the rules decide who is dead."""
+"""The lease, longer than any stall of the test itself, so that only the rules decide which member is dead."""
 PATIENCE_S = 0.4
 MOST_HELD = 23
-"""Of what a member may hold, in batches; more are chosen from as well."""
+"""The most batches of what a member holds. Choices may be from more."""
 GROUPS = st.sampled_from(["declared", "passing"])
 
 
 class Machine(Writing):
-    """One stream of two partitions; every rule does one thing and compares what can be compared at once."""
+    """One stream of two partitions. Every rule does one thing and compares what can be compared at once."""
 
     @initialize(sizes=SIZES, is_planned=st.booleans(), group=GROUPS)
     def begin(self, sizes: list[int], is_planned: bool, group: str) -> None:
-        """Most of what can go wrong needs an epoch and somebody who reads it."""
+        """Open an epoch with a reader, which most faults need."""
         self.open_epoch(sizes, is_planned)
         self.join(group, "a", "manual")
 
@@ -43,7 +45,7 @@ class Machine(Writing):
 
     @rule(group=GROUPS, member=st.sampled_from(["a", "b"]), policy=st.sampled_from(["manual", "on_next"]))
     def join(self, group: str, member: str, policy: str) -> None:
-        """A new member, or one that died before and comes back under its name."""
+        """Join a new member, or one that died before and comes back under its name."""
         if (group, member) in self.loaders:
             return
         ours = self.model.groups.get(group)
@@ -64,7 +66,7 @@ class Machine(Writing):
         self.loaders[group, member], self.batches[group, member] = loader, []
 
     def loader(self, group: str, member: str, policy: Any, **options: Any) -> Loader:
-        """A member, impatient and quiet."""
+        """Return a member that is impatient and quiet."""
         return Loader(
             self.name,
             group=group,
@@ -75,30 +77,30 @@ class Machine(Writing):
         )
 
     def first_whole(self) -> int:
-        """Where a group begins: with the first retained epoch behind all that retention took entries of."""
+        """Return where a group begins: the first retained epoch after all that retention removed entries of."""
         trimmed = max((e for p in self.stream.partitions for e in load_roster(self.client, p).trimmed), default=-1)
         there = (number for number, epoch in self.model.epochs.items() if epoch.state != "released")
         return min((number for number in there if number > trimmed), default=len(self.model.epochs))
 
     def may_read(self, group: str) -> bool:
-        """Whether a read would bring something, or end an epoch, soon."""
+        """Return whether a read would bring something, or end an epoch, soon."""
         return bool(self.model.owed(group))
 
     @precondition(lambda self: self.loaders)
     @rule(data=st.data(), most=st.integers(1, 4))
     def read(self, data: st.DataObject, most: int) -> None:
-        """A few batches of the group's next epoch."""
+        """Read a few batches of the group's next epoch."""
         group, member = data.draw(st.sampled_from(sorted(self.loaders)))
         if self.may_read(group):
             self.read_batches(group, member, most)
 
     def read_batches(self, group: str, member: str, most: int) -> int:
-        """Reads one iteration, at most so many batches; how many came."""
+        """Read at most ``most`` batches of one iteration, and return their number."""
         loader, mine = self.loaders[group, member], self.model.groups[group].members[member]
         batches, taken = self.batches[group, member], 0
         iterator = iter(loader)
         while taken < most:
-            if mine.policy == "on_next":  # to ask for the next is to acknowledge the last
+            if mine.policy == "on_next":  # a request for the next batch acknowledges the last
                 self.settle_all(group, member)
             try:
                 batch = next(iterator)
@@ -113,7 +115,7 @@ class Machine(Writing):
         return taken
 
     def settle_all(self, group: str, member: str) -> None:
-        """Everything a member was handed counts as trained on."""
+        """Count everything that a member was given as trained on."""
         mine = self.model.groups[group].members[member]
         for handed in mine.handed:
             self.model.settle(group, handed)
@@ -123,29 +125,30 @@ class Machine(Writing):
     @precondition(lambda self: any(self.batches.values()))
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """All, or in any order some, of what a member with 'manual' holds."""
+        """Acknowledge all, or some in any order, of what a member with 'manual' holds."""
         able = [key for key in sorted(self.batches) if self.batches[key] and self.policy(key) == "manual"]
         if not able:
             return
         group, member = data.draw(st.sampled_from(able))
         mine, batches = self.model.groups[group].members[member], self.batches[group, member]
-        drawn = data.draw(st.sets(st.integers(0, MOST_HELD), min_size=1))  # not by what is held: a walk may be repeated
+        # not by what is held, because a walk may be repeated
+        drawn = data.draw(st.sets(st.integers(0, MOST_HELD), min_size=1))
         for position in sorted({place % len(batches) for place in drawn}, reverse=True):
             self.loaders[group, member].acknowledge(batches.pop(position))
             self.model.settle(group, mine.handed.pop(position))
 
     def policy(self, key: tuple[str, str]) -> str:
-        """When a member acknowledges."""
+        """Return the policy of a member."""
         return self.model.groups[key[0]].members[key[1]].policy
 
     @precondition(lambda self: self.loaders)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """A normal end: what was not acknowledged is handed back."""
+        """End normally: what was not acknowledged is returned."""
         self.leave_as(*data.draw(st.sampled_from(sorted(self.loaders))))
 
     def leave_as(self, group: str, member: str) -> None:
-        """A normal end of this member."""
+        """End this member normally."""
         if self.policy((group, member)) == "on_next":
             self.settle_all(group, member)
         self.loaders.pop((group, member)).close()
@@ -155,11 +158,11 @@ class Machine(Writing):
     @precondition(lambda self: self.loaders)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
-        """Ends without a word; what it acknowledged has reached the server."""
+        """End silently. What it acknowledged has reached the server."""
         self.kill(*data.draw(st.sampled_from(sorted(self.loaders))))
 
     def kill(self, group: str, member: str) -> None:
-        """What it was handed and had not settled is owed again."""
+        """Return what it was given and had not acknowledged."""
         killed(self.loaders.pop((group, member)))
         self.steps["killed"] += 1
         self.batches.pop((group, member))
@@ -170,7 +173,7 @@ class Machine(Writing):
     @precondition(lambda self: self.loaders)
     @rule(data=st.data(), settled=st.integers(0, 2))
     def fall_and_rise(self, data: st.DataObject, settled: int) -> None:
-        """Dies in the middle of what it was given, some of it settled, and comes back under its name."""
+        """Die in the middle of its batches, some of them acknowledged, and come back under its name."""
         group, member = key = data.draw(st.sampled_from(sorted(self.loaders)))
         if not self.may_read(group):
             return
@@ -185,7 +188,7 @@ class Machine(Writing):
 
     @rule(group=GROUPS)
     def drop(self, group: str) -> None:
-        """`penstock groups drop`, of a group without members."""
+        """Run `penstock groups drop` for a group without members."""
         ours = self.model.groups.get(group)
         if ours is not None and not ours.members:
             assert drop_group(self.client, self.stream, group)
@@ -195,7 +198,7 @@ class Machine(Writing):
 
     @rule(need=st.sampled_from([1, 200, 1 << 40]), partition=st.integers(0, 1))
     def make_room(self, need: int, partition: int) -> None:
-        """What is removed was settled by every group that holds data, or abandoned."""
+        """Free space. Every group that holds data has acknowledged the removed samples, or they were abandoned."""
         stream = self.stream
         if not self.model.groups:
             return
@@ -216,7 +219,7 @@ class Machine(Writing):
     @precondition(lambda self: any(epoch.state == "produced" for epoch in self.model.epochs.values()))
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
-        """A produced epoch again, the same and in order, or an error where retention removed some of it."""
+        """Replay a produced epoch, the same and in order, or with an error if retention removed some of it."""
         number = data.draw(st.sampled_from([n for n, e in self.model.epochs.items() if e.state == "produced"]))
         epoch = self.model.epochs[number]
         is_whole = set(stored(self.client, self.name, number)) == set(epoch.committed)
@@ -230,7 +233,7 @@ class Machine(Writing):
 
     @rule()
     def audit(self) -> None:
-        """Nothing the rules do may look like a loss or a forgery."""
+        """Audit. Nothing that the rules do may look like a loss or a forgery."""
         for loader in self.loaders.values():
             if loader._reading is not None:
                 loader._reading.member.flush()
@@ -241,7 +244,7 @@ class Machine(Writing):
             assert (found.produced, found.duplicate) == (len(epoch.committed), 0)
 
     def teardown(self) -> None:
-        """Whatever happened: once all is written and read, each group has settled exactly what was committed."""
+        """Require that, once all is written and read, each group has acknowledged exactly what was committed."""
         try:
             self.end()
         finally:
@@ -254,7 +257,7 @@ class Machine(Writing):
             self.client.close()
 
     def end(self) -> None:
-        """Completes epochs, lets everybody come back, and reads to the end."""
+        """Complete epochs, let all members come back, and read to the end."""
         for number in self.live_epochs():
             self.complete(number)
         for group, ours in self.model.groups.items():
@@ -275,7 +278,7 @@ class Machine(Writing):
 
 
 def killed(loader: Loader) -> None:
-    """Ends a loader as its process's death would, once its acknowledgements have arrived."""
+    """End a loader as its process's death would, once its acknowledgements have arrived."""
     loader._closing.detach()
     if (reading := loader._resources.reading) is not None:
         reading.member.flush()

@@ -1,6 +1,5 @@
-"""New entries for the fuzzer, made by the writer's own code from a seed, and damage that knows what an entry is.
-
-Nothing is checked here; without a fuzzer's own byte mutations it works too.
+"""New entries for the fuzzer, made by the writer's own code from a seed, and damage that knows the form of an entry.
+Nothing is checked here. It also works without a fuzzer's own byte mutations.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.fuzz.entries import RIGHT_DIGEST, SPECS, Entry, names_of
 from tests.golden.good_cases import STREAM
 
 Mutate = Callable[[bytes, int], bytes]
-"""The fuzzer's own mutation: bytes, and at most how many come back."""
+"""The fuzzer's own mutation: bytes, and the most bytes of the result."""
 
 INTERESTING: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 63, 64, 65, 1023, 1024, 1025, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1 << 31,
@@ -32,7 +31,7 @@ INTERESTING: list[Any] = [
 
 
 def made_entry(number: int, *, seed: int, count: int, first: int = 0, holes: int = 0, switches: int = 0) -> Entry:
-    """A good entry of the spec, with ``count`` samples of chance."""
+    """Return a good entry of the spec, with ``count`` random samples."""
     spec, random = SPECS[number], Random(seed)
     builder = BlockBuilder(spec, 1 << 24, count)
     for _ in range(count):
@@ -52,7 +51,7 @@ def _value(tensor: TensorSpec, random: Random) -> Any:
 
 
 def damaged(entry: Entry, random: Random, mutate: Mutate) -> Entry:
-    """The entry with one thing changed."""
+    """Return the entry with one thing changed."""
     kinds = [_new, _header_value, _header_value, _header_key, _header_text, _header_bytes, _payload, _fields, _switches]
     return random.choice(kinds)(entry, random, mutate)
 
@@ -67,7 +66,7 @@ def _new(entry: Entry, random: Random, mutate: Mutate) -> Entry:
 
 
 def _header_value(entry: Entry, random: Random, mutate: Mutate) -> Entry:
-    """Another value somewhere in the header."""
+    """Put another value somewhere into the header."""
     header = _header(entry)
     places = _places(header)
     if not places:
@@ -80,7 +79,7 @@ def _header_value(entry: Entry, random: Random, mutate: Mutate) -> Entry:
 
 
 def _header_key(entry: Entry, random: Random, mutate: Mutate) -> Entry:
-    """A key less, or one more."""
+    """Remove or add a key."""
     header = _header(entry)
     holders = [holder for holder, key in _places(header) if type(holder) is dict and holder]
     if not holders:
@@ -96,7 +95,7 @@ def _header_key(entry: Entry, random: Random, mutate: Mutate) -> Entry:
 
 
 def _header_text(entry: Entry, random: Random, mutate: Mutate) -> Entry:
-    """A token of JSON put into, or a piece taken out of, the header's text."""
+    """Insert a token of JSON into the header's text, or remove a piece."""
     meta = entry.fields[0][1] if entry.fields else b""
     at = random.randrange(len(meta) + 1)
     token = random.choice(TOKENS)
@@ -132,7 +131,7 @@ def _payload(entry: Entry, random: Random, mutate: Mutate) -> Entry:
 
 
 def _fields(entry: Entry, random: Random, mutate: Mutate) -> Entry:
-    """A field less, twice, elsewhere, or under another name."""
+    """Remove, duplicate, move or rename a field."""
     fields = [*entry.fields]
     if not fields:
         return _new(entry, random, mutate)
@@ -161,7 +160,7 @@ def _header(entry: Entry) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """(container, key or index) of every value inside."""
+    """Return (container, key or index) of every value inside."""
     found: list[tuple[Any, Any]] = []
     inside = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
     for key, inner in inside:

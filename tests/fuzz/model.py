@@ -1,4 +1,4 @@
-"""What writer, groups and ledger promise, as dictionaries: simple enough to be seen right."""
+"""The promises of writer, groups and ledger as dictionaries, simple enough to check by reading."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Identity = tuple[int, int, int]
-"""(epoch, shard, offset)."""
+"""The identity (epoch, shard, offset)."""
 
 
 @dataclass
 class ModelEpoch:
-    """One epoch: what must be in it, and what is."""
+    """One epoch: its expected contents, and its actual ones."""
 
     sizes: list[int]
     is_planned: bool
-    """Sizes were said at the start."""
+    """Whether sizes were given at the start."""
     committed: dict[tuple[int, int], int] = field(default_factory=dict)
     """(shard, offset) -> value."""
     holes: set[tuple[int, int]] = field(default_factory=set)
     ends: dict[int, int] = field(default_factory=dict)
-    """Shard -> offsets committed, holes included."""
+    """Shard -> committed offsets, holes included."""
     finished: set[int] = field(default_factory=set)
     state: str = "open"
 
     def commit(self, shard: int, offset: int, value: int | None) -> None:
-        """A sample, or with None a hole, unless another writer was first."""
+        """Commit a sample, or a hole for None, unless another writer was first."""
         if offset != self.ends.get(shard, 0):
             assert offset < self.ends[shard]
             return
@@ -37,13 +37,13 @@ class ModelEpoch:
 
     @property
     def canonical(self) -> list[int]:
-        """Values in the order of a replay."""
+        """Return values in the order of a replay."""
         return [value for _, value in sorted(self.committed.items())]
 
 
 @dataclass
 class ModelMember:
-    """One member: what it was handed and has not acknowledged."""
+    """One member: the samples that it was given and has not acknowledged."""
 
     name: str
     policy: str
@@ -52,18 +52,20 @@ class ModelMember:
 
 @dataclass
 class ModelGroup:
-    """One group: what it has settled, and who of it lives."""
+    """One group: its acknowledged samples, and its live members."""
 
     first: int
     declared: bool
     settled: set[Identity] = field(default_factory=set)
     members: dict[str, ModelMember] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
-    """Names of members that died; what they held is owed until one of that name, or another, takes it over."""
+    """The names of members that died. Their samples stay unacknowledged until a member of that name, or another, takes
+    them.
+    """
 
     @property
     def holds(self) -> bool:
-        """Whether data is kept for it."""
+        """Return whether data is kept for it."""
         return self.declared or bool(self.members or self.dead)
 
 
@@ -75,7 +77,7 @@ class Model:
     groups: dict[str, ModelGroup] = field(default_factory=dict)
 
     def deliver(self, group: str, member: str, rows: Iterable[tuple[Identity, int]]) -> set[Identity]:
-        """A batch was handed out; raises AssertionError if it should not have been."""
+        """Note that a batch was yielded. Raises AssertionError if it should not have been."""
         ours, batch = self.groups[group], dict(rows)
         others = {i for m in ours.members.values() for handed in m.handed for i in handed}
         for identity, value in batch.items():
@@ -88,12 +90,12 @@ class Model:
         return set(batch)
 
     def settle(self, group: str, handed: set[Identity]) -> None:
-        """A batch was acknowledged; an abandoned epoch's ledger is closed."""
+        """Note that a batch was acknowledged. The ledger of an abandoned epoch is closed."""
         live = {identity for identity in handed if self.epochs[identity[0]].state != "abandoned"}
         self.groups[group].settled |= live
 
     def owed(self, group: str) -> set[Identity]:
-        """What the group has not settled."""
+        """Return what the group has not acknowledged."""
         ours = self.groups[group]
         return {
             (number, *place)
@@ -103,5 +105,5 @@ class Model:
         } - ours.settled
 
     def holding(self, epoch: int) -> list[ModelGroup]:
-        """Groups for which the epoch is kept."""
+        """Return the groups for which the epoch is kept."""
         return [group for group in self.groups.values() if group.holds and group.first <= epoch]

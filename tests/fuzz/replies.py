@@ -1,6 +1,5 @@
-"""What holds for any bytes a server sends, however they are cut: the value they spell, or an error with a name.
-
-The oracle is a parser of RESP2 too plain to be wrong, which hiredis confirms; for entries it is the plain channel's.
+"""Promises for any bytes that a server sends, however they are cut: the value that they encode, or an error with a
+name. The oracle is a very plain parser of RESP2, which hiredis confirms. For entries it is the plain channel's.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NUMBER = re.compile(rb"(0|-?[1-9][0-9]{0,18})\Z")
 
 @contextmanager
 def small_limits() -> Iterator[None]:
-    """Lets inputs of a few hundred bytes reach what happens around a full buffer and above a limit."""
+    """Reduce the limits, so that inputs of a few hundred bytes reach a full buffer and exceed a limit."""
     with (
         patch.object(resp, "BUFFER_BYTES", BUFFER),
         patch.object(resp, "THROUGH_BUFFER_BYTES", THROUGH),
@@ -41,16 +40,16 @@ def small_limits() -> Iterator[None]:
 
 
 class SlicedSocket:
-    """A connection that brings given bytes in given slices, then ends."""
+    """A connection that brings given bytes in given slices, and then ends."""
 
     def __init__(self, data: bytes, sizes: bytes) -> None:
         self._data, self._at = data, 0
         self._sizes = cycle([size + 1 for size in sizes] or [1 << 20])
         self.most = 0
-        """The largest room that was ever kept for bytes to come."""
+        """The largest memory that was kept for bytes to come."""
 
     def receive(self, view: memoryview) -> int:
-        """The next slice, or as much of it as fits."""
+        """Receive the next slice, or as much of it as fits."""
         assert len(view)
         self.most = max(self.most, len(view))
         found = self._data[self._at : self._at + min(next(self._sizes), len(view))]
@@ -61,7 +60,7 @@ class SlicedSocket:
         return len(found)
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
-        """Slice by slice."""
+        """Receive slice by slice."""
         for view in views:
             assert len(view)
             done = 0
@@ -70,28 +69,28 @@ class SlicedSocket:
 
 
 class Invalid(Exception):
-    """No RESP2."""
+    """The bytes are not RESP2."""
 
 
 class Incomplete(Exception):
-    """More would have to come."""
+    """More bytes are needed."""
 
 
 class Status(bytes):
-    """A simple string: as a value it is bytes, in an entry it has no place."""
+    """A simple string: as a value it is bytes, and in an entry it is not allowed."""
 
     def __repr__(self) -> str:
         return "a status"
 
 
 class Plain:
-    """The oracle: RESP2 by the letter, from bytes that are all there."""
+    """The oracle: RESP2 by the specification, from complete bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
     def value(self, depth: int = 0) -> Any:
-        """The next reply; errors are pairs."""
+        """Return the next reply. Errors are pairs."""
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b"+":
@@ -130,7 +129,7 @@ class Plain:
 
 
 def check(data: bytes) -> None:
-    """Raises AssertionError, or whatever a reader should not raise, if the input breaks a promise."""
+    """Raise AssertionError, or an error that a reader should not raise, if the input breaks a promise."""
     switches, cuts = data[0] if data else 0, data[1] if len(data) > 1 else 0
     sizes, stream = data[2 : 2 + cuts % 8], data[2 + cuts % 8 :]
     sliced = SlicedSocket(stream, sizes)
@@ -161,12 +160,12 @@ def _check_refused(reader: resp.RespReader, switches: int, expected: type[Except
 
 
 def _check_error(error: Exception, *, is_cut: bool) -> None:
-    assert translate(error, "there") is not None  # what a user meets has a name
+    assert translate(error, "there") is not None  # an error that a user sees has a name
     assert is_cut or isinstance(error, InvalidResponse)
 
 
 def _check_reply(reader: resp.RespReader, switches: int, expected: Any) -> bool:
-    """Whether the reader is still in step, and may be asked for the next reply."""
+    """Return whether the reader is still in step, and may read the next reply."""
     try:
         if switches & ENTRIES:
             return _check_entries(reader, switches, expected)
@@ -178,15 +177,15 @@ def _check_reply(reader: resp.RespReader, switches: int, expected: Any) -> bool:
 
 
 def _check_entries(reader: resp.RespReader, switches: int, expected: Any) -> bool:
-    """The reader hands a sink what the plain channel hands it, or both refuse."""
+    """Compare what the reader and the plain channel give a sink, or that both refuse."""
     if type(expected) is tuple:
         assert _plain(reader.entries(_sink(switches))) == expected
         return True
     match expected:
         case [[bytes(), [None, *_]]]:
-            return False  # no server says this; the two read it differently
+            return False  # no server sends this, and the two read it differently
     if "a status" in repr(expected) or "'error'" in repr(expected):
-        return False  # nor this
+        return False  # no server sends this either
     wanted = _sink(switches)
     try:
         listed = entries_of(expected)
@@ -206,7 +205,7 @@ def _check_entries(reader: resp.RespReader, switches: int, expected: Any) -> boo
 
 
 class FatalError(Exception):
-    """What redis-py makes of errors after which a connection is of no use."""
+    """The errors of redis-py after which a connection is unusable."""
 
 
 def _parse_error(text: str) -> Exception:
@@ -220,7 +219,7 @@ def _plain(reply: Any) -> Any:
 
 
 class Rooms(RecordingSink):
-    """A sink that keeps the rooms it gave, to be compared once they are filled."""
+    """A sink that keeps the memory it gave, to be compared once it is filled."""
 
     def __init__(self, switches: int) -> None:
         super().__init__(self._decide)
@@ -243,7 +242,7 @@ def _sink(switches: int) -> Rooms:
 
 
 def _check_hiredis(data: bytes, expected: Any) -> None:
-    """What the oracle takes is taken alike by the parser the world uses, but for what no server sends."""
+    """Compare the oracle with hiredis, except for bytes that no server sends."""
     if re.search(rb"[0-9]{19}|-[2-9][0-9]*\r|-1[0-9]+\r|[+-][^\r\n]*(?:\r[^\n]|\n)", data):
         return
     parser = hiredis.Reader(notEnoughData=Incomplete)
@@ -261,7 +260,7 @@ def _from_hiredis(reply: Any) -> Any:
 
 
 def seeds() -> list[bytes]:
-    """Replies of every kind, in slices of every size."""
+    """Return replies of every kind, in slices of every size."""
     entry = b"*2\r\n$3\r\n1-0\r\n*4\r\n$4\r\nmeta\r\n$2\r\n{}\r\n$1\r\nx\r\n$%d\r\n%b\r\n"
     small, large = entry % (3, b"abc"), entry % (100, b"p\r\n*" * 25)
     streams = [

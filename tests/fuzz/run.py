@@ -1,6 +1,6 @@
-"""Coverage-guided fuzzing: ``python -m tests.fuzz.run TARGET SECONDS``, or ``make fuzz TARGET=resp SECONDS=600``.
-
-Starts from the corpus, ends with a smaller one of the same coverage. What broke a promise is kept as ``crash-*``.
+"""Coverage-guided fuzzing: ``python -m tests.fuzz.run TARGET SECONDS``, or ``make fuzz TARGET=resp SECONDS=600``. It
+starts from the corpus, and ends with a smaller one of the same coverage. An input that broke a promise is kept as
+``crash-*``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from random import Random
 HERE = Path(__file__).parent
 TARGETS = {"decoder": "tests.fuzz.decoder", "resp": "tests.fuzz.replies"}
 MEMORY_BYTES = 1 << 30
-"""Address space beyond what is used before the first input: nothing an entry claims may need it."""
+"""The address space beyond that in use before the first input. No claim of an entry may need it."""
 MOST_BYTES = {"decoder": 8192, "resp": 2048}
 
 Mutator = Callable[[bytes, int, int], bytes]
 
 
 def main() -> None:
-    """Runs libFuzzer in children: one that searches, one that keeps what is worth keeping."""
+    """Run libFuzzer in children: one that searches, and one that merges the corpus."""
     if sys.argv[1] == "--child":
         _child(sys.argv[2], sys.argv[3:])
         return
@@ -56,7 +56,10 @@ def main() -> None:
 
 
 def _walk(seconds: float) -> None:
-    """Walks of chance beside the model, until the time is up or one breaks; Hypothesis prints it, made short."""
+    """Walk at random, compared with the model, until the time is over or a promise breaks.
+
+    Hypothesis prints it, shortened.
+    """
     from hypothesis import HealthCheck, settings
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -83,7 +86,7 @@ def _run(target: str, arguments: list[str]) -> int:
 
 
 def _replace(corpus: Path, merged: Path, seeds: set[str]) -> None:
-    """The corpus becomes the merged one, less what the code makes itself; crashes stay for ever."""
+    """Replace the corpus by the merged one, without inputs that the code makes itself. Crashes stay for ever."""
     if not any(merged.iterdir()):
         sys.exit("nothing was merged: the corpus stays as it was")
     for old in corpus.iterdir():

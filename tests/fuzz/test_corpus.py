@@ -1,4 +1,4 @@
-"""Every input the fuzzers ever found worth keeping, tried again without a fuzzer: what was mended stays mended."""
+"""Every input that the fuzzers ever kept, without a fuzzer: a fixed fault stays fixed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.fuzz.entries import golden_entries, packed
 
 CORPUS = Path(__file__).parent / "corpus"
 MOST_MEMORY = 4 << 20
-"""For an entry of at most 8 kB, read by three readers into small batches."""
+"""The memory for an entry of at most 8 kB, read by three readers into small batches."""
 
 
 def inputs(target: str) -> list[Path]:
-    """The files of a target's corpus."""
+    """Return the files of a target's corpus."""
     return sorted((CORPUS / target).iterdir())
 
 
 @pytest.fixture
 def small_limits() -> Iterator[None]:
-    """As the fuzzer has them."""
+    """Use the fuzzer's limits."""
     with replies.small_limits():
         yield
 
 
 def test_no_entry_of_the_corpus_breaks_a_promise_or_takes_memory_by_what_it_claims() -> None:
-    """Whoever may write to a stream can waste a trainer's time, and nothing else of it."""
+    """A client that may write to a stream can waste a trainer's time, and do nothing else."""
     worst = (0, "")
     for path in inputs("decoder"):
         data = path.read_bytes()
@@ -45,7 +45,7 @@ def test_no_entry_of_the_corpus_breaks_a_promise_or_takes_memory_by_what_it_clai
 
 
 def test_no_golden_entry_breaks_a_promise() -> None:
-    """The corpus for other languages is where the fuzzer starts, so what it checks must hold there."""
+    """The fuzzer starts from the corpus for other languages, so its checks must hold there."""
     entries = golden_entries()
     assert len(entries) > 100
     for entry in entries:
@@ -61,7 +61,7 @@ def test_no_reply_of_the_corpus_is_read_wrongly_however_it_is_cut() -> None:
 
 @pytest.mark.parametrize("length", [b" 3", b"+3", b"0_3", b"3 ", b"\xd9\xa3", b"", b"-", b"-0", b"03", b"1" * 20])
 def test_a_length_that_is_no_number_is_refused_instead_of_waited_for(length: bytes) -> None:
-    """What waits for bytes that nobody announced hangs until its timeout."""
+    """A wait for bytes that were not announced hangs until its timeout."""
     for reply in (b"$" + length + b"\r\nabc\r\n", b"*1\r\n$" + length + b"\r\nabc\r\n"):
         reader = RespReader(replies.SlicedSocket(reply, b""), ValueError)
         with pytest.raises(InvalidResponse):
@@ -70,7 +70,7 @@ def test_a_length_that_is_no_number_is_refused_instead_of_waited_for(length: byt
 
 @pytest.mark.parametrize("call", ["reply", "entries"])
 def test_an_announced_half_gigabyte_takes_no_memory_before_it_comes(call: str) -> None:
-    """Memory follows what has come, not what was announced."""
+    """Memory depends on the received bytes, not on the announced ones."""
     announced = b"$%d\r\n" % MAX_BULK_BYTES
     data = announced if call == "reply" else b"*1\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$1\r\nx\r\n" + announced
     reader = RespReader(replies.SlicedSocket(data + b"abc", b""), ValueError)
@@ -82,7 +82,7 @@ def test_an_announced_half_gigabyte_takes_no_memory_before_it_comes(call: str) -
 
 
 def test_a_payload_larger_than_its_first_room_comes_whole() -> None:
-    """Room that grows must not lose or double what lies on its edges."""
+    """Memory that grows must not lose or duplicate bytes at its edges."""
     data = bytes(range(251)) * 20_000
     reader = RespReader(replies.SlicedSocket(b"$%d\r\n%b\r\n:1\r\n" % (len(data), data), b"\xff"), ValueError)
     assert reader.reply() == data
@@ -90,7 +90,7 @@ def test_a_payload_larger_than_its_first_room_comes_whole() -> None:
 
 
 def test_the_corpus_is_small_and_named_by_content() -> None:
-    """It is read on every run of the tests, and two runs of the fuzzer must not fight over names."""
+    """Every run of the tests reads it, and two runs of the fuzzer must not choose the same names."""
     files = [path for target in CORPUS.iterdir() for path in target.iterdir()]
     assert 50 < len(files) < 300
     assert sum(path.stat().st_size for path in files) < 300_000
@@ -98,7 +98,7 @@ def test_the_corpus_is_small_and_named_by_content() -> None:
 
 
 def test_a_skipped_payload_leaves_the_reader_in_step() -> None:
-    """The entry behind a bad one is read as if nothing had been."""
+    """The entry after a bad one is read as usual."""
     entry = b"*2\r\n$3\r\n%b\r\n*2\r\n$1\r\nx\r\n$70000\r\n%b\r\n"
     data = b"*2\r\n" + entry % (b"1-0", b"\r\n" * 35_000) + entry % (b"2-0", b"*1" * 35_000)
     sink = RecordingSink(lambda name, nbytes: SKIP)

@@ -1,4 +1,4 @@
-"""What else lies in Redis, where others may have written nonsense: it is read, or refused by the name of its key."""
+"""Other data in Redis, in which others may have written nonsense: it is read, or refused by the name of its key."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ FIELDS = {
 
 
 class Answers:
-    """A server whose hashes hold what they are told to."""
+    """A server whose hashes hold given values."""
 
     def __init__(self, fields: dict[bytes, bytes]) -> None:
         self._fields = fields
 
     def hgetall(self, key: str) -> dict[bytes, bytes]:
-        """The same for every key."""
+        """Return the same for every key."""
         return self._fields
 
     def hmget(self, key: str, *names: Any) -> list[bytes | None]:
-        """Those fields."""
+        """Return those fields."""
         flat = names[0] if names and isinstance(names[0], list) else names
         return [self._fields.get(name.encode()) for name in flat]
 
 
 def hashes(kind: str, base: dict[bytes, bytes]) -> st.SearchStrategy[dict[bytes, bytes]]:
-    """What belongs there, with some of it left out and some replaced."""
+    """Draw the right fields, with some of them left out and some replaced."""
     changes = st.dictionaries(st.one_of(st.sampled_from(FIELDS[kind]), st.binary(max_size=4)), NONSENSE, max_size=4)
     kept = st.sets(st.sampled_from([*base, b"none"]), max_size=2)
     return st.builds(lambda new, less: {k: v for k, v in base.items() if k not in less} | new, changes, kept)
@@ -63,7 +63,7 @@ def hashes(kind: str, base: dict[bytes, bytes]) -> st.SearchStrategy[dict[bytes,
 @given(hashes("meta", _META))
 @settings(max_examples=200, deadline=None)
 def test_nonsense_in_a_streams_meta_is_named(fields: dict[bytes, bytes]) -> None:
-    """Whoever looks at a stream must hear which key is damaged, and not how a parser ended."""
+    """A reader of a stream must learn which key is damaged, and not how a parser failed."""
     client: Client = Answers(fields)
     with suppress(PenstockError):
         find_stream(client, "t")
@@ -74,7 +74,7 @@ def test_nonsense_in_a_streams_meta_is_named(fields: dict[bytes, bytes]) -> None
 @given(hashes("plan", _PLAN))
 @settings(max_examples=200, deadline=None)
 def test_nonsense_in_a_manifest_is_named(fields: dict[bytes, bytes]) -> None:
-    """The same for epochs."""
+    """The same holds for epochs."""
     client: Client = Answers(fields)
     with suppress(PenstockError):
         find_manifest(client, _STREAM, 0)
@@ -85,7 +85,7 @@ def test_nonsense_in_a_manifest_is_named(fields: dict[bytes, bytes]) -> None:
 @given(hashes("record", {b"e": b"1-0", b"f": b"0", b"n": b"1", b"b": b"8", b"h": b"[]"}), st.binary(max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_nonsense_in_a_shards_index_is_named(fields: dict[bytes, bytes], record_id: bytes) -> None:
-    """A replay and an audit go by it."""
+    """A replay and an audit depend on it."""
     with suppress(PenstockError):
         index_record(record_id, fields)
 
@@ -93,14 +93,14 @@ def test_nonsense_in_a_shards_index_is_named(fields: dict[bytes, bytes], record_
 @given(hashes("roster", {b"gen": b"1"}))
 @settings(max_examples=200, deadline=None)
 def test_nonsense_on_a_roster_is_named(fields: dict[bytes, bytes]) -> None:
-    """The same for groups and members."""
+    """The same holds for groups and members."""
     with suppress(PenstockError):
         load_roster(Answers(fields), _STREAM.partitions[0])
 
 
 @pytest.mark.parametrize(("field", "value"), [("spec", "[["), ("tags", "7"), ("budget_bytes", "much")])
 def test_a_trainer_names_the_damaged_key(any_url: str, any_client: Client, field: str, value: str) -> None:
-    """It is the one thing an operator needs to know."""
+    """An operator needs this name."""
     produce(any_url, "t", 3)
     key = open_stream(any_client, "t").keys.meta
     any_client.hset(key, field, value)

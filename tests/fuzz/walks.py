@@ -1,7 +1,7 @@
-"""Stored schedules of the state machine: each step and all that chance decided, for later code to walk the same way.
-
-Hypothesis promises no such thing: which walk a seed gives changes with the code. ``walks.json`` has the walks, and how
-many samples each commits. ``python -m tests.fuzz.walks`` walks them all; ``--record`` draws new ones.
+"""Stored schedules of the state machine: each step and all random choices, for later code to repeat them exactly.
+Hypothesis does not promise this, because the walk of a seed changes with the code. ``walks.json`` has the walks, and
+the number of samples that each commits. ``python -m tests.fuzz.walks`` repeats them all, and ``--record`` draws new
+ones.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.fuzz.machine import Machine
 
 STORED = Path(__file__).with_name("walks.json")
 KEPT = 12
-"""Walks that are stored, of `DRAWN`: those that together do the most different things."""
+"""The stored walks, of `DRAWN`: those that together do the most different things."""
 DRAWN = 60
 STEPS = 40
 
 Walk = dict[str, Any]
-"""``steps``: [rule, arguments, draws], in order; ``committed``: samples, of each epoch; ``did``: what it is for."""
+"""``steps``: [rule, arguments, draws], in order; ``committed``: samples of each epoch; ``did``: its purpose."""
 
 
 def stored() -> list[Walk]:
-    """All of them."""
+    """Return all of them."""
     walks: list[Walk] = json.loads(STORED.read_text())
     return walks
 
 
 def replay(walk: Walk, url: str) -> None:
-    """Walks it beside the model, to its end. Raises AssertionError where a promise is broken or a count is another."""
+    """Repeat a walk, compared with the model. Raises AssertionError if a promise is broken or a count differs."""
     Machine.url = url
     Machine.steps.clear()
     machine = Machine()
@@ -61,13 +61,13 @@ def _committed(machine: Machine) -> dict[str, int]:
 
 
 class _Replayed:
-    """Stands in for Hypothesis' data object: gives what was drawn then."""
+    """A replacement for Hypothesis' data object that gives the stored draws."""
 
     def __init__(self, draws: list[Any]) -> None:
         self._draws = iter(draws)
 
     def draw(self, _: object) -> Any:
-        """Return the next value; of a list, the tuple or the places that it was."""
+        """Return the next value. For a list, return the tuple or the positions that it was."""
         value = next(self._draws)
         return tuple(value) if isinstance(value, list) else value
 
@@ -76,7 +76,7 @@ class _Replayed:
 
 
 class _Recorded:
-    """Hypothesis' data object, whose draws are noted."""
+    """Hypothesis' data object, with recorded draws."""
 
     def __init__(self, data: Any, draws: list[Any]) -> None:
         self._data, self._draws = data, draws
@@ -90,8 +90,8 @@ class _Recorded:
 
 @contextmanager
 def _recording(walks: list[Walk]) -> Iterator[None]:
-    """Meanwhile every machine that is made leaves its walk there."""
-    setup = Machine.setup_state()  # Hypothesis' own, and no promise of it: needed to record, never to replay
+    """Record the walk of every machine that is made in the block."""
+    setup = Machine.setup_state()  # an internal of Hypothesis, needed to record, never to repeat
     rules: dict[str, Any] = {one.function.__name__: one for one in [*setup.rules, *setup.initializers]}
     begun: dict[int, Walk] = {}
 
@@ -127,7 +127,7 @@ def _recording(walks: list[Walk]) -> Iterator[None]:
 
 
 def record(url: str) -> list[Walk]:
-    """Draws walks by chance, and returns those that are worth keeping."""
+    """Draw random walks, and return those that are worth keeping."""
     walks: list[Walk] = []
     Machine.url = url
     with _recording(walks):
@@ -143,7 +143,7 @@ def record(url: str) -> list[Walk]:
 
 
 def chosen(walks: list[Walk]) -> list[Walk]:
-    """The walk that adds most to what the others do, again and again."""
+    """Choose, repeatedly, the walk that adds most to the others."""
     kept: list[Walk] = []
     seen: Counter[tuple[str, str]] = Counter()
     left = list(walks)
@@ -156,13 +156,13 @@ def chosen(walks: list[Walk]) -> list[Walk]:
 
 
 def _pairs(walk: Walk) -> set[tuple[str, str]]:
-    """Which rule follows which, and what was done at all."""
+    """Return the pairs of consecutive rules, and all rules that ran."""
     names = [name for name, _, _ in walk["steps"]]
     return {*pairwise(names), *((what, "") for what in walk["did"])}
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.walks", description=__doc__)
     parser.add_argument("--record", action="store_true", help="replace the stored walks by new ones")
     args = parser.parse_args()

@@ -1,4 +1,6 @@
-"""The writing half of the state machine: epochs, shards, two writers, one of them ever stale, beside the model."""
+"""The writing half of the state machine: epochs, shards and two writers, one of them always outdated, compared with the
+model.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +32,16 @@ SIZES = st.lists(st.sampled_from([0, 5, 13, 20, 20]), min_size=1, max_size=3)
 
 
 def quiet(_: str) -> None:
-    """Says nothing."""
+    """Ignore a notice."""
 
 
 class Writing(RuleBasedStateMachine):
-    """One stream of two partitions; every rule does one thing and compares what can be compared at once."""
+    """One stream of two partitions. Every rule does one thing and compares what can be compared at once."""
 
     url = ""
     names = count()
     steps: ClassVar[Counter[str]] = Counter()
-    """What all walks did, to see that they did something."""
+    """The steps of all walks, to see that they did something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,18 +54,18 @@ class Writing(RuleBasedStateMachine):
         self.model = Model()
         self.epochs: dict[int, list[EpochWriter]] = {}
         self.shards: dict[tuple[int, int, int], ShardWriter] = {}
-        """(writer, epoch, shard)."""
+        """(writer, epoch, shard) -> the open shard."""
         self.loaders: dict[tuple[str, str], Loader] = {}
         self.batches: dict[tuple[str, str], list[Batch]] = {}
         self.values = count(1)
 
     @property
     def stream(self) -> Any:
-        """The stream as it is now."""
+        """Return the stream as it is now."""
         return load_stream(self.client, self.name)
 
     def live_epochs(self) -> list[int]:
-        """Epochs that may be written."""
+        """Return the epochs that may be written."""
         return [n for n, epoch in self.model.epochs.items() if epoch.state == "open"]
 
     # --- writing ---
@@ -71,14 +73,17 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.epochs) < MOST_EPOCHS)
     @rule(sizes=SIZES, is_planned=st.booleans())
     def open_epoch(self, sizes: list[int], is_planned: bool) -> None:
-        """By both writers; shards of an epoch that is not planned have the same sizes, which nobody says yet."""
+        """Open an epoch by both writers.
+
+        Shards of an unplanned epoch have the same sizes, which are not announced yet.
+        """
         number = len(self.model.epochs)
         plan = sizes if is_planned else None
         self.epochs[number] = [writer.epoch(number, sizes=plan) for writer in self.writers]
         self.model.epochs[number] = ModelEpoch(sizes, is_planned)
 
     def shard_writer(self, which: int, epoch: int, shard: int) -> ShardWriter:
-        """Kept open between rules, so that it knows nothing of what the other writer commits meanwhile."""
+        """Return a writer that is kept open between rules, so that it does not know what the other writer commits."""
         key = which, epoch, shard
         if key not in self.shards:
             self.shards[key] = self.epochs[epoch][which].shard(shard)
@@ -88,7 +93,7 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: self.live_epochs())
     @rule(data=st.data(), which=st.integers(0, 1), shard=SHARDS, samples=st.sampled_from([1, 4, 7, 7, 12]), bad=BAD)
     def write(self, data: st.DataObject, which: int, shard: int, samples: int, bad: set[int]) -> None:
-        """Some samples, of which a few are bad."""
+        """Write some samples, of which a few are bad."""
         number = data.draw(st.sampled_from(self.live_epochs()))
         if self.is_writable(number, shard):
             self.put(which, number, shard, samples, bad)
@@ -101,7 +106,7 @@ class Writing(RuleBasedStateMachine):
         samples=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     )
     def race(self, data: st.DataObject, shard: int, first: int, samples: list[int]) -> None:
-        """Two writers of one shard, which know nothing of each other, take turns."""
+        """Let two writers of one shard, which do not know of each other, take turns."""
         number = data.draw(st.sampled_from(self.live_epochs()))
         if self.is_writable(number, shard):
             for which in (0, 1):
@@ -110,11 +115,11 @@ class Writing(RuleBasedStateMachine):
                 self.put((first + turn) % 2, number, shard, count_, set())
 
     def is_writable(self, number: int, shard: int) -> bool:
-        """Whether the epoch has the shard, and it is not finished."""
+        """Return whether the epoch has the shard, and it is not finished."""
         return shard < len(self.model.epochs[number].sizes) and shard not in self.model.epochs[number].finished
 
     def put(self, which: int, number: int, shard: int, samples: int, bad: set[int]) -> None:
-        """Writes and commits; beyond the plan a writer refuses."""
+        """Write and commit. Beyond the plan a writer refuses."""
         epoch = self.model.epochs[number]
         writer = self.shard_writer(which, number, shard)
         start = writer.position
@@ -134,7 +139,7 @@ class Writing(RuleBasedStateMachine):
     @precondition(lambda self: self.live_epochs())
     @rule(data=st.data(), which=st.integers(0, 1), shard=SHARDS)
     def finish_shard(self, data: st.DataObject, which: int, shard: int) -> None:
-        """A shard that is full, closed by a writer that comes new to it."""
+        """Finish a full shard by a writer that opens it for that."""
         number = data.draw(st.sampled_from(self.live_epochs()))
         epoch = self.model.epochs[number]
         if shard < len(epoch.sizes) and epoch.ends.get(shard, 0) == epoch.sizes[shard] and shard not in epoch.finished:
@@ -147,18 +152,18 @@ class Writing(RuleBasedStateMachine):
             self.compare_manifest(number)
 
     def drop_writers(self, epoch: int, shard: int | None = None) -> None:
-        """Gives up the writers of an epoch, or of one of its shards."""
+        """Drop the writers of an epoch, or of one of its shards."""
         for key in [k for k in self.shards if k[1] == epoch and shard in (None, k[2])]:
             self.shards.pop(key).abort()
 
     @precondition(lambda self: self.live_epochs())
     @rule(data=st.data())
     def finish_epoch(self, data: st.DataObject) -> None:
-        """Whatever its shards still lack is written, then it is closed."""
+        """Write whatever its shards still lack, and close it."""
         self.complete(data.draw(st.sampled_from(self.live_epochs())))
 
     def complete(self, number: int) -> None:
-        """Writes and closes what is not."""
+        """Write and close what is not complete."""
         epoch = self.model.epochs[number]
         self.drop_writers(number)
         for shard, size in enumerate(epoch.sizes):
@@ -176,20 +181,20 @@ class Writing(RuleBasedStateMachine):
         self.compare_manifest(number)
 
     def size(self, number: int) -> None:
-        """What an epoch's own writer says at its end."""
+        """Size an epoch, as its own writer does at its end."""
         manifest = load_manifest(self.client, self.stream, number)
         size_epoch(self.client, self.stream, manifest, self.model.epochs[number].sizes)
 
     @precondition(lambda self: self.live_epochs())
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
-        """No writer that is still under way may add to it."""
+        """Abandon an epoch. No writer that is still under way may add to it."""
         number = data.draw(st.sampled_from(self.live_epochs()))
         epoch = self.model.epochs[number]
         self.epochs[number][0].abandon()
         epoch.state = "abandoned"
         for (_, of, shard), writer in self.shards.items():
-            # what another writer has committed already is skipped, and needs no live epoch
+            # a sample that another writer has committed is skipped, and needs no live epoch
             if of == number and writer.position == epoch.ends.get(shard, 0) < epoch.sizes[shard]:
                 with pytest.raises(EpochAbandoned):
                     writer.write({"x": np.zeros(3, np.int64), "y": 0})
@@ -197,7 +202,7 @@ class Writing(RuleBasedStateMachine):
         self.drop_writers(number)
 
     def compare_manifest(self, number: int) -> None:
-        """States and finished shards are the model's."""
+        """Compare states and finished shards with the model's."""
         epoch, manifest = self.model.epochs[number], load_manifest(self.client, self.stream, number)
         assert set(manifest.done) == epoch.finished
         assert manifest.state == ("produced" if epoch.state == "produced" else "sized" if epoch.is_planned else "open")

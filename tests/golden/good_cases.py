@@ -1,6 +1,5 @@
-"""The good half of the golden corpus: every dtype and every way samples may lie in an entry.
-
-Expected samples come from the arrays that went in, never from a decoder.
+"""The good half of the golden corpus: every dtype and every form of samples in an entry. Expected samples come from the
+arrays that went in, never from a decoder.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Sample = dict[str, Any]
 
 
 def good_cases() -> Iterator[Case]:
-    """All good cases."""
+    """Return all good cases."""
     yield from _dtypes()
     yield from _shapes()
     yield from _ragged()
@@ -43,7 +42,7 @@ def made(
     shard: int = 0,
     checksum: bool = True,
 ) -> Case:
-    """A case as the code writes it, with what must come back out of it."""
+    """Return a case as the code writes it, with the expected samples."""
     builder = BlockBuilder(Spec.of(spec), 1 << 20, len(samples))
     for sample in samples:
         builder.add(sample)
@@ -199,7 +198,7 @@ def _identities() -> Iterator[Case]:
 
 
 def _headers() -> Iterator[Case]:
-    """What our writer does not write and every reader must take."""
+    """Return headers that our writer does not write and every reader must accept."""
     spec: dict[str, Any] = {"x": ("uint8", (2,)), "s": ("bytes", ())}
     samples = [{"x": np.array([i, 2], "uint8"), "s": b"ab" * i} for i in range(3)]
 

@@ -1,6 +1,5 @@
-"""The hostile half of the golden corpus: entries that must be refused, each for one reason.
-
-Every case starts from a good entry and breaks one thing; where the payload changes, the checksum is made right again.
+"""The hostile half of the golden corpus: entries that must be refused, each for one reason. Every case starts from a
+good entry and breaks one thing. If the payload changes, the checksum is made right again.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ HUGE = made("", "", {"x": ("float32", (0, 1000, 1000))}, [{"x": np.ones((0, 1000
 
 
 def hostile_cases() -> Iterator[Case]:
-    """All hostile cases."""
+    """Return all hostile cases."""
     for part in (_fields(), _json(), _versions(), _numbers(), _holes(), _tensors(), _shapes(), _payloads(), _digests()):
         yield from part
     yield from _refs()
 
 
 def case(name: str, about: str, base: Case, fields: Fields, error: str = "BadEntry") -> Case:
-    """One case."""
+    """Return one case."""
     return {"name": name, "about": about, "error": error, "spec": base["spec"], "fields": fields}
 
 
 def header_of(base: Case) -> Header:
-    """The base's header, to be broken."""
+    """Return the base's header, to be broken."""
     found: Header = json.loads(bytes.fromhex(base["fields"][0][1]))
     return found
 
 
 def text(name: str, about: str, meta: str | bytes, error: str = "BadEntry", base: Case = FIXED) -> Case:
-    """A case whose header is this text."""
+    """Return a case with this text as its header."""
     data = meta if isinstance(meta, bytes) else meta.encode()
     return case(name, about, base, [["meta", data.hex()], *base["fields"][1:]], error)
 
@@ -63,13 +62,13 @@ def text(name: str, about: str, meta: str | bytes, error: str = "BadEntry", base
 def header(
     name: str, about: str, *, error: str = "BadEntry", base: Case = FIXED, drop: str = "", **changes: Any
 ) -> Case:
-    """A case whose header has some keys changed, or one left out."""
+    """Return a case whose header has some keys changed, or one left out."""
     value = {key: said for key, said in (header_of(base) | changes).items() if key != drop}
     return text(name, about, json.dumps(value), error, base)
 
 
 def tensor(name: str, about: str, which: str, base: Case = FIXED, drop: str = "", **changes: Any) -> Case:
-    """A case whose header says something else of one tensor."""
+    """Return a case whose header describes one tensor differently."""
     value = header_of(base)
     said = value["tensors"][which] | changes
     value["tensors"][which] = {key: found for key, found in said.items() if key != drop}
@@ -77,7 +76,7 @@ def tensor(name: str, about: str, which: str, base: Case = FIXED, drop: str = ""
 
 
 def payload(name: str, about: str, base: Case, change: Callable[[Fields], Any], error: str = "BadEntry") -> Case:
-    """A case whose fields are changed, and the checksum made to fit."""
+    """Return a case with changed fields and a fitting checksum."""
     fields = [list(field) for field in base["fields"]]
     change(fields)
     value = header_of(base) | {"xxh3": digest_of([bytes.fromhex(data) for _, data in fields[1:]])}
@@ -176,7 +175,7 @@ def _holes() -> Iterator[Case]:
 
 
 def ref(name: str, about: str, value: Any, base: Case = FIXED) -> Case:
-    """A case whose payload lies in a file, for a reader that sees the files."""
+    """Return a case with a payload in a file, for a reader that sees the files."""
     broken = header(name, about, base=base, ref=value)
     return broken | {"segments": True, "fields": broken["fields"][:1]}
 

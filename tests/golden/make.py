@@ -1,6 +1,5 @@
-"""Writes the golden corpus: ``PYTHONPATH=common:. python tests/golden/make.py``. What the files hold is in README.md.
-
-A test compares this with the files on disk; run it only when the format is meant to change.
+"""Writes the golden corpus: ``PYTHONPATH=common:. python tests/golden/make.py``. README.md describes the files. A test
+compares this with the files on disk. Run it only for an intended change of the format.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ HERE = Path(__file__).parent
 
 
 def corpus() -> dict[Path, str]:
-    """Every file of the corpus, with its text."""
+    """Return every file of the corpus, with its text."""
     files = {HERE / "good" / f"{case['name']}.json": case for case in good_cases()}
     files |= {HERE / "hostile" / f"{case['name']}.json": case for case in hostile_cases()}
     return {path: as_text(case) for path, case in files.items()}
 
 
 def as_text(case: dict[str, Any]) -> str:
-    """One case as JSON with one line per field and sample, so that a diff shows what changed."""
+    """Return one case as JSON with one line per field and sample, so that a diff shows what changed."""
     lines = []
     for key, value in case.items():
         if key in ("fields", "samples") and value:
@@ -35,7 +34,7 @@ def as_text(case: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Replaces the files on disk."""
+    """Replace the files on disk."""
     for old in [*HERE.glob("good/*.json"), *HERE.glob("hostile/*.json")]:
         old.unlink()
     for path, text in corpus().items():

@@ -1,4 +1,4 @@
-"""What the comments on top of a Lua file say, and what the file and the Python code do."""
+"""The contents of the comments on top of a Lua file, and their comparison with the file and the Python code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOADED = re.compile(r'load_script\("(\w+)"\)')
 
 @dataclass(frozen=True)
 class LuaFile:
-    """One script: its purpose, what stands under each heading of its comments, and its code."""
+    """One script: its purpose, the text under each heading of its comments, and its code."""
 
     purpose: str
     headings: dict[str, str]
@@ -22,13 +22,13 @@ class LuaFile:
 
     @property
     def callers(self) -> list[str]:
-        """The Python modules that are said to send it."""
+        """Return the Python modules that send it, by its comments."""
         return sorted(self.headings["Callers"].split())
 
     def wrong_numbers(self, table: str) -> set[int]:
-        """Return the numbers in ``KEYS[n]`` or ``ARGV[n]`` that the heading has no word for."""
+        """Return the numbers in ``KEYS[n]`` or ``ARGV[n]`` that are missing under the heading."""
         words = self.headings[table]
-        if ".." in words:  # as many as the caller likes
+        if ".." in words:  # any number of arguments
             return set()
         named = 0 if words == "none" else len(words.partition(";")[0].split())
         return {int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", self.code) if int(number) > named}

@@ -23,7 +23,7 @@ FRAGMENT = re.compile(
     r"(Also|As|Behind|Beside|How|In that|Nobody|Nothing|Of|Since|So|Somebody|The same|What|Where|Whether|Which|Why"
     r"|Who(m|se|ever)?)\b"
 )
-"""Openings after which no sentence follows: a clause that leans on a name that the reader has not seen."""
+"""Openings after which no sentence follows: a clause that depends on a name that the reader has not seen."""
 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -130,7 +130,7 @@ def _class_of(name: str, definition: Definition) -> str:
 
 
 def foreign_assignments(trees: dict[str, ast.Module]) -> set[str]:
-    """Find assignments to attributes of objects other than ``self`` that are neither records nor a library's.
+    """Find assignments to attributes of objects other than ``self`` that are neither records nor objects of a library.
 
     The class of an object is known where the function annotates or makes it. Elsewhere the attribute's name decides:
     it counts if any class of ours that is no record declares it.
@@ -169,7 +169,7 @@ def docstring_fragments(trees: dict[str, ast.Module]) -> set[str]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule as its breach is reported, and what finds the breaches."""
+    """A rule as its breach is reported, and the function that finds the breaches."""
 
     sentence: str
     find: Callable[[dict[str, ast.Module]], set[str]]

@@ -1,7 +1,6 @@
 """compose.yaml without containers: each service's own command, environment and files, as processes of this machine.
-
-Host names become ports of 127.0.0.1, volumes become folders, an image's /app becomes a folder with what its Dockerfile
-target copies. Images, networks and restart policies are an engine's business and are not imitated.
+Host names become ports of 127.0.0.1, volumes become folders, and an image's /app becomes a folder with the files that
+its Dockerfile target copies. Images, networks and restart policies need a container engine and are not imitated.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ Service = dict[str, Any]
 
 
 def load_services(variables: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """The services, with ``${NAME:-default}`` filled in from ``variables`` and ``$$`` undone."""
+    """Return the services, with ``${NAME:-default}`` filled in from ``variables`` and ``$$`` undone."""
     document = yaml.safe_load((ROOT / "compose.yaml").read_text())
     services: dict[str, Service] = _interpolated(document["services"], variables or {})
     return services
 
 
 def load_secrets() -> dict[str, Path]:
-    """The file of each secret, relative to the repository."""
+    """Return the file of each secret, relative to the repository."""
     document = yaml.safe_load((ROOT / "compose.yaml").read_text())
     return {name: Path(secret["file"]) for name, secret in document["secrets"].items()}
 
 
 def make_secrets(home: Path) -> dict[str, Path]:
-    """The secrets, made by the script of the repository in a copy of its folder."""
+    """Make the secrets by the script of the repository, in a copy of its folder."""
     (home / "docker").mkdir()
     copy(ROOT / "docker" / "make-secrets.sh", home / "docker")
     subprocess.run([home / "docker" / "make-secrets.sh"], check=True)
@@ -71,25 +70,25 @@ def image_environment(workdir: Path) -> dict[str, str]:
 
 @dataclass
 class Running:
-    """A service's process."""
+    """The process of a service."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
     def output(self) -> str:
-        """All it said."""
+        """Return its whole output."""
         return self.log.read_text()
 
 
 @dataclass
 class Stack:
-    """The services being run; use `running`."""
+    """The running services; use `running`."""
 
     home: Path
     scale: Mapping[str, int] = field(default_factory=dict)
     executable: Path = field(default_factory=lambda: find_servers()[0])
-    """Which redis-server."""
+    """The executable of redis-server."""
     services: dict[str, Service] = field(default_factory=load_services)
     started: dict[str, list[Running]] = field(default_factory=dict)
 
@@ -99,10 +98,10 @@ class Stack:
         self._secrets = make_secrets(self.home)
 
     def up(self) -> None:
-        """Starts every service when what it depends on is as far as it asks for."""
+        """Start every service when its dependencies reach the state that it needs."""
         for name in self._in_order():
             needs = self.services[name].get("depends_on", {})
-            if any(self._checks(needed) == "CMD" for needed in needs):  # all that are checked inside run now
+            if any(self._checks(needed) == "CMD" for needed in needs):  # all services with a check run now
                 for each in self.started:
                     if self._checks(each) == "CMD":
                         self.await_health(each)
@@ -112,21 +111,21 @@ class Stack:
             self.started[name] = [self._start(name, number) for number in range(count)]
 
     def wait(self, name: str) -> int:
-        """The service's exit code."""
+        """Return the service's exit code."""
         return max(running.process.wait(PATIENCE_S) for running in self.started[name])
 
     def output(self, name: str) -> str:
-        """All that its processes said."""
+        """Return all output of its processes."""
         return "\n".join(running.output for running in self.started[name])
 
     def stop(self, name: str) -> list[int]:
-        """Exit codes after SIGTERM, which is what an engine sends."""
+        """Return the exit codes after SIGTERM, which a container engine sends."""
         for running in self.started[name]:
             running.process.send_signal(signal.SIGTERM)
         return [running.process.wait(30) for running in self.started[name]]
 
     def url(self, server: str) -> str:
-        """The URL with the password, as clients read it."""
+        """Return the URL with the password, as clients read it."""
         return self._local(self._secrets[f"{server}-url"].read_text().strip())
 
     def _in_order(self) -> list[str]:
@@ -156,14 +155,14 @@ class Stack:
             assert condition == "service_started", condition
 
     def await_health(self, name: str) -> None:
-        """Returns when the service's own healthcheck is content."""
+        """Return when the service's own healthcheck succeeds."""
         kind, *command = self.services[name]["healthcheck"]["test"]
         patience_s = HEALTH_S if kind == "CMD-SHELL" else PATIENCE_S
         deadline = time.monotonic() + patience_s
         while (self._ask_server if kind == "CMD-SHELL" else self._ask_inside)(name, command):
             is_up = all(running.process.poll() in (None, 0) for running in self.started[name])
             if kind == "CMD" and all(running.process.poll() == 0 for running in self.started[name]):
-                return  # it was faster than the check
+                return  # it ended before the check
             is_late = time.monotonic() > deadline
             assert is_up, f"{name} ended: {self.output(name)}"
             assert not is_late, f"{name} is not healthy after {patience_s:.0f} s: {self.output(name)}"
@@ -200,7 +199,7 @@ class Stack:
         return workdir
 
     def _given_secrets(self, name: str, workdir: Path) -> Path:
-        """The service's /run/secrets: those that it names, and no other."""
+        """Write the service's /run/secrets: those that it names, and no other."""
         folder = workdir / "secrets"
         folder.mkdir(exist_ok=True)
         for secret in self.services[name].get("secrets", []):
@@ -228,7 +227,7 @@ class Stack:
         return inside, outside
 
     def _environment(self, service: Service, workdir: Path) -> dict[str, str]:
-        """The service's own and nothing of ours but PATH: what it lacks here it lacks in its container."""
+        """Return the service's own environment and only PATH of ours. What it lacks here it lacks in its container."""
         given = {
             name: value.replace(SECRETS, str(workdir / "secrets"))
             for name, value in service.get("environment", {}).items()
@@ -243,7 +242,7 @@ class Stack:
 
 @contextmanager
 def running(stack: Stack) -> Iterator[Stack]:
-    """All its services started; all ended afterwards."""
+    """Start all its services, and end them afterwards."""
     try:
         stack.up()
         yield stack

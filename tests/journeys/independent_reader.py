@@ -14,17 +14,17 @@ import redis
 from tests.common.wire import independent
 
 Identity = tuple[int, int]
-"""(shard, offset)."""
+"""An identity: (shard, offset)."""
 
 
 def hash_of(client: redis.Redis, key: str) -> dict[bytes, bytes]:
-    """All fields of a hash."""
+    """Return all fields of a hash."""
     reply: Any = client.hgetall(key)
     return dict(reply)
 
 
 class IndependentReader:
-    """Reads one epoch through the shard indexes, as redis-keys.md says under "To read an epoch"."""
+    """A reader of one epoch through the shard indexes, as redis-keys.md says under "To read an epoch"."""
 
     def __init__(self, client: redis.Redis, stream: str, epoch: int) -> None:
         self._client, self._stream, self._epoch = client, stream, epoch
@@ -38,7 +38,7 @@ class IndependentReader:
         self._sizes: list[int] = json.loads(manifest[b"sizes"])
 
     def samples(self) -> Iterator[tuple[Identity, dict[str, independent.Tensor]]]:
-        """Every sample in canonical order."""
+        """Return every sample in canonical order."""
         for shard, size in enumerate(self._sizes):
             prefix = f"penstock:{{{self._stream}.{self._tags[shard % len(self._tags)]}}}:{self._epoch}"
             at = 0
@@ -70,7 +70,7 @@ class IndependentReader:
 
 
 def quarantined(client: redis.Redis, stream: str, epoch: int) -> dict[Identity, str]:
-    """Identity -> why the sample could not be made."""
+    """Return identity -> the reason why the sample could not be made."""
     tags = json.loads(hash_of(client, f"penstock:{{{stream}}}:meta")[b"tags"])
     found: dict[Identity, str] = {}
     for tag in tags:

@@ -18,20 +18,20 @@ import xxhash
 from tests.common.wire import independent
 
 Identity = tuple[int, int]
-"""(shard, offset)."""
+"""An identity: (shard, offset)."""
 PAGE, ALIGN = 4096, 64
 
 
 @dataclass
 class Segment:
-    """One file: what its head says, and the entries of its records in the order written."""
+    """One file: the contents of its head, and the entries of its records in the order written."""
 
     info: dict[str, Any]
     entries: list[independent.Entry]
 
 
 def read_segment(path: Path) -> Segment:
-    """One segment file; raises AssertionError where the page is not kept to."""
+    """Read one segment file. Raises AssertionError if it breaks a rule of the page."""
     data = path.read_bytes()
     magic, version, n, digest = struct.unpack_from("<8sIIQ", data)
     assert (magic, version) == (b"PENSTOCK", 1)
@@ -56,7 +56,7 @@ def read_segment(path: Path) -> Segment:
 
 
 def entry_of(data: bytes, meta: bytes, name: str, spec: dict[str, Any]) -> independent.Entry:
-    """The entry as it would have travelled inline."""
+    """Return the entry in its inline form."""
     header = json.loads(meta)
     file, at, sizes = header.pop("ref")
     assert (file, at % ALIGN) == (name, 0)
@@ -68,7 +68,7 @@ def entry_of(data: bytes, meta: bytes, name: str, spec: dict[str, Any]) -> indep
 
 
 def names_of(header: dict[str, Any], spec: dict[str, Any]) -> Iterator[str]:
-    """The payload's fields in wire order."""
+    """Return the payload's fields in wire order."""
     for name, (dtype, shape) in spec.items():
         if independent.is_ragged(dtype, shape) and "shapes" not in header["tensors"][name]:
             yield f"{name}.shapes"
@@ -76,12 +76,12 @@ def names_of(header: dict[str, Any], spec: dict[str, Any]) -> Iterator[str]:
 
 
 def up(number: int, to: int) -> int:
-    """The next multiple."""
+    """Return the next multiple."""
     return -(-number // to) * to
 
 
 def samples_of(entries: list[independent.Entry]) -> Iterator[tuple[Identity, dict[str, independent.Tensor]]]:
-    """Each sample with its identity, in the order of the entries."""
+    """Return each sample with its identity, in the order of the entries."""
     for entry in entries:
         for offset, sample in zip(entry.offsets, entry.samples, strict=True):
             yield (entry.header["shard"], offset), sample
@@ -90,7 +90,7 @@ def samples_of(entries: list[independent.Entry]) -> Iterator[tuple[Identity, dic
 def read_export(
     folder: Path, number: int
 ) -> tuple[list[tuple[Identity, dict[str, independent.Tensor]]], dict[Any, str]]:
-    """An epoch of an export in canonical order, and (shard, offset) -> why of what could not be made."""
+    """Return an epoch of an export in canonical order, and (shard, offset) -> reason of each bad sample."""
     contents = json.loads((folder / "export.json").read_text())
     assert (contents["format"], contents["v"]) == ("penstock export", 1)
     (epoch,) = (one for one in contents["epochs"] if one["epoch"] == number)

@@ -1,4 +1,4 @@
-"""Runs an example's notebook as its reader does, in a Jupyter kernel of its own, away from the repository."""
+"""Runs an example's notebook like its reader, in a separate Jupyter kernel, outside the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 280
 
 
 def printed_by(notebook: str, folder: Path) -> str:
-    """What the cells print on stdout. ``folder`` holds nothing else: the notebook alone must do.
+    """Return the cells' output on stdout. ``folder`` holds nothing else: the notebook alone must do.
 
     Raises AssertionError with the kernel's words where a cell fails.
     """

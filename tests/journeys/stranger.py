@@ -1,6 +1,5 @@
-"""A program of another user of the host, which tries what it can: run as a script, reads its tasks from stdin as JSON.
-
-It becomes the user that it is told to be once it has imported all, so that it needs no right to Python's own files.
+"""A program of another user of the host, which tries all that it can. It runs as a script, and reads its tasks from
+stdin as JSON. It becomes that user once it has imported all modules, so that it needs no right to Python's own files.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ ASKED = ("PING", "INFO", "KEYS *", "CONFIG GET dir", "AUTH default default", "HE
 
 
 def main() -> None:
-    """Becomes another user, tries everything, and prints what it found as JSON."""
+    """Become another user, try everything, and print the results as JSON."""
     tasks = json.load(sys.stdin)
     encoded = "".encode("idna")  # loads the codec that a connection needs
     assert encoded == b""
@@ -80,7 +79,7 @@ def _files(folder: Path) -> list[str]:
                     found.append(f"{way} {path}")
                 except OSError:
                     pass
-        for name in folders:  # os.walk passes over what it cannot list
+        for name in folders:  # os.walk skips folders that it cannot list
             path = Path(place, name)
             found += _tried_to_write(path)
     return sorted(set(found))

@@ -1,4 +1,4 @@
-"""The albumentations example, run: the same shard made twice, by others and after a kill -9, is the same bytes."""
+"""The albumentations example: the same shard made twice, by other workers and after SIGKILL, has the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLE = "examples.albumentations.augment:augment"
 
 
 def killed_once(sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """The example's, in a process that is killed at its tenth sample, the first time."""
+    """Augment as the example does, in a process that is killed at its tenth sample, the first time."""
     from examples.albumentations.augment import augment
 
     mark = Path(os.environ["PENSTOCK_TEST_MARK"])
@@ -39,7 +39,7 @@ def killed_once(sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str
 
 
 def made(url: str, folder: Path, transform: str, workers: int) -> dict[Any, bytes]:
-    """Identity -> pixels."""
+    """Return identity -> pixels."""
     source = ImagesConfig(path=str(folder), resize=(256, 256), transform=transform)
     plan = ProductionPlan(stream="train", source=source, seed=5, shard_samples=IMAGES // 2, block_bytes=300_000)
     options = WorkerOptions(url=url, queue_url=url)
@@ -50,7 +50,7 @@ def made(url: str, folder: Path, transform: str, workers: int) -> dict[Any, byte
 
 
 class Photos(Dataset):
-    """A dataset as people write it: its Compose is an attribute, and nobody seeds it."""
+    """A dataset as users write it: its Compose is an attribute, and has no seed."""
 
     def __init__(self) -> None:
         self.transform = A.Compose([A.RandomResizedCrop(size=(8, 8), scale=(0.1, 0.9)), A.HorizontalFlip(p=0.5)])
@@ -64,7 +64,7 @@ class Photos(Dataset):
 
 
 def photos() -> Subset[Any]:
-    """Within another dataset."""
+    """Return a dataset within another dataset."""
     return Subset(Photos(), range(400))
 
 
@@ -73,7 +73,7 @@ def _silent(_: str) -> None:
 
 
 def crops(url: str, client: redis.Redis, workers: int, dataset: Any = None) -> dict[int, bytes]:
-    """Index -> pixels, of a production by a name, as from the command line, or of an object of this process."""
+    """Return index -> pixels of a production by a name, as from the command line, or of an object of this process."""
     client.flushall()
     if dataset is not None:
         penstock.produce(
@@ -109,8 +109,8 @@ def test_a_compose_inside_a_dataset_gives_each_sample_its_own_crop_in_every_proc
 def test_albumentations_gives_the_same_bytes_again_also_after_a_kill(
     any_url: str, any_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library that most augmentations are written with: a result that cannot be made again cannot be explained."""
-    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the net for a newer version
+    """Most augmentations are written with this library, and a result that cannot be repeated cannot be explained."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # it would ask the internet for a newer version
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(tmp_path / "mark"))
     folder = tmp_path / "photos"
     (folder / "one").mkdir(parents=True)

@@ -51,7 +51,7 @@ class Sizes:
 
 
 def measure(client: Client, name: str) -> Sizes:
-    """Everything that could grow."""
+    """Measure everything that could grow."""
     gc.collect()
     keys: list[bytes] = list(client.scan_iter(match="*", count=1000))
     stream = load_stream(client, name)
@@ -73,7 +73,7 @@ def measure(client: Client, name: str) -> Sizes:
 
 
 def require_no_growth(early: Sizes, late: Sizes, *, slack_keys: int) -> None:
-    """A retained epoch more or less is chance; anything that comes with every epoch would be 160 times there."""
+    """Require no growth. A retained epoch more or less is chance, but a leak in every epoch would appear 160 times."""
     told = f"\nearly {early}\nlate  {late}"
     assert late.keys <= early.keys + slack_keys, told
     assert late.key_bytes <= early.key_bytes * 1.3 + 5000, told
@@ -110,7 +110,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
                             else:
                                 part.write(sample(offset))
                 assert len(numbers(long)) == SHARDS * (SHARD_SAMPLES - 1)
-                if number % 4 == 0:  # members come and go, each under a name of its own
+                if number % 4 == 0:  # members come and go, each under a new name
                     with loader_of(server.url, "short", member=f"run-{number}") as short:
                         for _ in range(4):
                             assert len(numbers(short)) == SHARDS * (SHARD_SAMPLES - 1)
@@ -125,7 +125,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
             assert len(load_roster(client, stream.partitions[0]).members) == 1
             kept = len(retained_epochs(client, stream))
             assert kept == 2 if retention == "epochs:2" else 2 <= kept <= 8
-    # one key whatever comes, `paces`, is there once somebody has been at work for two seconds
+    # one key, `paces`, exists once a process has been at work for two seconds
     require_no_growth(found[EARLY], found[LATE], slack_keys=1 if retention == "epochs:2" else 40)
 
 
@@ -146,5 +146,5 @@ def test_jobs_leave_nothing_on_the_queues_server(fresh_server: Callable[..., Emb
             assert summary.nbytes > 0
             assert summary.workers
             lasting = [key for key in client.scan_iter(match="*") if int(client.ttl(key)) < 0]
-            assert lasting == [], epochs  # what rq notes of workers that ended goes by itself, in a minute
+            assert lasting == [], epochs  # rq's notes of ended workers expire in a minute
         assert not list(kept.scan_iter(match="rq:*"))

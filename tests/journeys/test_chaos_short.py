@@ -1,6 +1,5 @@
-"""The chaos suite in small, with fixed seeds: kills, stops and restarts for seconds, and every sample accounted for.
-
-The long form is ``make chaos``.
+"""A short chaos suite with fixed seeds: kills, stops and restarts for seconds, and every sample counted. The long form
+is ``make chaos``.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 420
-"""Far more than it takes; a hang inside shows earlier, with stacks, after ``--patience``."""
+"""The time limit, much longer than needed. A hang shows earlier, with stacks, after ``--patience``."""
 
 
 def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
-    """The totals of one run, which must have found nothing wrong."""
+    """Return the totals of one run, which must have found nothing wrong."""
     totals = tmp_path / "totals.json"
     command = [sys.executable, "-m", "chaos", "--json", str(totals), "--directory", str(tmp_path / "run"), "--quiet"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, cwd=ROOT, timeout=LIMIT_S)
@@ -29,7 +28,7 @@ def chaos(tmp_path: Path, *options: str) -> dict[str, Any]:
 
 
 def require_all_delivered(result: dict[str, Any]) -> None:
-    """The checker's own count, once more from outside: it must have had something to count."""
+    """Require, outside of the checker, that it had something to count."""
     groups = dict(result["groups"])
     assert groups.pop("feeders")["delivered"] >= result["feed_samples"] > 0
     assert groups.pop("ranks")["delivered"] > 0
@@ -40,7 +39,7 @@ def require_all_delivered(result: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -> None:
-    """All roles, all policies, the server killed and restarted too: the promise of the whole in one minute."""
+    """All roles, all policies, and restarts of the server: the whole promise in one minute."""
     result = chaos(tmp_path, "--seed", "7", "--minutes", "0.4", "--members", "2", "--workers", "2", "--pause", "1")
     require_all_delivered(result)
     assert result["bad"] > 0
@@ -49,7 +48,7 @@ def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_chaos_with_large_entries(tmp_path: Path) -> None:
-    """Entries of 5 MB take many reads of a socket: whatever is cut is cut in the middle of one."""
+    """Entries of 5 MB take many reads of a socket, so every cut is in the middle of one."""
     result = chaos(
         tmp_path, "--seed", "2", "--minutes", "0.15", "--sample-bytes", "5000000", "--epoch-samples", "40",
         "--members", "2", "--groups", "1", "--workers", "2", "--pause", "1",

@@ -39,7 +39,7 @@ SERVERS = ("redis", "queue")
 
 @pytest.fixture(scope="module")
 def dockerfile() -> str:
-    """docker/Dockerfile."""
+    """Return docker/Dockerfile."""
     return (ROOT / "docker" / "Dockerfile").read_text()
 
 
@@ -61,7 +61,7 @@ def test_every_service_can_be_scaled_and_run_twice_on_a_host() -> None:
 
 
 def test_what_services_depend_on_can_tell_its_state() -> None:
-    """Health without a healthcheck, or the end of a step that is restarted for ever, is waited for in vain."""
+    """A dependency without a healthcheck, or on a step that restarts for ever, never ends its wait."""
     services = load_services()
     for name, service in services.items():
         for needed, how in service.get("depends_on", {}).items():
@@ -81,13 +81,13 @@ def test_no_service_has_more_rights_or_resources_than_it_needs() -> None:
         assert service["mem_limit"], name
         assert service["cpus"], name
         assert service.get("read_only") is True or name == "grafana", name
-    for name in SERVERS:  # the image's script would begin as root, and needs capabilities to end that
+    for name in SERVERS:  # the image's script would begin as root, and needs capabilities to change that
         assert services[name]["user"] == "999:999"
-    assert services["redis"]["mem_limit"] == "3g"  # maxmemory, and half as much again
+    assert services["redis"]["mem_limit"] == "3g"  # maxmemory, and half of it in addition
 
 
 def test_workers_and_trainers_have_a_health_check_that_can_be_typed() -> None:
-    """A container's engine reports a check that it cannot run as unhealthy, and the journey below runs each check."""
+    """A container engine reports a check that it cannot run as unhealthy, and the journey below runs each check."""
     checks = {name: service["healthcheck"]["test"] for name, service in load_services().items() if name not in SERVERS
               if "healthcheck" in service}  # fmt: skip
     assert set(checks) == {"worker", "trainer-a", "trainer-b"}
@@ -100,7 +100,7 @@ def test_workers_and_trainers_have_a_health_check_that_can_be_typed() -> None:
 
 
 def test_segments_lie_in_one_shared_memory_of_all_who_write_and_read_them() -> None:
-    """A container has 64 MB of its own at /dev/shm, in which no other finds a file."""
+    """A container has 64 MB of its own at /dev/shm, in which no other container finds a file."""
     services = load_services({"PENSTOCK_PAYLOAD": "segments:/dev/shm/penstock", "PENSTOCK_SHM_SIZE": "8gb"})
     assert (services["redis"]["ipc"], services["redis"]["shm_size"]) == ("shareable", "8gb")
     for name in ("producer", "worker", "trainer-a", "trainer-b", "audit"):
@@ -122,7 +122,7 @@ def test_a_worker_runs_the_transform_of_the_producer_and_reads_its_folder_and_no
 
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
-    """The arguments of a command of ours, as it understands them."""
+    """Return the parsed arguments of one of our commands."""
     parser = Parser(f"penstock {command}")
     load_command(command).add_arguments(parser)
     return parser.parse_args(arguments)
@@ -158,7 +158,7 @@ def test_every_image_is_a_target_that_runs_as_nobody_special(dockerfile: str) ->
 
 
 def test_an_image_installs_its_role_only(dockerfile: str) -> None:
-    """A worker's host does not pull TensorFlow, and a trainer's no queue and no image library."""
+    """A worker's host does not need TensorFlow, and a trainer's needs no queue and no image library."""
     targets = dict(re.findall(r"^FROM role AS (\w+)\n(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL))
     extras = {name: re.findall(r"\.whl\)\[([\w,]+)\]", text) for name, text in targets.items()}
     assert extras == {"producer": ["producer"], "trainer": ["tensorflow"], "exporter": ["metrics"], "data": []}
@@ -183,7 +183,7 @@ def test_the_packages_of_every_image_are_pinned_to_versions_that_penstock_takes(
 
 
 def test_the_builder_is_sent_all_that_is_copied_and_nothing_else(dockerfile: str) -> None:
-    """A file missing from the context fails the build; a virtual environment in it takes minutes."""
+    """A file missing from the context fails the build, and a virtual environment in it takes minutes."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     lines_copied = re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.MULTILINE)
@@ -198,7 +198,7 @@ def test_the_builder_is_sent_all_that_is_copied_and_nothing_else(dockerfile: str
 
 @pytest.mark.parametrize("executable", find_servers(), ids=server_label)
 def test_the_servers_keep_what_the_guarantees_need(executable: Path, tmp_path: Path) -> None:
-    """Every server version that we support takes these files, and is then one that Penstock accepts."""
+    """Every supported server version takes these files, and Penstock then accepts it."""
     services = {name: service for name, service in load_services().items() if name in SERVERS}
     with running(Stack(tmp_path, executable=executable, services=services)) as stack:
         for name in SERVERS:
@@ -218,7 +218,7 @@ def test_the_servers_keep_what_the_guarantees_need(executable: Path, tmp_path: P
 
 
 def test_the_servers_ask_for_a_password_that_no_process_shows(tmp_path: Path) -> None:
-    """A container of the same network, and whoever lists processes or inspects a container, must not get in."""
+    """A container of the same network, or a user who lists processes or inspects a container, must not get in."""
     services = {name: service for name, service in load_services().items() if name in SERVERS}
     with running(Stack(tmp_path, services=services)) as stack:
         passwords = [stack.url(name).split(":")[2].split("@")[0] for name in SERVERS]
@@ -233,7 +233,7 @@ def test_the_servers_ask_for_a_password_that_no_process_shows(tmp_path: Path) ->
 
 
 def test_whoever_needs_a_secret_names_it_and_nobody_else() -> None:
-    """A trainer that has no business with jobs cannot forge one."""
+    """A trainer that does not need jobs cannot forge one."""
     needed = {
         name: set(re.findall(r"/run/secrets/([a-z-]+)", str(service))) for name, service in load_services().items()
     }
@@ -252,7 +252,7 @@ def test_whoever_needs_a_secret_names_it_and_nobody_else() -> None:
 
 
 def test_secrets_are_made_once_and_in_a_folder_that_nobody_else_can_enter(tmp_path: Path) -> None:
-    """The users of the containers have other numbers than the host's, so only the folder can keep others out."""
+    """The users of the containers have other numbers than the host's, so only the folder can exclude other users."""
     secrets = make_secrets(tmp_path)
     assert set((tmp_path / "docker" / "secrets").iterdir()) == set(secrets.values())
     assert (tmp_path / "docker" / "secrets").stat().st_mode & 0o777 == 0o700
@@ -265,7 +265,7 @@ def test_secrets_are_made_once_and_in_a_folder_that_nobody_else_can_enter(tmp_pa
 
 
 def test_the_streams_server_keeps_freed_pages() -> None:
-    """Without it entries above 1 MB move at a third of the speed; each build reads the name it knows."""
+    """Without it, entries above 1 MB move at a third of the speed, and each build reads the name it knows."""
     given = load_services()["redis"]["environment"]
     assert given == {name: value for name, value in ALLOCATOR_ENVIRONMENT.items() if name.endswith("MALLOC_CONF")}
 

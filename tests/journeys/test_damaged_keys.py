@@ -50,7 +50,7 @@ SIZES = [24, 24]
 
 
 def keys_of(stream: Stream) -> dict[str, str]:
-    """One key of each kind."""
+    """Return one key of each kind."""
     partition, whole = stream.partitions[0], stream.keys
     return {
         "meta": whole.meta,
@@ -87,11 +87,11 @@ EXTRA: dict[str, list[bytes]] = {
     "repairs": [b"e", b"f", b"n", b"b", b"h"],
     "state": [b""],
 }
-"""Fields that other programs might add; those that are there are changed as well."""
+"""Fields that other programs might add. Existing fields are changed as well."""
 
 
 def make_wrong(client: redis.Redis, key: str, kind: str) -> None:
-    """The key is of this type from now on, and holds what nobody can read."""
+    """Make a key of this type, with contents that cannot be read."""
     client.delete(key)
     match kind:
         case "string":
@@ -129,58 +129,58 @@ Reader = Callable[[str], None]
 
 
 def write(url: str) -> None:
-    """An epoch."""
+    """Write an epoch."""
     with writer_of(url, room_wait_s=1) as writer, writer.epoch() as epoch:
         for number in range(12):
             epoch.write(sample(number))
 
 
 def write_again(url: str) -> None:
-    """The damaged epoch, as a producer that is started again."""
+    """Write the damaged epoch like a producer that is started again."""
     with writer_of(url, room_wait_s=1) as writer, writer.epoch(0, sizes=SIZES).shard(0) as shard:
         for number in range(shard.position, SIZES[0]):
             shard.write(sample(number))
 
 
 def feed(url: str) -> None:
-    """An endless feed."""
+    """Write an endless feed."""
     with writer_of(url, room_wait_s=1) as writer:
         for number in range(12):
             writer.write(sample(number))
 
 
 def drain(loader: Loader | Replay) -> None:
-    """All batches."""
+    """Read all batches."""
     for _ in loader:
         pass
 
 
 def shared(url: str) -> None:
-    """The group that is in the middle of the epoch."""
+    """Read with the group that is in the middle of the epoch."""
     with loader_of(url, timeout_s=1) as loader:
         drain(loader)
 
 
 def late(url: str) -> None:
-    """A group that comes new."""
+    """Read with a new group."""
     with loader_of(url, group="late", timeout_s=1) as loader:
         drain(loader)
 
 
 def ordered(url: str) -> None:
-    """A rank."""
+    """Read with a rank."""
     with rank_of(url, group="o", timeout_s=1) as loader:
         drain(loader)
 
 
 def replay(url: str) -> None:
-    """The epoch once more."""
+    """Replay the epoch."""
     with Replay("t", url=url, epoch=0, batch_size=8, tuning=Tuning(notify=lambda _: None)) as epoch:
         drain(epoch)
 
 
 def scrape(url: str) -> None:
-    """One look of the exporter, and what Prometheus gets of it."""
+    """Take one round of the exporter, and what Prometheus gets from it."""
     streams, registry = Streams(), CollectorRegistry()
     with connect(url) as client:
         damaged = look(client, [], {}, streams)
@@ -202,11 +202,11 @@ COMMANDS = [
 
 SEGMENT_COMMANDS = ["audit t --deep", "show t --epoch 0 --count 2", "trim t --keep 0", "doctor t --no-probe",
                     "delete t --yes"]  # fmt: skip
-"""Those that look into the files, or remove some."""
+"""Commands that read the files, or remove some."""
 
 
 class Saved:
-    """All keys of a server, and the files beside them, as they were."""
+    """All keys of a server, and its files, as they were."""
 
     def __init__(self, client: redis.Redis, folder: Path | None = None) -> None:
         self._folder = folder
@@ -215,7 +215,7 @@ class Saved:
             shutil.copytree(folder, f"{folder}.saved")
 
     def restore(self, client: redis.Redis) -> None:
-        """Put them back, and remove what came since."""
+        """Restore them, and remove later ones."""
         with client.pipeline(transaction=False) as pipe:
             pipe.flushall()
             for key, dump in self.dumps:
@@ -227,7 +227,7 @@ class Saved:
 
 
 class Bench:
-    """A server with the stream on it, as it was before the damage whenever that is wished."""
+    """A server with the stream, in the state before the damage on request."""
 
     def __init__(self, url: str, export: Path, segments: Path | None = None) -> None:
         self.url, self.client = url, redis.Redis.from_url(url)
@@ -246,11 +246,11 @@ class Bench:
         self.saved = Saved(self.client, segments)
 
     def restore(self) -> None:
-        """All keys, as they were."""
+        """Restore all keys."""
         self.saved.restore(self.client)
 
     def told_by(self, reader: Reader | str, capsys: pytest.CaptureFixture[str]) -> str:
-        """Return the error in words, or an empty text if there was none."""
+        """Return the error in words, or '' if there was none."""
         if not isinstance(reader, str):
             try:
                 reader(self.url)
@@ -272,7 +272,7 @@ Benches = dict[str, Bench]
 
 @pytest.fixture(scope="module")
 def benches() -> Iterator[Benches]:
-    """Those made so far, by their server."""
+    """Return the servers made so far."""
     made: Benches = {}
     yield made
     for one in made.values():
@@ -281,7 +281,10 @@ def benches() -> Iterator[Benches]:
 
 @pytest.fixture(autouse=True)
 def environment(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """That of the commands. No thread of ours may end with an exception, and no look at a state takes long."""
+    """Return the environment of the commands.
+
+    No thread may end with an exception, and no read of a state takes long.
+    """
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     monkeypatch.setattr(shared_reader, "STATE_LOOK_S", 0.01)
     died: list[threading.ExceptHookArgs] = []
@@ -292,7 +295,7 @@ def environment(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def bench(url: str, benches: Benches, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """That of the server, restored."""
+    """Return the restored server."""
     if url not in benches:
         benches[url] = Bench(url, tmp_path_factory.mktemp("export"))
     benches[url].restore()
@@ -300,7 +303,7 @@ def bench(url: str, benches: Benches, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def is_about(told: str, key: str) -> bool:
-    """Whether a message names the damaged key and says where to read on, or what to do."""
+    """Return whether a message names the damaged key and says where to read on, or what to do."""
     return key in told and ("docs/redis-keys.md" in told or "`" in told)
 
 
@@ -321,7 +324,7 @@ def test_every_key_that_there_is_has_its_type_and_its_repair(bench: Bench) -> No
 def test_a_key_of_a_wrong_type_is_named_with_its_repair_by_every_command(
     bench: Bench, server: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another program's SET on one key must not end a command in a Python error; each server runs half of them."""
+    """Another program's SET on one key must not end a command in a Python error. Each server runs half of them."""
     key = bench.keys[name]
     wrong = [kind for kind in TYPES if kind != KINDS[name].type]
     half = (list(KINDS).index(name) + ("7." in server.version)) % 2
@@ -357,7 +360,7 @@ def test_a_damaged_key_is_named_also_where_payloads_lie_in_segments(
 def test_odd_bytes_in_a_key_end_no_command_in_a_traceback(
     bench: Bench, server: Any, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One field is enough: each meets a value on each server, and each value some of the commands."""
+    """One field is enough: each field gets a value on each server, and each value some of the commands."""
     key = bench.keys[name]
     listed: Any = bench.client.hkeys(key) if KINDS[name].type == "hash" else []
     there: list[bytes] = list(listed)
@@ -384,7 +387,7 @@ def test_odd_bytes_in_a_key_end_no_command_in_a_traceback(
 def test_an_odd_value_that_becomes_part_of_a_command_ends_nothing_in_a_traceback(
     bench: Bench, name: str, field: bytes, value: bytes, reader: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server refuses what such a value makes of a command, in words that name neither key nor repair."""
+    """The server refuses a command with such a value, in words that name neither key nor repair."""
     make_odd(bench.client, bench.keys[name], field, value)
     told = bench.told_by({"feed": feed, "ordered": ordered}.get(reader, reader), capsys)
     assert is_about(told, bench.keys[name]) or name == "dead"
@@ -408,12 +411,12 @@ SPELLED: list[tuple[str, bytes, bytes]] = [
     ("dead", b"1-1", b"%s"),
     ("quarantine", b"0:0", b"%s"),
 ]
-"""Key, field and value; ``%s`` stands for what would change the title of a terminal, and its colours."""
+"""Key, field and value. ``%s`` is a sequence that would change the title of a terminal, and its colours."""
 
 
 @pytest.mark.parametrize("part", range(len(SPELLED)))
 def test_what_others_wrote_commands_no_terminal(bench: Bench, part: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A group's name could clear the operator's screen, or add a line that reads as a result."""
+    """A group's name could clear the operator's screen, or add a line that looks like a result."""
     name, field, value = SPELLED[part]
     make_odd(bench.client, bench.keys[name], field.replace(b"%s", CONTROLS), value.replace(b"%s", CONTROLS))
     told = ""
@@ -431,7 +434,7 @@ def test_what_others_wrote_commands_no_terminal(bench: Bench, part: int, capsys:
 def test_an_audit_of_a_damaged_stream_ends_with_a_verdict(
     bench: Bench, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script goes by its exit code, a person by its last line: both must come, and must not say "clean"."""
+    """A script uses its exit code, a person its last line: both must come, and must not say "clean"."""
     make_wrong(bench.client, bench.keys[name], "list")
     assert main(["audit", "t"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -441,7 +444,7 @@ def test_an_audit_of_a_damaged_stream_ends_with_a_verdict(
 
 
 def test_an_audit_of_an_open_epoch_whose_index_is_gone_names_its_entries(url: str, client: redis.Redis) -> None:
-    """Its entries claim offsets that nothing else knows of: an IndexError was all that the audit said."""
+    """Its entries claim offsets that nothing else knows, and once the audit ended with an IndexError."""
     with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=5 * SAMPLE_BYTES, notify=lambda _: None)) as writer:
         epoch = writer.epoch()
         for number in range(20):
@@ -455,7 +458,7 @@ def test_an_audit_of_an_open_epoch_whose_index_is_gone_names_its_entries(url: st
 
 
 def test_a_state_that_nobody_wrote_does_not_make_training_go_round(url: str, client: redis.Redis) -> None:
-    """Acknowledgements were refused in silence, and the group was given the same epoch again and again for ever."""
+    """Acknowledgements were silently refused, and the group got the same epoch again and again for ever."""
     plan(url, SIZES)
     stream = open_stream(client, "t")
     key = stream.partitions[0].state(0)
@@ -489,13 +492,13 @@ def run_told(told: str) -> None:
 
 @pytest.fixture(scope="module")
 def saved_begun() -> dict[str, Saved]:
-    """By its server, a stream that can be made again, and that a shared and an ordered group have begun to read."""
+    """Return, by server, a stream that can be made again, which a shared and an ordered group have begun to read."""
     return {}
 
 
 @pytest.fixture
 def begun(url: str, client: redis.Redis, saved_begun: dict[str, Saved]) -> None:
-    """It is on the server."""
+    """Put it on the server."""
     if url in saved_begun:
         saved_begun[url].restore(client)
         return

@@ -1,4 +1,4 @@
-"""The page on decoding once as its readers use it: its commands and its code are run, one after the other."""
+"""The page on decoding once: its commands and its code run one after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deleting a stream: nothing of it stays on the server, whatever state it was in, and nobody who used it hangs."""
+"""Deleting a stream: nothing of it stays on the server, in any state, and no process that used it hangs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.contracts.processes import child
 
 
 def all_keys(client: Client) -> set[bytes]:
-    """Every key of the server, by SCAN."""
+    """Return every key of the server, by SCAN."""
     return set(client.scan_iter(match="*", count=100))
 
 
 def in_every_state(url: str, client: Client, partitions: int) -> Stream:
-    """A stream with epochs in all states there are: read, half read, bad, abandoned, half opened, half released."""
+    """Make a stream with epochs in all states: read, half read, bad, abandoned, half opened, half released."""
     produce(url, "t", 60, epochs=4, partitions=partitions, block_samples=5)
     stream = load_stream(client, "t")
     with loader_of(url, "done") as done:
@@ -65,14 +65,14 @@ def in_every_state(url: str, client: Client, partitions: int) -> Stream:
     run_script(
         client, load_script("retire_epoch"), [first.roster, first.state(0)], ["", 0, released.id]
     )  # begun, and left
-    client.hset(f"penstock:{{t.{first.tag}}}:1:pos:later", "0", "5")  # of a kind of group that a later version makes
+    client.hset(f"penstock:{{t.{first.tag}}}:1:pos:later", "0", "5")  # a kind of group of a later version
     client.set(f"penstock:{{t.{first.tag}}}:99:leftover", "of an epoch that nothing knows any more")
     return stream
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_nothing_of_a_deleted_stream_stays_on_the_server(url: str, client: Client, partitions: int) -> None:
-    """Whatever was half done when it went; and other streams keep every key, also those whose names begin alike."""
+    """This holds for any half-done work, and other streams keep every key, even those whose names begin alike."""
     for name in ("t.x", "tt", "t-1"):
         produce(url, name, 10, partitions=partitions)
     others = all_keys(client)
@@ -102,7 +102,7 @@ def test_a_stream_made_anew_under_the_name_starts_from_nothing(any_url: str, any
 def test_an_interrupted_deletion_is_run_again(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
-    """Ctrl-C in the middle leaves something that nobody can use, and that the same command removes."""
+    """Ctrl-C in the middle leaves a stream that cannot be used, and that the same command removes."""
     stream = in_every_state(any_url, any_client, 2)
     steps = 0
     unlink, retire = redis.Redis.unlink, release.retire_epoch
@@ -159,7 +159,7 @@ class TestLive:
     """A process that uses the stream while it is deleted soon stops with a named error."""
 
     def test_a_writer_stops(self, any_url: str, any_client: Client) -> None:
-        """In the middle of an epoch, between two, and of a feed."""
+        """This holds in the middle of an epoch, between two, and in a feed."""
         writers = [writer_of(any_url, spec=SPEC, block_bytes=240) for _ in range(3)]
         within = writers[0].epoch()
         within.write(sample(0))
@@ -182,7 +182,7 @@ class TestLive:
 
     @pytest.mark.parametrize("is_waiting", [False, True])
     def test_a_loader_stops(self, any_url: str, any_client: Client, is_waiting: bool) -> None:
-        """While it trains, and while it waits for the next epoch."""
+        """This holds while it trains, and while it waits for the next epoch."""
         produce(any_url, "t", 1000, block_samples=5)
         loader = Loader(
             "t", group="g", batch_size=5, url=any_url, tuning=Tuning(notify=lambda _: None, prefetch_bytes=500)
@@ -201,7 +201,7 @@ class TestLive:
         assert not all_keys(any_client)
 
     def test_a_replay_stops(self, any_url: str, any_client: Client) -> None:
-        """It says that the stream is gone, not that retention was too fast."""
+        """It reports that the stream is gone, not that retention was too fast."""
         produce(any_url, "t", 2000, block_samples=5)
         replay = Replay("t", url=any_url, epoch=0, batch_size=5, tuning=Tuning(prefetch_bytes=500, lease_s=0.5))
         batches = iter(replay)
@@ -215,7 +215,7 @@ class TestLive:
     def test_a_shard_whose_index_was_deleted_under_it_is_told_as_deleted(
         self, any_url: str, any_client: Client
     ) -> None:
-        """It was told as data that the server lost, with the advice to abandon an epoch that is gone."""
+        """It was reported as data that the server lost, with the advice to abandon an epoch that is gone."""
         with writer_of(any_url, spec=SPEC) as writer:
             shard = writer.epoch(0, sizes=[1]).shard(0)
             shard.write(sample(1))
@@ -238,7 +238,7 @@ class TestLive:
 
 
 def write_for_ever(url: str) -> None:
-    """Small epochs, one after the other."""
+    """Write small epochs, one after another."""
     try:
         with writer_of(url, spec=SPEC, block_bytes=240) as writer:
             for turn in range(10**9):
@@ -252,7 +252,7 @@ def write_for_ever(url: str) -> None:
 
 
 def read_for_ever(url: str) -> None:
-    """Each as it comes."""
+    """Read each epoch as it comes."""
     try:
         with loader_of(url, timeout_s=15) as loader:
             for turn in range(10**9):

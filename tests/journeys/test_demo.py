@@ -1,4 +1,4 @@
-"""`penstock demo` as a newcomer runs it: it ends well, says what happened, and leaves nothing behind in any case."""
+"""`penstock demo` as a new user runs it: it ends well, reports what happened, and leaves nothing behind in any case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDERS = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer"
 
 @contextmanager
 def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A running demo."""
+    """Start a demo."""
     command = [sys.executable, "-m", "penstock", "demo", *arguments]
     environment = {**os.environ, "PYTHONPATH": FOLDERS, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -35,7 +35,7 @@ def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def family(pid: int) -> list[int]:
-    """The processes below one, at any depth."""
+    """Return the processes below one, at any depth."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -55,7 +55,7 @@ def family(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -65,7 +65,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["numpy", "keras"])
 def test_the_demo_ends_with_nothing_lost(trainer: str, tmp_path: Path) -> None:
-    """The first thing a newcomer runs is the whole main job; fewer samples, for time."""
+    """A new user first runs the whole job, here with fewer samples to save time."""
     if trainer == "keras":
         pytest.importorskip("tensorflow")
     kept = tmp_path / "digits"
@@ -89,7 +89,7 @@ def test_the_demo_ends_with_nothing_lost(trainer: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_of_the_demo_outlives_it(how: signal.Signals) -> None:
-    """Workers, trainers and a server that stay behind would eat a newcomer's machine."""
+    """Workers, trainers and a server that stay behind would use up a new user's machine."""
     with demo("--trainer", "numpy") as process:
         assert process.stderr is not None
         for line in process.stderr:

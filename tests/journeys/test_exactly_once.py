@@ -1,4 +1,4 @@
-"""The whole way under fire: writers and trainers killed, connections cut, and in the end every sample counted once."""
+"""All parts under fire: writers and trainers killed, connections cut, and in the end every sample counted once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(url: str, epoch: str, shard: str, pause_s: str) -> None:
 
 
 def train(url: str, group: str, member: str, pause_s: str) -> None:
-    """A trainer of both epochs: prints epoch and numbers of each batch when its step is done."""
+    """Train both epochs, and print epoch and numbers of each batch when its step is done."""
     with (
         Loader(
             "t",
@@ -55,7 +55,7 @@ def train(url: str, group: str, member: str, pause_s: str) -> None:
 
 
 def trained(lines: list[str]) -> Counter[tuple[int, int]]:
-    """(epoch, number) of everything that trainers printed."""
+    """Return (epoch, number) of everything that trainers printed."""
     found: Counter[tuple[int, int]] = Counter()
     for line in lines:
         if line and line[0].isdigit():
@@ -65,13 +65,15 @@ def trained(lines: list[str]) -> Counter[tuple[int, int]]:
 
 
 def lines_until(process: Child, count: int) -> list[str]:
-    """The next lines of a process."""
+    """Return the next lines of a process."""
     return [process.line() for _ in range(count)]
 
 
 def test_two_groups_of_other_sizes_get_everything_from_jobs_that_die(any_url: str, any_client: Client) -> None:
-    """A worker is killed in its shard, a trainer of one group is killed and replaced by two, another group reads on:
-    each group was given all of both epochs, and the stream holds each sample once.
+    """A worker is killed in its shard, a trainer of one group is killed and replaced by two, and another group reads
+    on.
+
+    Each group was given all of both epochs, and the stream holds each sample once.
     """
     stream = create_stream(any_client, "t", partitions=2)
     set_plan(any_client, stream, EPOCHS)
@@ -92,12 +94,12 @@ def test_two_groups_of_other_sizes_get_everything_from_jobs_that_die(any_url: st
     shaky = trained(logged) + trained(rest)
     assert set(shaky) == set(all_of_steady)
     twice = {key for key, count in shaky.items() if count > 1}
-    assert twice <= set(trained(logged[-1:]))  # the step before the kill, at most
+    assert twice <= set(trained(logged[-1:]))  # at most the step before the kill
     require_whole(any_url, any_client)
 
 
 def produce_all(url: str) -> None:
-    """All shards of all epochs, by two workers that share the work badly: both do every shard."""
+    """Produce all shards of all epochs by two workers that share the work badly: both do every shard."""
     errors: list[BaseException] = []
 
     def work(order: int) -> None:
@@ -119,7 +121,7 @@ def produce_all(url: str) -> None:
 
 
 def require_whole(url: str, client: Client) -> None:
-    """Every epoch produced, every identity in the entries once, nothing pending, and the replay as planned."""
+    """Require every epoch produced, every identity in the entries once, nothing pending, and the replay as planned."""
     stream = open_stream(client, "t")
     for epoch in range(EPOCHS):
         assert load_manifest(client, stream, epoch).state == "produced"
@@ -133,7 +135,7 @@ def require_whole(url: str, client: Client) -> None:
 
 
 def test_everything_arrives_once_while_every_connection_is_cut(url: str, client: Client) -> None:
-    """A network that breaks all the time costs time, never samples; nobody dies, so nothing comes twice."""
+    """A network that breaks all the time costs time, never samples. No process dies, so nothing comes twice."""
     done = threading.Event()
     errors: list[BaseException] = []
     found: Counter[int] = Counter()
@@ -176,7 +178,7 @@ def test_everything_arrives_once_while_every_connection_is_cut(url: str, client:
 
 
 def cut_connections(client: Client, done: threading.Event) -> None:
-    """Kills a third of the connections that carry data, fifty times a second."""
+    """Close a third of the connections that carry data, fifty times a second."""
     chance = random.Random(3)
     while not done.wait(0.02):
         for info in client.client_list():
@@ -185,7 +187,7 @@ def cut_connections(client: Client, done: threading.Event) -> None:
 
 
 def guarded(work: Callable[[], None], errors: list[BaseException]) -> None:
-    """The work, with its error kept for the test."""
+    """Do the work, and keep its error for the test."""
     try:
         work()
     except BaseException as error:

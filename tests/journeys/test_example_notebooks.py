@@ -1,4 +1,4 @@
-"""The examples: each is run as a notebook in a fresh folder, and its cells are the scripts, so both are tested."""
+"""The examples: each runs as a notebook in a fresh folder, and its cells are the scripts, so both are tested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from examples.notebooks import NOTEBOOKS, notebook
 from tests.journeys.notebooks import EXAMPLES, printed_by
 
 LINES = 80
-"""The lines of a file that is short enough to copy; most have 50."""
+"""The lines of a file that is short enough to copy. Most have 50."""
 
 
 @pytest.mark.slow
@@ -22,14 +22,14 @@ LINES = 80
 def test_the_examples_of_one_framework_reach_the_accuracy_they_are_copied_for(
     name: str, least: float, tmp_path: Path
 ) -> None:
-    """People copy an example before they read any page. JAX's is cut over two devices; of the lines half are prose."""
+    """Users copy an example before they read any page. JAX's uses two devices, and half of the lines are prose."""
     printed = printed_by(f"{name}.ipynb", tmp_path)
     assert float(re.findall(r"held.out.* ([\d.]+)$", printed, re.MULTILINE)[-1]) >= least
 
 
 @pytest.mark.slow
 def test_two_ranks_of_the_pytorch_example_take_equally_many_steps_and_learn_one_model(tmp_path: Path) -> None:
-    """DistributedDataParallel waits for ever for a rank that has no batch; 1,437 digits do not divide by 32."""
+    """DistributedDataParallel waits for ever for a rank without a batch, and 1,437 digits do not divide by 32."""
     printed = printed_by("pytorch/ddp.ipynb", tmp_path)
     told = re.findall(r"rank (\d), epoch (\d+): (\d+) steps, accuracy ([\d.]+)", printed)
     ranks = [{epoch: rest for rank, epoch, *rest in told if rank == mine} for mine in "01"]
@@ -51,7 +51,7 @@ def test_every_framework_reaches_the_same_accuracy_on_the_same_stream(tmp_path: 
 
 @pytest.mark.slow
 def test_a_training_killed_in_the_middle_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
-    """The reason to have checkpoints: a crash costs the steps since the last one and changes nothing."""
+    """Checkpoints have this purpose: a crash costs the steps since the last one and changes nothing."""
     printed = printed_by("resume/crash.ipynb", tmp_path)
     killed = re.search(r"; step (\d+): loss [\d.]+; ended with -9", printed)
     went_on = re.search(r"goes on after step (\d+); first batch after ([\d.]+) s", printed)
@@ -65,7 +65,7 @@ def test_a_training_killed_in_the_middle_ends_with_the_weights_of_one_that_was_n
 
 
 def test_a_notebook_holds_just_the_code_of_its_scripts() -> None:
-    """Code that stands twice becomes two codes: `python examples/notebooks.py` writes notebooks anew."""
+    """Duplicated code would diverge. `python examples/notebooks.py` writes the notebooks again."""
     assert {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.ipynb")} == NOTEBOOKS.keys()
     assert [name for name in NOTEBOOKS if (EXAMPLES / name).read_text() != notebook(name)] == []
 

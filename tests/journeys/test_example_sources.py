@@ -1,4 +1,4 @@
-"""Data in other files: the examples over a dataset's index, each through real workers."""
+"""Data in other files: the examples over a dataset's index, each with real workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGES = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)
 
 
 def write_parquet(folder: Path) -> None:
-    """Forty rows in row groups of seven."""
+    """Write forty rows in row groups of seven."""
     import pyarrow
     import pyarrow.parquet
 
@@ -30,13 +30,13 @@ def write_parquet(folder: Path) -> None:
 
 
 def write_csv(folder: Path) -> None:
-    """A head, and forty rows."""
+    """Write a head and forty rows."""
     with (folder / "train.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["a"] * 65, *([*row, n] for n, row in enumerate(IMAGES.reshape(40, 64).tolist()))])
 
 
 def write_hf(folder: Path) -> None:
-    """In a process of its own: the package starts threads and keeps files open."""
+    """Write in a separate process, because the package starts threads and keeps files open."""
     script = (
         "import sys, numpy as np, datasets\n"
         "images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)\n"
@@ -47,7 +47,7 @@ def write_hf(folder: Path) -> None:
 
 
 def write_tfrecord(folder: Path) -> None:
-    """In a process of its own, which TensorFlow fills."""
+    """Write in a separate process, because TensorFlow fills it with threads."""
     script = (
         "import numpy as np, tensorflow as tf\n"
         "images = np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8)\n"
@@ -76,7 +76,7 @@ def write_tfrecord(folder: Path) -> None:
 def test_an_example_makes_every_row_a_sample(
     any_url: str, tmp_path: Path, write: Callable[[Path], None], words: list[str]
 ) -> None:
-    """A user with such files copies the example, so it must give each row, whole and once."""
+    """A user with such files copies the example, so it must give each row, complete and once."""
     write(tmp_path)
     command = ["produce", "dataset", *words, "--workers", "1", "--url", any_url]
     path = ":".join([str(EXAMPLES), *PATHS])

@@ -1,4 +1,4 @@
-"""Export and import: a stream to files and back, bit-exact, over either plane, and files that lie."""
+"""Export and import: a stream to files and back, bit-exact, with both payload settings, and with false files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPEC: dict[str, Any] = {
 
 
 def sample(number: int) -> dict[str, Any]:
-    """Every kind of tensor, NaNs with payloads and empty strings included."""
+    """Return every kind of tensor, with NaN payloads and empty strings."""
     rng = np.random.default_rng(number)
     return {
         "f": rng.integers(0, 1 << 32, 3, dtype=np.uint32).view(np.float32),
@@ -56,7 +56,9 @@ def sample(number: int) -> dict[str, Any]:
 
 
 def produce(url: str, name: str, payload: str, *, partitions: int = 2) -> None:
-    """Two planned epochs of five shards, written out of order, with bad samples and a shard of nothing else."""
+    """Produce two planned epochs of five shards, written out of order, with bad samples and a shard of only bad
+    ones.
+    """
     with Writer(
         name,
         url=url,
@@ -78,7 +80,7 @@ def produce(url: str, name: str, payload: str, *, partitions: int = 2) -> None:
 
 
 def all_of(url: str, name: str, epoch: int) -> tuple[Any, ...]:
-    """All that an epoch is, its stream's id aside."""
+    """Return everything about an epoch except its stream's id."""
     with connect(url) as client:
         stream = load_stream(client, name)
         manifest = load_manifest(client, stream, epoch)
@@ -96,7 +98,7 @@ def all_of(url: str, name: str, epoch: int) -> tuple[Any, ...]:
 
 
 def rows(batches: Any) -> list[Any]:
-    """Identity and bytes of every sample, in order."""
+    """Return identity and bytes of every sample, in order."""
     return [
         (identity, [np.asarray(batch[name][row]).tobytes() for name in SPEC])
         for batch in batches
@@ -138,7 +140,7 @@ def test_a_stream_goes_to_files_and_back_bit_exact(any_url: str, tmp_path: Path,
 def test_the_command_says_what_it_did_and_goes_on_where_it_was(
     any_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By hand as in scripts; a second run adds what is new and writes nothing twice."""
+    """Users and scripts run it: a second run adds what is new and writes nothing twice."""
     produce(any_url, "t", "inline")
     out = str(tmp_path / "out")
     assert main(["export", "t", out, "--epoch", "1", "--url", any_url, "--json"]) == 0
@@ -156,7 +158,7 @@ def test_the_command_says_what_it_did_and_goes_on_where_it_was(
 
 
 def test_files_are_read_where_there_is_no_server_at_all(any_url: str, tmp_path: Path) -> None:
-    """A folder on a laptop: nothing is asked of anybody."""
+    """A folder on a laptop is enough, without any connection."""
     produce(any_url, "t", "inline")
     with connect(any_url) as client:
         export_stream(client, "t", tmp_path / "out", epochs=[0])
@@ -172,10 +174,10 @@ def test_files_are_read_where_there_is_no_server_at_all(any_url: str, tmp_path: 
 
 
 class TestBrokenOff:
-    """Killed, disconnected, full: what is finished stands, the rest is begun again."""
+    """Killed, disconnected, full: what is finished stays, and the rest is begun again."""
 
     def test_an_export(self, any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A file that is not complete has another name, and an epoch that is not complete is not there."""
+        """A file that is not complete has another name, and an epoch that is not complete does not exist."""
         produce(any_url, "t", "inline")
         whole, calls = ExportWriter.append, []
 
@@ -198,7 +200,7 @@ class TestBrokenOff:
         assert penstock.Files(tmp_path / "out", epoch=1, batch_size=8).samples
 
     def test_an_import(self, any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Begun again it writes what is missing, once."""
+        """Started again, it writes what is missing, once."""
         produce(any_url, "t", "inline")
         with connect(any_url) as client:
             export_stream(client, "t", tmp_path / "out")
@@ -219,7 +221,7 @@ class TestBrokenOff:
 
 
 def test_killed_half_way_and_run_again_both_end_with_the_very_epoch(any_url: str, tmp_path: Path) -> None:
-    """SIGKILL wherever it hits: nothing half-written is taken for whole, and nothing is written twice."""
+    """SIGKILL at any point: nothing half-written is taken for complete, and nothing is written twice."""
     spec = {"x": ("uint8", (50_000,)), "y": ("int64", ())}
     with (
         Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=100_000, notify=lambda _: None)) as writer,
@@ -259,7 +261,7 @@ def test_killed_half_way_and_run_again_both_end_with_the_very_epoch(any_url: str
 
 
 def killed_at(words: list[str], progress: Callable[[], int], wanted: int) -> bool:
-    """Runs the command and kills it once it has come so far; whether it had not ended before."""
+    """Run the command and kill it at a given progress. Return whether it had not ended before."""
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", words[2], *words[3:], *words[:2]],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -306,7 +308,7 @@ def test_a_small_server_takes_an_import(any_url: str, fresh_server: Callable[...
 
 
 def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_path: Path) -> None:
-    """A running epoch, a strange folder, a stream that is not there."""
+    """A running epoch, a foreign folder, a missing stream."""
     with (
         Writer("t", url=any_url, spec=SPEC, tuning=Tuning(notify=lambda _: None)) as writer,
         connect(any_url) as client,
@@ -330,18 +332,18 @@ def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_p
 
 
 class TestFilesThatLie:
-    """An export may come from anybody: it wastes our time, and does no more."""
+    """Any user may make an export. It can waste our time, and do no more."""
 
     @pytest.fixture
     def out(self, any_url: str, tmp_path: Path) -> Path:
-        """A small export."""
+        """Make a small export."""
         produce(any_url, "t", "inline")
         with connect(any_url) as client:
             export_stream(client, "t", tmp_path / "out", file_bytes=4096)
         return tmp_path / "out"
 
     def test_damaged_ones(self, out: Path, any_url: str) -> None:
-        """A flipped bit, a cut, a missing file, one of another epoch: named, and never handed out."""
+        """A flipped bit, a cut, a missing file, a file of another epoch: named, and never yielded."""
         names = sorted(path.name for path in out.glob("0-*.seg"))
         whole = {name: (out / name).read_bytes() for name in names}
         flipped = bytearray(whole[names[0]])
@@ -382,7 +384,7 @@ class TestFilesThatLie:
         ],
     )  # fmt: skip
     def test_contents_that_lie(self, out: Path, any_url: str, path: list[Any], value: object) -> None:
-        """Names that lead elsewhere, sizes beyond all bounds, holes that nothing explains."""
+        """Names that lead elsewhere, sizes beyond all bounds, unexplained holes."""
         contents = json.loads((out / "export.json").read_text())
         at = contents
         for key in path[:-1]:

@@ -1,7 +1,5 @@
-"""Writers of a feed, and a server that comes back a moment older: it gives out again what it had given out.
-
-The server is killed, and the end of its append-only file is cut off, as a power cut or a failover to a replica that
-lagged does.
+"""Writers of a feed, and a server that comes back a moment older: it gives shards out again. The server is killed, and
+the end of its append-only file is cut off, as after a power cut or a failover to a lagging replica.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ BLOCK = 10
 
 
 class Rollback:
-    """A server whose newest writes can be taken away."""
+    """A server whose newest writes can be removed."""
 
     def __init__(self, fresh_server: Fresh, folder: Path) -> None:
         self._start, self._folder = fresh_server, folder
@@ -50,7 +48,7 @@ class Rollback:
         return self._server.url
 
     def client(self) -> redis.Redis:
-        """A raw client of the server that runs now."""
+        """Return a raw client of the running server."""
         return redis.Redis.from_url(self.url)
 
     def mark(self) -> None:
@@ -58,7 +56,7 @@ class Rollback:
         self._size = self._log().stat().st_size
 
     def restart(self) -> None:
-        """A crash that loses what was written since the mark; the server comes back at the same address."""
+        """Crash and lose all writes since the mark. The server comes back at the same address."""
         self._server.kill()
         os.truncate(self._log(), self._size)
         self._server = self._started(self._server.port)
@@ -70,24 +68,24 @@ class Rollback:
 
 @pytest.fixture
 def rollback(fresh_server: Fresh, tmp_path: Path) -> Rollback:
-    """A server with an append-only file of its own."""
+    """Start a server with its own append-only file."""
     return Rollback(fresh_server, tmp_path)
 
 
 def feeder(url: str, payload: str | None = None) -> Writer:
-    """A quiet writer of 't' with ten samples in a block."""
+    """Return a quiet writer of 't' with ten samples in a block."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload}
     return Writer("t", url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None)))
 
 
 def feed(writer: Writer, first: int, count: int) -> None:
-    """Writes so many numbered samples."""
+    """Write ``count`` numbered samples."""
     for number in range(first, first + count):
         writer.write(sample(number))
 
 
 def read_all(url: str, client: redis.Redis) -> list[int]:
-    """The numbers of all samples of all epochs, each of which must be complete, sorted."""
+    """Return the numbers of all samples of all epochs, sorted. Each epoch must be complete."""
     stream, found = open_stream(client, "t"), list[int]()
     for epoch in retained_epochs(client, stream):
         assert load_manifest(client, stream, epoch).state == "produced"
@@ -97,7 +95,7 @@ def read_all(url: str, client: redis.Redis) -> list[int]:
 
 
 def require_all(rollback: Rollback, expected: list[int]) -> None:
-    """Written equals read, and the audit finds nothing."""
+    """Require that what was written equals what is read, and that the audit finds nothing."""
     with rollback.client() as client:
         assert read_all(rollback.url, client) == expected
         report = audit_stream(client, "t")

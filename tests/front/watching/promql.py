@@ -1,7 +1,6 @@
-"""The part of PromQL that our alerts are written in, evaluated on given series; promql-parser reads the expressions.
-
-Values of a series stand a minute apart, as in the files of `promtool test rules`. What is not used by a rule of ours
-raises: an alert that is written otherwise needs its piece here.
+"""The part of PromQL that our alerts use, evaluated on given series. promql-parser reads the expressions. Values of a
+series are a minute apart, as in the files of `promtool test rules`. An expression outside this part raises an error, so
+a new kind of alert needs its part here.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import promql_parser as promql
 
 Labels = frozenset[tuple[str, str]]
 Series = dict[tuple[str, Labels], list[float | None]]
-"""(name, labels) -> a value a minute; None: there was none."""
+"""(name, labels) -> a value a minute, or None for a gap."""
 Vector = dict[Labels, float]
 
 COMPARED: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, ">": operator.gt}
@@ -23,14 +22,14 @@ STEP_S = 60.0
 
 
 def parse_series(text: str, values: str) -> tuple[tuple[str, Labels], list[float | None]]:
-    """One `input_series`: `name{label="value"}` and values like `0x5 12x25` or `_x3`."""
+    """Parse one `input_series`: `name{label="value"}` and values like `0x5 12x25` or `_x3`."""
     name, _, rest = text.partition("{")
     labels = frozenset(re.findall(r'(\w+)="([^"]*)"', rest))
     found: list[float | None] = []
     for word in values.split():
         value, _, more = word.partition("x")
         first, _, step = value.partition("+")
-        count = int(more or 0) + (value != "_" or not more)  # `1x3` are four values, `_x3` three gaps
+        count = int(more or 0) + (value != "_" or not more)  # `1x3` is four values, `_x3` three gaps
         found += [None if first == "_" else float(first) + at * float(step or 0) for at in range(count)]
     return (name, labels), found
 
@@ -74,7 +73,7 @@ def _called(name: str, node: Any, series: Series, minute: int) -> Vector:
     for labels, values in _selected(node.vector_selector, series).items():
         seen = [value for value in values[max(0, minute - span) : minute + 1] if value is not None]
         if len(seen) > 1:
-            assert name == "delta" or seen == sorted(seen)  # no counter of a test begins anew
+            assert name == "delta" or seen == sorted(seen)  # no counter of a test restarts
             found[labels] = (seen[-1] - seen[0]) / (1.0 if name == "delta" else span * STEP_S)
     assert name in ("delta", "rate")
     return found
@@ -108,7 +107,7 @@ def _binary(node: Any, series: Series, minute: int) -> Vector:
 
 
 def _on(modifier: Any) -> list[str] | None:
-    """Return the labels that two sides are matched by; None: all."""
+    """Return the labels that match two sides, or None for all."""
     if modifier is None or modifier.matching is None:
         return None
     if str(modifier.matching.type) == "LabelModifierType.Include":

@@ -1,4 +1,4 @@
-"""Each alert fires in its situation and in no other. `promtool test rules`, where there is one, has to agree."""
+"""Each alert fires in its situation and in no other. `promtool test rules`, if installed, must agree."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.front.watching.promql import Labels, Series, evaluate, parse_series
 MONITORING = Path(__file__).resolve().parents[3] / "docker" / "monitoring"
 RULES = {rule["alert"]: rule for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}
 SITUATIONS = yaml.load((MONITORING / "alerts_test.yml").read_text(), yaml.BaseLoader)["tests"]
-"""Values are read as texts, because YAML would read `0x30`, thirty-one zeros, as a number."""
+"""The situations. Values are read as texts, because YAML would read `0x30`, thirty-one zeros, as a number."""
 
 
 def minutes(text: str) -> int:
-    """`5m` as a number."""
+    """Return `5m` as a number."""
     found = re.fullmatch(r"(\d+)m", text)
     assert found is not None
     return int(found[1])
 
 
 def firing(alert: str, series: Series, minute: int) -> set[Labels]:
-    """The labels with which the alert fires: its expression has yielded them for as long as it asks."""
+    """Return the labels with which the alert fires, if its expression has yielded them for long enough."""
     rule = RULES[alert]
     held = [
         set(evaluate(rule["expr"], series, at)) for at in range(minute - minutes(rule.get("for", "0m")), minute + 1)
@@ -32,7 +32,7 @@ def firing(alert: str, series: Series, minute: int) -> set[Labels]:
 
 
 def cases() -> list[tuple[str, int, Series, set[Labels]]]:
-    """Alert, minute, series, and the labels with which it has to fire."""
+    """Yield alert, minute, series, and the labels with which it must fire."""
     found = []
     for situation in SITUATIONS:
         series = dict(parse_series(one["series"], one["values"]) for one in situation["input_series"])
@@ -43,7 +43,7 @@ def cases() -> list[tuple[str, int, Series, set[Labels]]]:
 
 
 def test_every_alert_fires_when_it_should_and_not_before() -> None:
-    """An alert that never fires is found out in the night when it should have."""
+    """Otherwise a missing alert shows in the night when it should have fired."""
     wrong = [
         (alert, minute, found, expected)
         for alert, minute, series, expected in cases()

@@ -1,4 +1,4 @@
-"""The monitor names the bottleneck, and each row here is one situation that a person may find."""
+"""The monitor names the bottleneck, and each row here is one situation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "folder",
             "file system of the segments in /mnt/fast is full: 1 writer waits",
         ),
-        # foreign keys leave so little that writers go on only as trainers make room: they wait too short to be counted
+        # foreign keys leave so little memory that writers continue only as trainers free some: their waits are too
+        # short to be counted
         (
             replace(NOW, workers=1, wished=9, memory_left=MB, memory_limit=200 * MB, memory_used=180 * MB),
             "memory",
@@ -120,7 +121,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             "trainers",
             "group vit, of 2 groups the one furthest behind sets the pace",
         ),
-        # a slow group beside a fast one: more workers would only wait, too
+        # a slow group and a fast one: more workers would only wait, too
         (
             replace(NOW, workers=4, wished=6, worker_rate=20.0, room=0.94, trainers=(HUNGRY, SLOW)),
             "slow group",
@@ -132,10 +133,10 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
             ),
         ),
         (replace(NOW, waiting=1, trainers=(HUNGRY, SLOW)), "slow group", "wait for room. A larger budget"),
-        # the slow group has been given all there is, and the fast one is about to be given one entry more
+        # the slow group has been given all entries, and the fast one is about to get one more
         (replace(NOW, room=0.9, trainers=(HUNGRY, replace(SLOW, lag_bytes=0))), "slow group", "for group vit"),
         (replace(NOW, workers=4, room=0.2, trainers=(HUNGRY, SLOW)), "producers", "who have not said"),
-        # a full budget between two waits that are long enough to be counted
+        # a full budget, between two waits that are too short to be counted
         (replace(NOW, workers=4, room=0.9, trainers=(BUSY,)), "trainers", "producers wait for trainers"),
         (replace(NOW, trainers=()), "no trainers", "nobody reads: 10 MiB of 1000 MiB lie ready; start a trainer"),
         (
@@ -155,7 +156,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
         ),
         (replace(NOW, trainers=(BUSY,)), "balanced", "trainers set the pace: they wait 1 % of their time"),
         (replace(NOW, trainers=(replace(BUSY, waits=None),)), "unknown", "not enough is known yet"),
-        # an evaluation group that has left and holds nothing is nobody's bottleneck
+        # an evaluation group that has left and holds nothing limits no stream
         (
             replace(
                 NOW, waiting=1, trainers=(BUSY, replace(BUSY, group="eval", living=0, holds=False, lag_bytes=900 * MB))
@@ -182,14 +183,14 @@ def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str,
     ],
 )
 def test_the_workers_that_are_advised_start_on_a_shared_server(now: Situation) -> None:
-    """Without a word on what jobs may name they refuse to start there."""
+    """Without the names that jobs may use, they refuse to start there."""
     remedy = judge(now).remedy
     assert remedy.startswith("penstock worker ")
     assert remedy.endswith(" --allow MODULE --root DIR")
 
 
 def snapshot(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> StreamSnapshot:
-    """Two workers of one host, one trainer that waits for most of its time."""
+    """Return two workers of one host, and one trainer that waits for most of its time."""
     told = ReportedRate(100.0, {"training": 0.3, "asking": 0.7}, 0)
     member = MemberSnapshot("gpu-0", Liveness(500), 2, None)
     group = GroupSnapshot(
@@ -221,14 +222,14 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
 
 def test_a_stream_made_anew_has_no_rates_yet() -> None:
-    """A difference between two lives of a name would be nonsense, negative even."""
+    """A difference between two lives of a name would be nonsense, and even negative."""
     assert seen(snapshot(10.0, 100), snapshot(12.0, 5, id="def"))["in"]["samples_per_s"] is None
     assert seen(None, snapshot())["in"]["samples_per_s"] is None
     assert rate(5, 3, 1.0) is None
 
 
 def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
-    """One is mended by faster trainers, the other by more memory."""
+    """Faster trainers fix one, and more memory the other."""
     waiter = WaitingWriter(0, 0, need_bytes=5, held_bytes=5, why="budget", is_next=False)
     now = situation(snapshot(waiting={(0, 3): waiter}), 20.0, 3)
     assert (now.waiting, now.waits_for_memory) == (1, False)
@@ -237,7 +238,7 @@ def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
 
 
 def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:
-    """The rule reads a field that trainers write: if its name changed, nobody would ever wait."""
+    """The rule reads a field that trainers write: if its name changed, no wait would be seen."""
     now = [0.0]
     pace = Pace("training", lambda: now[0])
     pace.enter("training")

@@ -27,7 +27,7 @@ QUICK = ["--once", "--every", "0.2"]
 
 
 def write(epoch: EpochWriter, count: int) -> None:
-    """Shard 0 of one sample an entry."""
+    """Write shard 0 with one sample an entry."""
     with epoch.shard(0) as part:
         for number in range(count):
             part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
@@ -43,7 +43,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Someone who never saw Penstock finds with this alone why a training is slow."""
+    """A user without experience of Penstock finds with this alone why a training is slow."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     with penstock.Writer(
         "train", url=any_url, spec={"x": ("uint8", (1000,))}, tuning=penstock.Tuning(block_bytes=1)
@@ -62,7 +62,7 @@ def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
             assert record["epochs"][0]["committed"] == 30
             assert record["held_bytes"] == 30_000
 
-            # a member that died with entries in its hands: what it said last is a minute old
+            # a member that died while it held entries: its last report is a minute old
             stream = load_stream(any_client, "train")
             roster = stream.partitions[0].roster
             key = stream.partitions[0].entries(0)
@@ -98,7 +98,7 @@ def test_one_look_tells_who_is_there_and_what_holds_the_stream_up(
 def test_a_host_whose_workers_went_silent_stays_on_the_screen(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A host without power says nothing: whoever wonders why it is slow sees the row that went red."""
+    """A host without power reports nothing, so its row turns red."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     with penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}) as writer:
         key = writer.stream.keys.paces
@@ -108,7 +108,7 @@ def test_a_host_whose_workers_went_silent_stays_on_the_screen(
         any_client.hset(key, f"w:{name}", json.dumps({**said, "seen": now_ms - ago_s * 1000}))
     record = shown(capsys)
     assert [(one["host"], one["workers"]) for one in record["workers"]] == [("gpu-8", 1)]
-    (silent,) = record["silent_workers"]  # another fleet's dead are replaced, and none of them is told of
+    (silent,) = record["silent_workers"]  # another fleet's dead workers are replaced, and none of them is reported
     assert (silent["host"], silent["workers"], 40 <= silent["seen_s"] < 100) == ("gpu-7", 2, True)
     assert main(["monitor", *QUICK]) == 0
     assert "gpu-7: silent for 4" in capsys.readouterr().out
@@ -117,11 +117,11 @@ def test_a_host_whose_workers_went_silent_stays_on_the_screen(
 
 
 def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR is a promise of many tools; escape codes in a log are noise."""
+    """NO_COLOR is a promise of many tools, and escape codes in a log are noise."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
-            """Yes."""
+            """Return True."""
             return True
 
     def drawn() -> str:
@@ -136,7 +136,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_ends_quietly_with_ctrl_c_and_prints_lines_into_a_log(any_url: str) -> None:
-    """A watcher in a log must not fill it with boxes, and to stop it is no error."""
+    """A monitor in a log must not fill it with boxes, and stopping it is not an error."""
     with penstock.Writer("train", url=any_url, spec={"x": ("uint8", (1000,))}) as writer, writer.epoch() as epoch:
         write(epoch, 3)
         command = [sys.executable, "-m", "penstock", "monitor", "train", "--every", "0.2", "--url", any_url]
@@ -163,7 +163,7 @@ def test_it_ends_quietly_with_ctrl_c_and_prints_lines_into_a_log(any_url: str) -
 def test_what_cannot_be_watched_is_one_line(
     argv: list[str], line: str, any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A typo ends at once, and not in a screen that stays empty."""
+    """A typo ends at once, and not in an empty screen."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     assert main(argv) == 1
     _, err = capsys.readouterr()

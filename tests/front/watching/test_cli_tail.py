@@ -1,4 +1,4 @@
-"""`penstock tail` follows what is written without reading it; `penstock groups reset` has a group read again."""
+"""`penstock tail` follows new entries without reading them, and `penstock groups reset` lets a group read again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATHS = os.pathsep.join(str(_ROOT / folder) for folder in ("common", "producer"
 
 @pytest.fixture
 def writer(any_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[penstock.Writer]:
-    """Two partitions, one sample of 1000 bytes an entry."""
+    """Make a writer with two partitions, and one sample of 1000 bytes an entry."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     spec = {"x": ("uint8", (1000,))}
     with penstock.Writer("train", url=any_url, spec=spec, partitions=2, tuning=penstock.Tuning(block_bytes=1)) as made:
@@ -32,7 +32,7 @@ def writer(any_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[penstock.W
 
 
 def write(writer: penstock.Writer, sizes: list[int], *, bad: int = 0) -> None:
-    """A whole epoch."""
+    """Write a whole epoch."""
     with writer.epoch(sizes=sizes) as epoch:
         for shard, size in enumerate(sizes):
             with epoch.shard(shard) as part:
@@ -68,7 +68,7 @@ def test_a_tail_tells_each_entry_once_and_where_it_lies(
 
 
 def test_a_tail_follows_until_ctrl_c(writer: penstock.Writer) -> None:
-    """It is left running in a window."""
+    """Users leave it running in a window."""
     command = [sys.executable, "-m", "penstock", "tail", "train"]
     environment = {**os.environ, "PYTHONPATH": _PATHS}
     write(writer, [1])

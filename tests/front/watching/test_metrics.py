@@ -1,4 +1,4 @@
-"""Metrics: what Prometheus reads of a real run, and that rules and dashboard ask for what there is."""
+"""Metrics: what Prometheus reads from a real run. Rules and dashboards ask only for existing metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 
 @contextmanager
 def exporting(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running ``penstock exporter`` on a free port, and where its metrics are."""
+    """Run ``penstock exporter`` on a free port, and yield it with the address of its metrics."""
     command = [sys.executable, "-m", "penstock", "exporter", "--port", "0", *arguments]
     environment = {**os.environ, "PYTHONPATH": _PATHS}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as ran:
@@ -54,7 +54,7 @@ def exporting(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def scraped(where: str) -> dict[Key, float]:
-    """All samples, as the library's own parser reads them."""
+    """Return all samples, as the library's own parser reads them."""
     with urllib.request.urlopen(where, timeout=30) as answer:
         text = answer.read().decode()
     families = list(text_string_to_metric_families(text))
@@ -63,12 +63,12 @@ def scraped(where: str) -> dict[Key, float]:
 
 
 def of(name: str, **labels: str) -> Key:
-    """One time series."""
+    """Return one time series."""
     return name, frozenset(labels.items())
 
 
 def until(where: str, holds: Callable[[dict[Key, float]], bool]) -> dict[Key, float]:
-    """Scrapes until that holds."""
+    """Scrape until the condition holds."""
     end = time.monotonic() + PATIENCE_S
     while not holds(found := scraped(where)):
         assert time.monotonic() < end, found
@@ -77,7 +77,7 @@ def until(where: str, holds: Callable[[dict[Key, float]], bool]) -> dict[Key, fl
 
 
 def write(writer: penstock.Writer, count: int) -> None:
-    """An epoch of one sample an entry."""
+    """Write an epoch with one sample an entry."""
     with writer.epoch(sizes=[count]) as epoch, epoch.shard(0) as part:
         for number in range(count):
             part.write({"x": np.full(1000, number % 251, dtype=np.uint8)})
@@ -121,7 +121,7 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
 def test_the_queues_server_is_counted_and_may_go_away_alone(
     any_url: str, any_client: Any, fresh_server: Callable[..., EmbeddedServer]
 ) -> None:
-    """Jobs that nobody takes, or that fail, are why epochs stand still; the streams' server knows nothing of them."""
+    """Jobs that no worker takes, or that fail, stop epochs, and the streams' server does not know them."""
     for name in ("train", "digits.val"):
         with penstock.Writer(name, url=any_url, spec={"x": ("uint8", (1000,))}):
             pass
@@ -150,7 +150,7 @@ def test_the_queues_server_is_counted_and_may_go_away_alone(
 
 
 def test_a_damaged_stream_leaves_the_metrics_of_the_others(any_url: str, any_client: Any) -> None:
-    """It is told once, and its metrics are back when it is repaired."""
+    """It is reported once, and its metrics return when it is repaired."""
     for name in ("one", "two"):
         with penstock.Writer(name, url=any_url, spec={"x": ("uint8", (1000,))}) as writer:
             write(writer, 5)
@@ -173,7 +173,7 @@ def test_a_damaged_stream_leaves_the_metrics_of_the_others(any_url: str, any_cli
 
 
 def queries() -> Iterator[str]:
-    """Every expression that a rule or a panel asks."""
+    """Return every expression of a rule or a panel."""
     for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
     for panel in json.loads((MONITORING / "grafana" / "penstock.json").read_text())["panels"]:
@@ -208,7 +208,7 @@ def test_the_monitoring_services_follow_the_compose_specification() -> None:
 
 
 def tool(name: str) -> str:
-    """Prometheus' own program; what its absence leaves untested is tested with the library's parser above."""
+    """Return Prometheus' own program. Without it, the library's parser above tests the same."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed")
@@ -236,7 +236,7 @@ def slow(sample, rng):
 
 
 def train(url: str) -> None:
-    """Trains on and on, faster than a worker makes samples."""
+    """Train without an end, faster than a worker makes samples."""
     with penstock.Loader(
         "train", group="resnet", batch_size=4, url=url, tuning=penstock.Tuning(member="gpu-0")
     ) as loader:
@@ -247,7 +247,9 @@ def train(url: str) -> None:
 
 @contextmanager
 def fleet(url: str, folder: Path) -> Iterator[str]:
-    """A production with a worker, a trainer and an exporter, each a process of its own; where the metrics are."""
+    """Start a production with a worker, a trainer and an exporter in separate processes, and return the metrics'
+    address.
+    """
     (folder / "photos.py").write_text(SOURCE)
     making = [sys.executable, "-m", "penstock", "produce", "dataset", "photos:data", "--transform", "photos:slow"]
     making += ["--workers", "1", "--budget", "64mb", "--url", url, "--queue-url", url]
@@ -262,7 +264,7 @@ def fleet(url: str, folder: Path) -> Iterator[str]:
 
 
 def test_what_workers_and_trainers_say_of_themselves_comes_through_one_exporter(any_url: str, tmp_path: Path) -> None:
-    """None of them serves metrics itself: a fleet that comes and goes would need a list of hosts and ports."""
+    """None of them serves metrics itself, because a changing fleet would need a list of hosts and ports."""
     with fleet(any_url, tmp_path) as where:
         ratio = of("penstock_group_wait_ratio", stream="train", group="resnet")
         wished = of("penstock_workers_wished", stream="train")
@@ -285,7 +287,7 @@ def test_a_real_prometheus_fills_every_panel_of_a_real_run(
     with fleet(server.url, tmp_path) as where, prometheus(program, where, tmp_path) as port:
         panels = json.loads((MONITORING / "grafana" / "penstock.json").read_text())["panels"]
         for query in (target["expr"] for panel in panels for target in panel["targets"]):
-            # what is shown only where something is wrong is asked for without that condition
+            # a panel that is shown only for a problem is asked without that condition
             assert asked(port, re.sub(r" > 0$", "", query.replace("$stream", ".*"))) is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules") as got:
             (group,) = json.load(got)["data"]["groups"]
@@ -295,7 +297,7 @@ def test_a_real_prometheus_fills_every_panel_of_a_real_run(
 
 @contextmanager
 def prometheus(program: str, where: str, folder: Path) -> Iterator[int]:
-    """A real one that scrapes the exporter by our configuration and rules, every second; its port."""
+    """Start a Prometheus that scrapes the exporter by our configuration and rules every second, and return its port."""
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     config["global"]["scrape_interval"] = "1s"
     config["rule_files"] = [str(MONITORING / "alerts.yml")]
@@ -316,13 +318,13 @@ def prometheus(program: str, where: str, folder: Path) -> Iterator[int]:
 
 
 def asked(port: int, query: str) -> Any:
-    """The value of one series, as soon as Prometheus has it."""
+    """Return the value of one series, as soon as Prometheus has it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={quote(query)}") as got:
                 result = json.load(got)["data"]["result"]
-        except OSError:  # it says that it listens before it does
+        except OSError:  # it reports that it listens before it does
             result = []
         if result:
             return result[0]["value"][1]

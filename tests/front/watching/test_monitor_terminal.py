@@ -1,4 +1,4 @@
-"""`penstock monitor` on a terminal of 60 columns: what it shows there, and how it leaves the terminal."""
+"""`penstock monitor` on a terminal of 60 columns: what it shows, and how it leaves the terminal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RECORD: dict[str, Any] = {
 
 
 def test_at_60_columns_every_name_and_number_is_whole() -> None:
-    """Half of a split screen is where a monitor stands: a group without its name helps nobody."""
+    """A monitor often runs in half of a split screen, and a group without its name helps no user."""
     terminal = Console(file=io.StringIO(), width=COLUMNS)
     terminal.print(drawn([RECORD], COLUMNS))
     lines = terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_at_60_columns_every_name_and_number_is_whole() -> None:
 
 @contextmanager
 def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], FileIO, int]]:
-    """A monitor in the foreground of a terminal of its own; with both ends of the terminal."""
+    """Start a monitor in the foreground of a separate terminal, and yield both ends of the terminal."""
     master, its = pty.openpty()
     ours = FileIO(master, "r+")
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
@@ -123,7 +123,7 @@ ENDS: dict[str, Callable[[subprocess.Popen[bytes], FileIO, EmbeddedServer], obje
 
 @pytest.mark.parametrize("end", ENDS)
 def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Callable[..., EmbeddedServer]) -> None:
-    """A shell that shows no letter that is typed is closed in anger."""
+    """A shell that shows no typed letter is unusable."""
     server = fresh_server()
     with monitor(server.url) as (process, ours, its):
         before = termios.tcgetattr(its)
@@ -133,7 +133,7 @@ def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Calla
         left = read_until(ours, lambda _: process.poll() is not None)
         assert process.returncode == (1 if "server" in end else 0)
         assert termios.tcgetattr(its) == before
-        left += read_until(ours, lambda text: "\x1b[?25h" in left + text)  # the cursor is seen again
+        left += read_until(ours, lambda text: "\x1b[?25h" in left + text)  # the cursor is visible again
         assert "Traceback" not in left
 
 
@@ -146,11 +146,11 @@ def test_it_ends_with_its_terminal(any_url: str) -> None:
 
 
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell that it leaves to must take lines again; back in the foreground the key works again."""
+    """The shell must take lines again, and back in the foreground the key works again."""
     ours, its = pty.openpty()
     before = termios.tcgetattr(its)
     stopped: list[bool] = []
-    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())  # this terminal is nobody's
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())  # this terminal belongs to no other job
     monkeypatch.setattr(os, "kill", lambda pid, number: stopped.append(termios.tcgetattr(its) == before))
     with os.fdopen(its, "w+b", buffering=0) as keyboard, io.TextIOWrapper(keyboard) as text:
         with quit_key(io.StringIO(), text) as works:
@@ -162,6 +162,6 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(monkeypatch: pytest.Mon
 
 
 def test_a_terminal_of_another_job_is_left_alone() -> None:
-    """In the background, changing it would stop the command; in a pipe there is none."""
+    """In the background, changing the terminal would stop the command, and a pipe has none."""
     with quit_key(io.StringIO(), io.StringIO()) as works:
         assert not works

@@ -1,4 +1,4 @@
-"""Three prepared situations, real processes: what one screen names as the cause, and that the remedy, typed, helps."""
+"""Three prepared situations with real processes: the cause that one screen names, and that its typed remedy helps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(url: str, stream: str, batch_size: str, step_s: str) -> None:
 
 
 def member(url: str, stream: str, name: str, rank: str, way: str) -> None:
-    """One of a group with a long lease, as on a host of its own: ``holds`` a batch for ever, or reads an epoch."""
+    """Join a group with a long lease, as on a separate host. It ``holds`` a batch for ever, or reads an epoch."""
     presence._PROC = Path("/proc/none")
     ranks: dict[str, Any] = (
         {"order": "canonical", "rank": int(rank), "world_size": 2} if rank != "-" else {"member": name}
@@ -71,7 +71,7 @@ def member(url: str, stream: str, name: str, rank: str, way: str) -> None:
 
 
 def write(url: str, stream: str, payload: str, limit: str) -> None:
-    """Writes on and on. Where nothing could be mounted, ``limit`` has files refused as a full file system does."""
+    """Write without an end. If no file system could be mounted, ``limit`` refuses files like a full one."""
     root, real = Path(payload.partition(":")[2]), os.posix_fallocate
 
     def fallocate(fd: int, offset: int, length: int) -> None:
@@ -88,7 +88,7 @@ def write(url: str, stream: str, payload: str, limit: str) -> None:
 
 @contextmanager
 def command(cwd: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A penstock command that runs beside the test."""
+    """Run a penstock command during the test."""
     environment = {**os.environ, "PYTHONPATH": _PATHS}
     ran = subprocess.Popen(
         [sys.executable, "-m", "penstock", *argv], cwd=cwd, env=environment, stderr=subprocess.DEVNULL
@@ -105,7 +105,7 @@ Look = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def until(capsys: pytest.CaptureFixture[str]) -> Look:
-    """Looks at a stream's screen until it names one of these causes, in these words, and so many workers."""
+    """Read a stream's screen until it names one of these causes, in these words, and this number of workers."""
 
     def look(url: str, stream: str, *causes: str, words: tuple[str, ...] = (), workers: int = 0) -> dict[str, Any]:
         end = time.monotonic() + PATIENCE_S
@@ -125,7 +125,7 @@ def until(capsys: pytest.CaptureFixture[str]) -> Look:
 
 
 def typed(remedy: str) -> list[str]:
-    """The words of a remedy, as a shell has them once it has filled in the URL."""
+    """Return the words of a remedy, after a shell has inserted the URL."""
     (line,) = [part for part in remedy.split("; ") if not part.startswith("df ")]
     return shlex.split(os.path.expandvars(line))
 
@@ -133,7 +133,7 @@ def typed(remedy: str) -> list[str]:
 def test_slow_producers_are_named_with_the_workers_that_would_do(
     any_url: str, tmp_path: Path, until: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commonest question of all: why does my GPU idle, and what do I type?"""
+    """It is the most frequent question: why does my GPU idle, and what do I type?"""
     monkeypatch.setenv("PENSTOCK_URL", any_url)  # a remedy names no URL that holds a password
     (tmp_path / "photos.py").write_text(SOURCE)
     making = ["dataset", "photos:data", "--transform", "photos:slow", "--workers", "1", "--url", any_url]
@@ -143,17 +143,18 @@ def test_slow_producers_are_named_with_the_workers_that_would_do(
         remedy = typed(found["bottleneck"]["remedy"])
         assert remedy[:2] == ["penstock", "worker"]
         assert remedy[-4:] == ["--allow", "MODULE", "--root", "DIR"]
-        remedy[-4:] = ["--allow", "photos", "--root", str(tmp_path)]  # only who queued the jobs knows these
+        # only the process that queued the jobs knows these
+        remedy[-4:] = ["--allow", "photos", "--root", str(tmp_path)]
         with command(tmp_path, *remedy[1:], "--queue-url", any_url):
             before = until(any_url, "train", "producers", "balanced", workers=2)["epochs"]
-            time.sleep(4.0)  # what is measured: four seconds of work
+            time.sleep(4.0)  # four seconds of work are measured
             after = until(any_url, "train", "producers", "balanced", workers=2)["epochs"]
         made = [sum(epoch["committed"] for epoch in epochs) for epochs in (before, after)]
         assert made[1] - made[0] > 4 * 25  # one worker makes less than 20 in a second
 
 
 def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until: Look) -> None:
-    """With a lease of five minutes nobody else takes over what a killed trainer held: somebody has to be told."""
+    """With a lease of five minutes no other member takes over what a killed trainer held, so the user must be told."""
     for stream in ("pair", "only", "ranks"):
         with (
             penstock.Writer(stream, url=any_url, spec=SPEC, tuning=penstock.Tuning(block_bytes=1)) as writer,
@@ -176,7 +177,7 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
             "ranks": "the other ranks cannot go past it: start that rank again",
         }
         for stream, name, _ in dead:
-            named = f"member {name} of group resnet was not heard of for "  # and not one that has yet to begin
+            named = f"member {name} of group resnet was not heard of for "  # but not one that has yet to begin
             until(any_url, stream, "dead member", words=(named, sayings[stream]))
         again = [stack.enter_context(child(member, any_url, *each, "reads")) for each in dead]
         assert [one.line() for one in (*again, *alive)] == ["read"] * 5
@@ -188,7 +189,7 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
 def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
     fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, until: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All three stop the same writer; each is mended in another place."""
+    """All three stop the same writer, but each is fixed in another place."""
     server = fresh_server(maxmemory_bytes=128 << 20)
     monkeypatch.setenv("PENSTOCK_URL", server.url)
     with (
@@ -227,7 +228,7 @@ def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
 
 @contextmanager
 def small_disk(root: Path, nbytes: int) -> Iterator[tuple[Path, int]]:
-    """A file system of so many bytes, and 0; or a folder, and the bytes after which the writer is to be refused."""
+    """Return a small file system and 0, or a folder and the bytes after which the writer must be refused."""
     mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "penstock-test", str(root)]
     is_real = False
     with suppress(OSError):
