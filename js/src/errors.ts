@@ -35,6 +35,9 @@ export class SpecMismatch extends PenstockError {}
 /** A sample or an entry exceeds the limits of the wire format. */
 export class TooLarge extends PenstockError {}
 
+/** A tensor of TF.js does not hold an integer of the stream exactly. */
+export class TensorRange extends PenstockError {}
+
 /** The server has no stream of this name. */
 export class StreamNotFound extends PenstockError {}
 

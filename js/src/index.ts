@@ -1,3 +1,14 @@
+export type { RowShuffle } from "./adapters/rows.js";
+export type { Cast } from "./adapters/tensors.js";
+export type { TfLike } from "./adapters/tf.js";
+export {
+  type BatchSource,
+  type DatasetControls,
+  type DatasetOptions,
+  dataset,
+  type Names,
+  type StepCallback,
+} from "./adapters/tfjs.js";
 export { Batch, type Identity, type Span } from "./batch.js";
 export * from "./errors.js";
 export type { LoaderBatch } from "./group/batch.js";

@@ -1,4 +1,4 @@
-// What docs/javascript.md shows runs, and prints what its comments say.
+// What the pages on JavaScript show runs, and prints what its comments say.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
@@ -6,7 +6,7 @@ import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { startPeer } from "./peer.mjs";
 
-const PAGE = readFileSync(new URL("../../docs/javascript.md", import.meta.url), "utf8");
+const PAGES = ["javascript", "tensorflow-js", "coming-from-process-send"];
 const PACKAGE = fileURLToPath(new URL("..", import.meta.url));
 
 let peer;
@@ -14,12 +14,19 @@ let peer;
 before(async () => {
   peer = await startPeer();
   await peer.ask("produce", { stream: "train", spec: "fixed", sizes: [60, 40] });
+  await peer.ask("digits");
+  await peer.ask("produce_files");
 });
 
 after(() => peer.close());
 
-for (const [index, [, code]] of [...PAGE.matchAll(/^```js\n(.*?)^```/gms)].entries()) {
-  test(`block ${index} prints what its comments say`, () => {
+const blocks = PAGES.flatMap((page) => {
+  const text = readFileSync(new URL(`../../docs/${page}.md`, import.meta.url), "utf8");
+  return [...text.matchAll(/^```js\n(.*?)^```/gms)].map(([, code], index) => [`block ${index} of ${page}.md`, code]);
+});
+
+for (const [name, code] of blocks) {
+  test(`${name} prints what its comments say`, () => {
     const printed = execFileSync(process.execPath, ["--input-type=module", "--eval", code], {
       cwd: PACKAGE,
       encoding: "utf8",

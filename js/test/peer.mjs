@@ -17,7 +17,7 @@ export async function startPeer() {
     url,
     /** Call a function of peer.py. */
     async ask(name, options = {}) {
-      const isReader = /^(replay|produce|load|audit|feed)/.test(name);
+      const isReader = /^(replay|produce|load|audit|feed|digits)/.test(name);
       child.stdin.write(`${JSON.stringify([name, isReader ? { url, ...options } : options])}\n`);
       const { error, answer: found } = await answer();
       if (error !== undefined) throw new Error(error);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from penstock_common.wire.ragged import Ragged
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
     "digits": {"2": ("float32", (2,)), "1": ("bfloat16", ()), "b": ("bool", (3,)), "c": ("complex64", ())},
+    "numbers": {"x": ("float32", (2,)), "y": ("int64", ())},
     "ragged": {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int32", ())},
 }
 
@@ -39,6 +41,8 @@ def sample(spec: str, seed: int) -> dict[str, Any]:
                 "b": rng.random(3) < 0.5,
                 "c": np.complex64(complex(seed, -seed)),
             }
+        case "numbers":
+            return {"x": np.asarray([seed, seed + 0.5], np.float32), "y": np.int64(seed)}
         case _:
             return {
                 "boxes": rng.random((seed % 4, 4), dtype=np.float32),
@@ -68,6 +72,32 @@ def produce(
                                 shard.quarantine("made bad on purpose")
                             else:
                                 shard.write(sample(spec, 100_000 * number + 1000 * index + offset))
+
+
+def digits(url: str) -> None:
+    """Write scikit-learn's digits to two streams. Every fifth one is held out for a test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(1797).permutation(len(images))
+    held_out = np.arange(len(order)) % 5 == 0
+    spec = {"x": ("uint8", (8, 8)), "y": ("int64", ())}
+    for stream, chosen in (("digits.train", order[~held_out]), ("digits.test", order[held_out])):
+        with penstock.Writer(stream, spec=spec, url=url) as writer, writer.epoch() as epoch:
+            for index in chosen:
+                epoch.write({"x": images[index].reshape(8, 8).astype(np.uint8), "y": labels[index]})
+
+
+def produce_files(url: str) -> None:
+    """Write JPEG and WebP files as they are to a stream."""
+    from PIL import Image
+
+    spec = {"file": ("bytes", ()), "y": ("int64", ())}
+    with penstock.Writer("files", spec=spec, url=url) as writer, writer.epoch() as epoch:
+        for number in range(16):
+            file = io.BytesIO()
+            Image.new("RGB", (60, 40), (16 * number, 0, 0)).save(file, "JPEG" if number % 2 else "WEBP")
+            epoch.write({"file": file.getvalue(), "y": number})
 
 
 def open_epoch(stream: str, url: str) -> None:

@@ -1,4 +1,6 @@
 import { randomBytes } from "node:crypto";
+import type { TfLike } from "../adapters/tf.js";
+import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { BadOption, EpochIncomplete, GroupFinished, PenstockError, StreamNotFound, WaitTimeout } from "../errors.js";
 import { near } from "../near.js";
 import { SegmentReader } from "../segments/reader.js";
@@ -128,6 +130,14 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       // below it: something handed back is still due
       if (!runsOn && !isEmpty && reading.cursor >= epoch) return;
     }
+  }
+
+  /**
+   * Return the batches as a `tf.data.Dataset`, each iteration an epoch. It needs `acknowledge: "manual"`, and acknowledges a
+   * batch after the steps that used it. See `dataset`.
+   */
+  dataset<T extends TfLike>(tf: T, options: DatasetOptions): ReturnType<T["data"]["generator"]> & DatasetControls {
+    return dataset(this, tf, options);
   }
 
   /**

@@ -1,14 +1,16 @@
+import type { TfLike } from "../adapters/tf.js";
+import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { type Batch, BatchBuilder, sampleBytes } from "../batch.js";
 import { BadEntry, BadOption, StateMismatch } from "../errors.js";
 import { decodeWhole } from "../segments/decode.js";
 import { SegmentReader } from "../segments/reader.js";
 import { bytesOf, entriesOf, Server, type ServerOptions } from "../server/server.js";
+import { ShuffleOrder, type ShuffleWindow } from "../shuffle/shuffle.js";
 import { loadStream, partitionOf, requireSpec, type Stream } from "../stream/stream.js";
 import { whole } from "../whole.js";
 import { type Block, offsetsOf } from "../wire/codec.js";
 import type { Spec } from "../wire/spec.js";
 import { type PlacedRecord, RetainedEpoch } from "./retained.js";
-import { ShuffleOrder, type ShuffleWindow } from "./shuffle.js";
 
 const PREFETCH_BYTES = 64 * 2 ** 20;
 /** The payload that is asked for before the first of it arrives. */
@@ -123,6 +125,11 @@ export class Replay implements AsyncIterable<Batch> {
   state(): ReplayState {
     if (this.#known === null) throw new BadOption("a replay has no state before its first batch, or `open()`");
     return { ...this.#identity(this.#known), ...this.#handed };
+  }
+
+  /** Return the batches as a `tf.data.Dataset`, each iteration a pass. See `dataset`. */
+  dataset<T extends TfLike>(tf: T, options: DatasetOptions): ReturnType<T["data"]["generator"]> & DatasetControls {
+    return dataset(this, tf, options);
   }
 
   /** Release the epoch, and close the connection unless `client` was given. */

@@ -1,0 +1,35 @@
+// What the package needs of the namespace `tf` of @tensorflow/tfjs, which the user gives. Nothing of it is imported.
+import type { TensorData } from "./tensors.js";
+
+/** The namespace `tf` of `@tensorflow/tfjs`, as a caller's types have it. */
+export interface TfLike {
+  readonly Tensor: abstract new (...args: never[]) => object;
+  tensor(values: TensorData["values"], shape: number[], dtype: TensorData["dtype"]): unknown;
+  tidy(run: () => never): unknown;
+  readonly data: {
+    readonly Dataset: abstract new () => object;
+    generator(make: () => never): unknown;
+  };
+}
+
+/** The same as it is at run time. The generic types of TensorFlow.js do not fit an interface. */
+export interface Tf {
+  readonly Tensor: new () => object;
+  tensor(values: TensorData["values"], shape: number[], dtype: TensorData["dtype"]): unknown;
+  tidy(run: () => unknown): unknown;
+  readonly data: {
+    readonly Dataset: new () => object;
+    generator(make: () => Promise<TfIterator>): TfDataset;
+  };
+}
+
+/** An iterator of tf.data. It is never told that nobody needs it any more. */
+export interface TfIterator {
+  next(): Promise<IteratorResult<unknown, unknown>>;
+}
+
+export interface TfDataset {
+  iterator(): Promise<TfIterator>;
+  batch(size: number): TfDataset;
+  shuffle(size: number, seed?: string, reshuffleEachIteration?: boolean): TfDataset;
+}

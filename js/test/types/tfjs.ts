@@ -1,0 +1,22 @@
+// This compiles: the user's `tf` fits the package's types, and a dataset is one that fitDataset takes.
+import * as tf from "@tensorflow/tfjs";
+import { dataset, replay } from "../../dist/index.js";
+
+type Element = { xs: tf.Tensor; ys: tf.Tensor };
+
+export async function train(model: tf.LayersModel): Promise<tf.History> {
+  await using data = replay("train", { epoch: 0, batchSize: 32 }).dataset(tf, { xs: "x", ys: ["y"], cast: "native" });
+  const scaled: tf.data.Dataset<tf.TensorContainer> = data.map((value) => {
+    const { xs, ys } = value as Element;
+    return { xs: xs.div(255), ys };
+  });
+  const history = await model.fitDataset(scaled.prefetch(2), { epochs: 2, callbacks: [data.callback] });
+  data.throwIfFailed();
+  return history;
+}
+
+export function zipped(): tf.data.Dataset<tf.TensorContainer> {
+  const named = { xs: { input: "a" }, batchSize: null, shuffle: { window: 100, seed: 1 } };
+  const source = replay("train", { epoch: 0, batchSize: 32 });
+  return tf.data.zip({ one: dataset(source, tf, named), two: dataset(source, tf, { xs: "b" }) });
+}
