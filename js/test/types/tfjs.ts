@@ -1,6 +1,6 @@
 // This compiles: the user's `tf` fits the package's types, and a dataset is one that fitDataset takes.
 import * as tf from "@tensorflow/tfjs";
-import { dataset, replay } from "../../dist/index.js";
+import { dataset, load, replay } from "../../dist/index.js";
 
 type Element = { xs: tf.Tensor; ys: tf.Tensor };
 
@@ -19,4 +19,11 @@ export function zipped(): tf.data.Dataset<tf.TensorContainer> {
   const named = { xs: { input: "a" }, batchSize: null, shuffle: { window: 100, seed: 1 } };
   const source = replay("train", { epoch: 0, batchSize: 32 });
   return tf.data.zip({ one: dataset(source, tf, named), two: dataset(source, tf, { xs: "b" }) });
+}
+
+export async function asMember(model: tf.LayersModel): Promise<void> {
+  const loader = load("train", { group: "resnet", batchSize: 32, acknowledge: "manual" });
+  const data = loader.dataset(tf, { xs: { input: "x" }, ys: "y" });
+  await model.fitDataset(data.prefetch(2), { epochs: 1, callbacks: { onBatchEnd: () => data.callback.onBatchEnd() } });
+  await data.close();
 }
