@@ -313,7 +313,7 @@ def test_a_training_command_that_cannot_start_is_explained(
     command: str, answer: str, server: EmbeddedServer, folder: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """An error "No such file" about an existing file does not help."""
+    """An error of "No such file" about an existing file does not help."""
     monkeypatch.chdir(folder)
     (folder / "train.py").write_text("import penstock\n")
     monkeypatch.setenv("PENSTOCK_URL", server.url)
