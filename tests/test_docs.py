@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock_common.tuning import FIELDS, LEASE_S, PREFETCH_BYTES
+from penstock_common.tuning import FIELDS
 from penstock_common.waiting import to_stderr
+from penstock_consumer.read.loader import LEASE_S, PREFETCH_BYTES
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
@@ -81,8 +83,8 @@ SETTINGS = {
     "Retention": "stream:retention",
     "Durability": "stream:durability",
     "Payload": "stream:payload",
-    "Prefetch": "penstock_common.tuning:PREFETCH_BYTES",
-    "Lease": "penstock_common.tuning:LEASE_S",
+    "Prefetch": "penstock_consumer.read.loader:PREFETCH_BYTES",
+    "Lease": "penstock_consumer.read.loader:LEASE_S",
     "Wait for a stream that never appears": "penstock_consumer.read.loader:STARTUP_S",
     "Patience with a server that is away": "penstock_common.waiting:OUTAGE_S",
     "Bad samples that fail an epoch": "penstock_producer.jobs.fill:MAX_BAD",
@@ -269,3 +271,13 @@ def test_every_decision_is_told_alike() -> None:
         assert number, path.name
         assert int(number[1]) == int(path.name[:4]), path.name
         assert all(f"**{word}.**" in text for word in ("Decided", "Why", "The price")), path.name
+
+
+# --- diagrams ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_diagrams_are_what_their_script_draws() -> None:
+    """A picture that was changed by hand is lost with the next run of the script."""
+    diagrams = runpy.run_path(str(DOCS / "img" / "diagrams.py"))["DRAWINGS"]
+    for name, draw in diagrams.items():
+        assert (DOCS / "img" / name).read_text(encoding="utf-8") == draw().svg(), "run python docs/img/diagrams.py"
