@@ -28,6 +28,14 @@ PACKAGES = {
     "penstock": "front",
 }
 NEWER = ("3.12", "3.13", "3.14")
+NUMPY_TRAINING = """
+import penstock
+
+with penstock.Loader("train", group="resnet", batch_size=64) as loader:
+    for _ in range(3):
+        for batch in loader:
+            print(batch["x"].shape)
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -84,18 +92,6 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     shutil.rmtree(folder)
 
 
-def readme_snippets() -> list[str]:
-    """The README's unnamed ```python blocks, in order; those with a file name need extras (tests/test_readme.py)."""
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-
-
-def run_readme(environment: Path, cwd: Path, **variables: str) -> str:
-    """Run the README's snippets as one script in ``environment``; returns what they printed."""
-    script = cwd / "readme.py"
-    script.write_text("\n".join(readme_snippets()))
-    return _run(environment / "bin" / "python", "-W", "error", script, cwd=cwd, **variables)
-
-
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     """A misspelt package, a test or a note inside the wheel would reach every user."""
     with zipfile.ZipFile(wheel) as archive:
@@ -137,21 +133,29 @@ def test_every_dependency_is_declared(installed: Path, tmp_path: Path) -> None:
     _run(sys.executable, "-m", "pip", "--python", installed / "bin" / "python", "check", cwd=tmp_path)
 
 
-def test_the_readme_runs(installed: Path, any_url: str, tmp_path: Path) -> None:
-    """The first lines a user copies must work as they stand, in order, on an empty server."""
-    assert readme_snippets()
-    run_readme(installed, tmp_path, PENSTOCK_URL=any_url)
+def test_writer_loader_and_replay_run_without_an_extra(installed: Path, any_url: str, tmp_path: Path) -> None:
+    """A program that writes and reads needs the wheel and its dependencies only."""
+    recipe, *_ = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "howto.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    script = tmp_path / "own.py"
+    script.write_text(recipe)
+    _run(installed / "bin" / "python", "-W", "error", script, cwd=tmp_path, PENSTOCK_URL=any_url)
 
 
 def test_the_readmes_first_command_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """A module that only the workers import, or an extra that forgets a package, shows in a fresh environment only."""
+    """A module that only the workers import, or an extra that forgets a package, shows in a fresh environment only.
+
+    The script reads numpy batches, because torch is no part of the two extras.
+    """
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)
     wanted = f"{wheel}[producer,embedded]"
     python = environment / "bin" / "python"
     _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wanted, cwd=tmp_path)
     write_workplace(tmp_path)
+    (tmp_path / "train.py").write_text(NUMPY_TRAINING)
     (line,) = (line for line in command_lines() if line.startswith("penstock run"))
     path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
     told = _run(*shlex.split(line), cwd=tmp_path, PATH=path, PENSTOCK_URL="")
-    assert told.count("64, 64, 3)") == EPOCHS
+    assert told.count("(24, 64, 64, 3)") == EPOCHS

@@ -33,11 +33,12 @@ def test_the_recipes_do_what_they_say(any_url: str, any_client: Any, monkeypatch
     shell, *_ = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     for line in shell.splitlines():
         assert main(line.split()[1:]) == 0
-    several, checkpoints, exact, ranks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    own, several, checkpoints, exact, ranks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {
         "train_resnet": trains("resnet"), "train_vit": trains("vit"), "train": trains("safe"),
         "save_model": lambda: saved.append(len(seen["safe"])),
     }  # fmt: skip
+    exec(own, names)
     exec(several, names)
     assert sorted(seen["resnet"]) == sorted(seen["vit"]) == list(range(100))
     exec(checkpoints, names)
