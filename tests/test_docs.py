@@ -119,13 +119,15 @@ def argument_tables() -> dict[str, dict[str, str]]:
 
 
 TUNING: Mapping[str, Mapping[str, Any]] = {
-    "Loader": {"prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr},
+    "Loader": {
+        "create": True, "prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr,
+    },
     "Replay": {"prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr},
     "Files": {"prefetch_bytes": PREFETCH_BYTES, "views": False, "notify": to_stderr},
     "Writer": {"checksum": True, "notify": to_stderr},
     "produce": {
-        "seed": 0, "block_samples": BLOCK_SAMPLES, "on_error": "quarantine", "sample_limit_s": SAMPLE_LIMIT_S,
-        "notify": to_stderr,
+        "shuffle": True, "seed": 0, "block_samples": BLOCK_SAMPLES, "on_error": "quarantine",
+        "sample_limit_s": SAMPLE_LIMIT_S, "notify": to_stderr,
     },
 }  # fmt: skip
 """What stands for None in a field of a Tuning."""

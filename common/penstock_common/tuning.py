@@ -45,6 +45,8 @@ class Tuning:
     Args:
         member: Loader: the name of this process in the group. A process that restarts under its name continues with
             what it held. The default is host and process id.
+        create: Loader: whether a group that does not exist is made, which is the default. It is announced if the
+            stream has other groups.
         timeout_s: Loader: the longest wait in seconds. The default waits without limit and says for what, but at most
             60 s for a stream or a first epoch that never comes.
         remainder: Loader: the use of a last step that the epoch does not fill. 'pad' fills it with the epoch's first
@@ -59,13 +61,15 @@ class Tuning:
         checksum: Writer: whether entries carry checksums, which they do by default.
         room_wait_s: Writer: the longest wait in seconds for space in a full budget. The default waits without limit
             and says why.
+        shuffle: produce: whether each epoch has an order of its own, which is the default.
         seed: produce: the seed of the order and of the samples' random numbers.
         block_transform: produce: a function of ``block_samples`` samples at once, or its import name.
         block_samples: produce: the samples of one block.
         shard_samples: produce: the samples of one job. The default follows from the number of workers.
         budget_bytes: produce: the payload bytes that a new stream may hold.
         retention: produce: the policy of a new stream.
-        durability: produce: what must have happened to a write before it counts as committed.
+        durability: Writer, produce: what must have happened to a write before it counts as committed: ``memory``,
+            ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. None keeps the value of a stream that exists.
         on_error: produce: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip"
             accepts any number of them, and "fail" ends the epoch at the first one.
         sample_limit_s: produce: the seconds after which a sample counts as hanging.
@@ -78,6 +82,7 @@ class Tuning:
     """
 
     member: str | None = None
+    create: bool | None = None
     timeout_s: float | None = None
     remainder: Literal["pad", "drop", "keep"] | None = None
     prefetch_bytes: int | None = None
@@ -86,6 +91,7 @@ class Tuning:
     block_bytes: int | None = None
     checksum: bool | None = None
     room_wait_s: float | None = None
+    shuffle: bool | None = None
     seed: int | None = None
     block_transform: Callable[..., Any] | str | None = None
     block_samples: int | None = None
@@ -100,13 +106,13 @@ class Tuning:
 
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "Loader": ("member", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "views", "notify"),
+    "Loader": ("member", "create", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "views", "notify"),
     "Replay": ("prefetch_bytes", "lease_s", "views", "notify"),
     "Files": ("prefetch_bytes", "views", "notify"),
-    "Writer": ("block_bytes", "checksum", "room_wait_s", "notify"),
+    "Writer": ("block_bytes", "checksum", "durability", "room_wait_s", "notify"),
     "produce": (
-        "seed", "block_transform", "block_samples", "shard_samples", "budget_bytes", "retention", "durability",
-        "on_error", "sample_limit_s", "worker_memory_bytes", "notify",
+        "shuffle", "seed", "block_transform", "block_samples", "shard_samples", "budget_bytes", "retention",
+        "durability", "on_error", "sample_limit_s", "worker_memory_bytes", "notify",
     ),
 }  # fmt: skip
 """Call -> the fields of a Tuning that it takes. Until the next version each is also an argument of the call."""

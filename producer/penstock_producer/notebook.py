@@ -140,7 +140,6 @@ def produce(
     workers: int = 2,
     epochs: int = 1,
     url: str | None = None,
-    shuffle: bool = True,
     spec: Mapping[str, Any] | None = None,
     wait: bool = False,
     tuning: Tuning | None = None,
@@ -156,11 +155,10 @@ def produce(
         workers: the number of processes, at least 1.
         epochs: how many epochs are produced.
         url: the server's address. None means the one in the environment.
-        shuffle: whether each epoch has an order of its own.
         spec: the tensors' dtypes and shapes. None means that the first sample decides.
         wait: whether the call returns only after everything is produced.
-        tuning: rarely changed options: seed, block_transform, block_samples, shard_samples, budget_bytes, retention,
-            durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
+        tuning: rarely changed options: shuffle, seed, block_transform, block_samples, shard_samples, budget_bytes,
+            retention, durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
 
     Returns:
         The production, which continues in the background unless ``wait`` is true.
@@ -205,9 +203,9 @@ def produce(
     url = url or settings.url
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
-        shuffle=shuffle, shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes, retention=tuning.retention,
-        durability=tuning.durability, on_error=tuning.on_error or "quarantine", sample_limit_s=sample_limit_s,
-        block_transform=block_transform, block_samples=block_samples,
+        shuffle=chosen(tuning.shuffle, True), shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes,
+        retention=tuning.retention, durability=tuning.durability, on_error=tuning.on_error or "quarantine",
+        sample_limit_s=sample_limit_s, block_transform=block_transform, block_samples=block_samples,
     )  # fmt: skip
     options = WorkerOptions(
         url=url, queue_url=settings.named_queue_url or url, queue=f"penstock-{secrets.token_hex(4)}",

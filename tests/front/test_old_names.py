@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,12 @@ def test_each_old_argument_is_warned_of(call: str, field: str) -> None:
         pytest.raises(Exception, match=r"\w"),
     ):
         CALLS[call](**{field: object()})
+
+
+@pytest.mark.parametrize("call", FIELDS)
+def test_a_call_has_nine_arguments_at_most(call: str) -> None:
+    """A user reads the whole signature in an editor's tooltip. What most leave as it is belongs to the tuning."""
+    assert len(inspect.signature(getattr(penstock, call)).parameters) <= 9
 
 
 @pytest.mark.parametrize("call", FIELDS)

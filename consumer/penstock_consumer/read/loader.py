@@ -173,7 +173,6 @@ class Loader(StageMethods, Passing):
         batch_size: int,
         url: str | None = None,
         start: str | int = "resume",
-        create: bool = True,
         wait: bool = True,
         acknowledge: Acknowledge = "on_next",
         order: Canonical | Literal["canonical"] | None = None,
@@ -188,19 +187,18 @@ class Loader(StageMethods, Passing):
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
             start: 'resume' continues where the group stands. 'earliest', or the number of an epoch, makes the group
                 read again from there.
-            create: whether a group that does not exist is made. It is announced if the stream has other groups.
             wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
                 process prepares is always waited for.
             acknowledge: when a batch counts as trained on; see the class.
             order: `Canonical(rank, world_size)` makes this loader one rank of an ordered group. 'canonical' is the only
                 rank of one. None is shared reading.
-            tuning: what most trainings leave as it is: member, timeout_s, remainder, prefetch_bytes, lease_s, views,
-                notify. See `Tuning`.
+            tuning: what most trainings leave as it is: member, create, timeout_s, remainder, prefetch_bytes, lease_s,
+                views, notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
             StreamNotFound: the stream does not exist, with ``wait=False``.
-            GroupNotFound: the group does not exist, with ``create=False``.
+            GroupNotFound: the group does not exist, with ``Tuning(create=False)``.
             GroupBusy: ranks of another world size are alive.
             GroupKindMismatch: the group is read in another order, or with another batch size.
             EpochsReleased: the group had stopped holding data, and lost epochs.
@@ -236,7 +234,7 @@ class Loader(StageMethods, Passing):
         self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
         self._options = LoaderOptions(
             start=start,
-            create=create,
+            create=chosen(tuning.create, True),
             batch_size=batch_size,
             prefetch_bytes=prefetch_bytes,
             lease_s=lease_s,

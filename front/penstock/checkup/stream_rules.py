@@ -45,7 +45,7 @@ def durability(facts: StreamFacts) -> Finding:
     if wanted.fsync and not facts.has_waitaof:
         return Finding(
             "durability", "error", f"the stream wants {facts.durability}, and the server has no WAITAOF",
-            "install Redis 7.2 or Valkey; or make the stream with durability='memory'",
+            "install Redis 7.2 or Valkey; or make the stream with the durability memory",
         )  # fmt: skip
     if wanted.fsync and not facts.is_aof:
         return Finding(

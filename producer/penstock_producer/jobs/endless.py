@@ -20,15 +20,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
-from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
-from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
-from penstock_producer.write.writer import Writer, WriterHooks
+from penstock_producer.write.writer import WriterHooks
 
 TELL_S = 0.2
 """The time between two progress reports of the process that feeds."""
@@ -260,19 +259,7 @@ class _Feeder:
         )  # fmt: skip
         self._bad_before: list[str] = []
         """Bad items before the first good one, which a stream without spec needs to begin."""
-        spec = plan.spec if plan.spec is not None else source.spec
-        self._writer = Writer(
-            plan.stream,
-            url=url,
-            spec=spec,
-            partitions=plan.partitions,
-            budget_bytes=plan.budget_bytes,
-            tuning=Tuning(block_bytes=plan.block_bytes, notify=tell.say),
-            retention=plan.retention,
-            durability=plan.durability,
-            payload=plan.payload,
-            info=source.info,
-        )
+        self._writer = open_writer(plan, url, tell.say, spec=source.spec, info=source.info)
         WriterHooks(self._writer).stop_when(lambda: stop.is_set)
 
     def feed(self) -> None:

@@ -18,7 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.tuning import Tuning
+from penstock_common.waiting import Notify
 from penstock_common.wire.limits import MAX_SHARD_SAMPLES
+from penstock_common.wire.spec import Spec, SpecLike
 from penstock_producer.jobs.task import MaxBad, OnError
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import SourceConfig
@@ -26,6 +29,7 @@ from penstock_producer.sources.names import is_token
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import BLOCK_SAMPLES
+from penstock_producer.write.writer import Writer
 
 AHEAD = 2
 """Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
@@ -71,6 +75,22 @@ class ProductionPlan(BaseModel):
     """The place of payloads (segments/plane.py). None takes the stream's. Jobs need not name it, because the stream
     knows.
     """
+
+
+def open_writer(
+    plan: ProductionPlan,
+    url: str,
+    notify: Notify,
+    *,
+    spec: SpecLike | Spec | None = None,
+    info: Mapping[str, Any] | None = None,
+) -> Writer:
+    """Open the plan's stream, and make it if it does not exist. ``spec`` holds where the plan has none."""
+    return Writer(
+        plan.stream, url=url, spec=plan.spec if plan.spec is not None else spec, partitions=plan.partitions,
+        budget_bytes=plan.budget_bytes, retention=plan.retention, payload=plan.payload, info=info,
+        tuning=Tuning(block_bytes=plan.block_bytes, durability=plan.durability, notify=notify),
+    )  # fmt: skip
 
 
 def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | None = None) -> str:

@@ -38,7 +38,6 @@ from penstock_common.stream.streams import (
     require_there,
     set_plan,
 )
-from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
@@ -51,6 +50,7 @@ from penstock_producer.jobs.plan import (
     count_samples,
     default_shard_samples,
     find_epochs,
+    open_writer,
     plan_fingerprint,
 )
 from penstock_producer.jobs.progress import (
@@ -70,7 +70,7 @@ from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
-from penstock_producer.write.writer import Writer, WriterHooks
+from penstock_producer.write.writer import WriterHooks
 
 TICK_MS = 200
 CARE_S = 5.0
@@ -145,19 +145,7 @@ class Production:
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
         self._tasted = seen_through(self._source, plan.block_transform)
-        spec = plan.spec if plan.spec is not None else self._tasted.spec
-        self._writer = Writer(
-            plan.stream,
-            url=options.url,
-            spec=spec,
-            partitions=plan.partitions,
-            budget_bytes=plan.budget_bytes,
-            tuning=Tuning(block_bytes=plan.block_bytes, notify=self._notify),
-            retention=plan.retention,
-            durability=plan.durability,
-            payload=plan.payload,
-            info=self._source.info,
-        )
+        self._writer = open_writer(plan, options.url, self._notify, spec=self._tasted.spec, info=self._source.info)
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)

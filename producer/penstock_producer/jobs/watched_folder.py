@@ -19,12 +19,11 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched import load_watched, note_made, take_files
-from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet
-from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
 from penstock_producer.jobs.watchdog import WorkerDeath
@@ -32,7 +31,6 @@ from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import ImagesConfig
 from penstock_producer.sources.files import SourceFile, shown
 from penstock_producer.sources.image_files import images_below
-from penstock_producer.write.writer import Writer
 
 WHOLE_AFTER_S = 3.0
 """A file is complete when its size and time have not changed for this long. A file that is written with longer pauses
@@ -121,16 +119,7 @@ class FolderWatch:
         found = find_stream(self._client, plan.stream)
         if found is not None:
             return found
-        with Writer(
-            plan.stream,
-            url=self._options.url,
-            partitions=plan.partitions,
-            budget_bytes=plan.budget_bytes,
-            tuning=Tuning(block_bytes=plan.block_bytes, notify=self._notify),
-            retention=plan.retention,
-            durability=plan.durability,
-            payload=plan.payload,
-        ) as writer:
+        with open_writer(plan, self._options.url, self._notify) as writer:
             return writer.stream
 
     def run(self) -> Iterator[ProductionProgress | None]:

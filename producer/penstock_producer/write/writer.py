@@ -88,15 +88,14 @@ class Writer:
         partitions: int | None = None,
         budget_bytes: int | None = None,
         retention: str | None = None,
-        durability: str | None = None,
         payload: str | None = None,
         info: Mapping[str, Any] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """Open the stream, and make it if it does not exist.
 
-        For an existing stream, None keeps its value. ``retention`` and ``durability`` change those of an existing
-        stream.
+        For an existing stream, None keeps its value. ``retention`` and the tuning's ``durability`` change those of an
+        existing stream.
 
         Args:
             stream: the stream's name.
@@ -106,12 +105,10 @@ class Writer:
             budget_bytes: the payload bytes that a new stream may hold. None means 1 GiB, or half of what the other
                 streams leave of the server's maxmemory if that is less.
             retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
-            durability: what must have happened to a write before it counts as committed: ``memory``, ``fsync``,
-                ``replicas=2`` or ``fsync+replicas=2``.
             payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
                 folder that all readers see.
             info: facts about the stream that JSON can hold, for its readers.
-            tuning: rarely changed options: block_bytes, checksum, room_wait_s, notify. See `Tuning`.
+            tuning: rarely changed options: block_bytes, checksum, durability, room_wait_s, notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -132,6 +129,7 @@ class Writer:
         self._client: Client = connect(url or settings.url, bears_outages=notify)
         self._checksum, self._room_wait_s, self._notify = chosen(tuning.checksum, True), room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
+        durability = tuning.durability
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
