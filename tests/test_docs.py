@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock_common.tuning import FIELDS
+from penstock_common.tuning import FIELDS, LEASE_S, PREFETCH_BYTES
 from penstock_common.waiting import to_stderr
-from penstock_consumer.read.loader import LEASE_S, PREFETCH_BYTES
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
@@ -83,8 +82,8 @@ SETTINGS = {
     "Retention": "stream:retention",
     "Durability": "stream:durability",
     "Payload": "stream:payload",
-    "Prefetch": "penstock_consumer.read.loader:PREFETCH_BYTES",
-    "Lease": "penstock_consumer.read.loader:LEASE_S",
+    "Prefetch": "penstock_common.tuning:PREFETCH_BYTES",
+    "Lease": "penstock_common.tuning:LEASE_S",
     "Wait for a stream that never appears": "penstock_consumer.read.loader:STARTUP_S",
     "Patience with a server that is away": "penstock_common.waiting:OUTAGE_S",
     "Bad samples that fail an epoch": "penstock_producer.jobs.fill:MAX_BAD",

@@ -206,7 +206,7 @@ def test_only_settings_reads_the_environment() -> None:
 def test_only_the_command_prints() -> None:
     """A library that prints breaks somebody's pipe."""
     found = {_name(p) for p in _package_files() if any(map(_writes_output, ast.walk(ast.parse(p.read_text()))))}
-    rooms = ("front/penstock/cli/", "front/penstock/demo.py", "front/penstock/__main__.py")
+    rooms = ("front/penstock/cli/", "front/penstock/demo/", "front/penstock/__main__.py")
     assert {name for name in found if not name.startswith(rooms)} == set()
 
 
@@ -222,7 +222,7 @@ def test_only_one_module_spells_keys() -> None:
 TRESPASSES = {
     "front/penstock/trespass.py": "import redis.client, rq.job, torch.nn, PIL.Image",
     "front/penstock/bench/trespass.py": "import penstock.cli",
-    "front/penstock/demo.py": "import penstock_common",
+    "front/penstock/demo/script.py": "import penstock_common",
     "common/penstock_common/wire/trespass.py": "import os.path, time, penstock_common.stream",
     "common/penstock_common/stream/groups/trespass.py": "import penstock_common.stream.index",
     "consumer/penstock_consumer/stages/trespass.py": "import penstock_common.stream, penstock_producer",
@@ -393,9 +393,13 @@ def test_every_command_shows_an_example(command: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_has_a_file_of_its_own(command: str) -> None:
-    """A stranger who types `penstock server` knows which file to open."""
-    assert COMMANDS[command].module == f"penstock.cli.{command}"
-    assert (ROOT / "front" / "penstock" / "cli" / f"{command}.py").exists()
+    """A stranger who types `penstock server` knows which file to open.
+
+    The demo stands above the command line, because it also uses the public names.
+    """
+    module = "penstock.demo.command" if command == "demo" else f"penstock.cli.{command}"
+    assert COMMANDS[command].module == module
+    assert (ROOT / "front" / f"{module.replace('.', '/')}.py").exists()
 
 
 def test_documents_name_no_host_and_no_home() -> None:

@@ -15,6 +15,12 @@ from penstock_common.waiting import Notify
 P = ParamSpec("P")
 R = TypeVar("R")
 
+PREFETCH_BYTES = 64 << 20
+"""The payload bytes that are received and not yet trained on, by default."""
+LEASE_S = 30.0
+"""The time after which others may take what a silent member holds, by default. A replay that has not renewed its lease
+for this long no longer keeps its epoch."""
+
 
 @dataclass(frozen=True, slots=True)
 class Canonical:

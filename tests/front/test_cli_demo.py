@@ -12,8 +12,8 @@ import pytest
 
 from penstock.__main__ import main
 from penstock.cli.console import Console
-from penstock.cli.demo import DemoResult, as_json, failures, report
-from penstock.demo import DemoOptions, DemoOutcome, NumpyModel, TrainerProcess, TrainerTask, augment, plain
+from penstock.demo.command import DemoResult, as_json, failures, report
+from penstock.demo.script import DemoOptions, DemoOutcome, NumpyModel, TrainerProcess, TrainerTask, augment, plain
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 
 

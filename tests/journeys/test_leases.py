@@ -19,9 +19,9 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.tuning import Tuning
+from penstock_common.tuning import LEASE_S, Tuning
 from penstock_consumer.read.heartbeat import LOOKS_PER_LEASE
-from penstock_consumer.read.loader import LEASE_S, Loader
+from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 from tests.journeys.trouble import Lines

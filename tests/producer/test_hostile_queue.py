@@ -411,8 +411,10 @@ def test_no_callback_of_a_forged_job_runs(any_url: str, tmp_path: Path, monkeypa
                 time.sleep(0.02)
         finally:
             fleet.stop()
+        assert client.hexists(ShardJob.key_for("forged"), "success_callback_name")
+        job = open_queue(client, QUEUE).fetch("forged")
     assert not mark.exists()
-    job = ShardJob.create(FUNCTION, connection=client, on_failure=trap, on_success=trap, on_stopped=trap)
+    assert job is not None
     assert (job.failure_callback, job.success_callback, job.stopped_callback) == (None, None, None)
 
 

@@ -28,13 +28,12 @@ from penstock_common.wire.export import (
     dump_contents,
     parse_contents,
 )
-from penstock_common.wire.header import ALIGN, NAME, SegmentRef, ref_bytes, with_ref
-from penstock_common.wire.segment import SegmentInfo, pack_info, pack_record, parse_info, place_record
+from penstock_common.wire.header import NAME, SegmentRef, ref_bytes, with_ref
+from penstock_common.wire.segment import SegmentInfo, pack_info, parse_info, place_record, record_parts
 
 PART = ".part"
 EXPORT_BYTES = 1 << 30
 """Bytes after which a file of an export takes no further record."""
-_BLANK = bytes(ALIGN)
 _OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
 
 
@@ -198,11 +197,8 @@ class ExportWriter:
         assert self._fd is not None
         start = self._at
         at, end = place_record(start, len(meta) + ref_bytes(self._name, len(sizes)), sizes)
-        before = pack_record(with_ref(meta, SegmentRef(self._name, at, tuple(sizes))), end - start, self._name[-16:-4])
-        parts: list[bytes | memoryview] = [before.ljust(at - start, b"\0")]
-        for value, size in zip(payload, sizes, strict=True):
-            parts += [value, _BLANK[: -size % ALIGN]]
-        write_all(self._fd, parts, start)
+        ref = SegmentRef(self._name, at, tuple(sizes))
+        write_all(self._fd, record_parts(self._name, start, ref, with_ref(meta, ref), payload), start)
         self._at, self._records = end, self._records + 1
 
     def _next_file(self) -> None:

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
 from penstock_common.segments.mapping import maps_of
 from penstock_common.wire.codec import Fields
-from penstock_common.wire.header import ALIGN, PAGE, SegmentRef, aligned, ref_bytes, with_ref
-from penstock_common.wire.segment import SegmentInfo, pack_record, place_record
+from penstock_common.wire.header import PAGE, SegmentRef, aligned, ref_bytes, with_ref
+from penstock_common.wire.segment import SegmentInfo, place_record, record_parts
 from penstock_common.wire.spec import Spec
-
-_BLANK = bytes(ALIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +92,9 @@ class SegmentWriter:
         room = len(meta) + ref_bytes("0" * 32, len(sizes))
         opened = self._room_for(room, sizes)
         at, end = place_record(self._at, room, sizes)
-        meta = with_ref(bytes(meta), SegmentRef(opened.name, at, tuple(sizes)))
-        before = pack_record(meta, end - self._at, opened.name[-16:-4])
-        parts: list[bytes | memoryview] = [before.ljust(at - self._at, b"\0")]
-        for value, size in zip(payload, sizes, strict=True):
-            parts += [value, _BLANK[: -size % ALIGN]]
-        write_all(opened.fd, parts, self._at)
+        ref = SegmentRef(opened.name, at, tuple(sizes))
+        meta = with_ref(bytes(meta), ref)
+        write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, payload), self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
         self._at = end
@@ -155,8 +150,7 @@ class SegmentWriter:
 
     def _complete(self, opened: OpenSegment, meta: bytes, ref: SegmentRef) -> None:
         end = aligned(ref.end)
-        before = pack_record(meta, end - self._at, opened.name[-16:-4])
-        write_all(opened.fd, [before.ljust(ref.at - self._at, b"\0")], self._at)
+        write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, []), self._at)
         if self._is_synced:
             os.fdatasync(opened.fd)
         self._at = end

@@ -34,6 +34,8 @@ _COMMIT = load_script("commit").encode()
 """The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry."""
 FIRST_PAGE, PAGE = 32, 1000
 """Index records in the first page and in the largest one. A page doubles, because many callers need few records."""
+PAGE_BYTES = 4 << 20
+"""The payload that the server reads for one page of entries, so that it answers others every few milliseconds."""
 EntryId = tuple[int, int]
 """An entry's id as two numbers, which sort like the stream."""
 PENDING_PAGE = 10_000

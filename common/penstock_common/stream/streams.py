@@ -31,6 +31,7 @@ from penstock_common.stream.keys import (
 )
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.wire.header import STREAM_ID
+from penstock_common.wire.limits import MAX_PARTITIONS
 from penstock_common.wire.spec import Spec
 
 _FIX_SPEC = load_script("fix_spec")
@@ -43,7 +44,6 @@ SEGMENT_BLOCK_BYTES = 8_000_000
 """The block size for payloads in segments with a large budget, since no server holds such an entry (decision 16)."""
 BLOCKS_A_BUDGET = 32
 """Blocks that a partition's budget holds at least: the end of a segment that no block fits into is lost space."""
-MAX_PARTITIONS = 256
 EVENTS_KEPT = 256
 UNHINTED_MS = 100
 """The pause between two checks of a wait while the events key is damaged."""

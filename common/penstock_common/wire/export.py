@@ -12,14 +12,13 @@ from typing import Any
 
 from penstock_common.errors import BadExport, BadSpec
 from penstock_common.wire.header import MAX_SEGMENT_BYTES, NAME, STREAM_ID
-from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.wire.limits import MAX_NUMBER, MAX_PARTITIONS, MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec
 
 CONTENTS = "export.json"
 KIND, VERSION = "penstock export", 1
 MAX_CONTENTS_BYTES = 256 << 20
 MAX_SHARDS = 1 << 22
-MAX_PARTITIONS = 256
 MAX_REASON = 500
 """Characters that are kept of a bad sample's reason, as in a stream."""
 

@@ -20,6 +20,8 @@ MAX_HOLES = 1024
 MAX_TENSORS = 256
 MAX_NDIM = 31
 """numpy 1.26 has 32 dimensions, and a batch needs one."""
+MAX_PARTITIONS = 256
+"""Partitions of a stream, and of an export."""
 
 INLINE_SAMPLES = 64
 """The header holds the ragged shapes of up to this many samples; a field of their own holds those of more."""

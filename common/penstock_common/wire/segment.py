@@ -27,6 +27,7 @@ _FILE = struct.Struct("<8sIIQ")
 _RECORD = struct.Struct("<4sIQQQ")
 """Magic, bytes of meta, bytes of the whole record, token, XXH3-64 of meta."""
 RECORD_BYTES = ALIGN
+_BLANK = bytes(ALIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,20 @@ def pack_record(meta: bytes, nbytes: int, token: str) -> bytes:
     """Return the bytes before a record's payload: its head and its meta. ``nbytes`` is the whole record's size."""
     head = _RECORD.pack(RECORD_MAGIC, len(meta), nbytes, int(token, 16), xxhash.xxh3_64_intdigest(meta))
     return head.ljust(RECORD_BYTES, b"\0") + meta
+
+
+def record_parts(
+    file: str, start: int, ref: SegmentRef, meta: bytes, payload: Sequence[bytes | memoryview]
+) -> list[bytes | memoryview]:
+    """Return the bytes of a record that begins at ``start`` in a file of this name, as parts that follow each other.
+
+    Its payload fields begin at the offset in ``ref``. Blanks fill the bytes before and after each field.
+    """
+    before = pack_record(meta, aligned(ref.end) - start, file[-16:-4])
+    parts: list[bytes | memoryview] = [before.ljust(ref.at - start, b"\0")]
+    for value in payload:
+        parts += [value, _BLANK[: -memoryview(value).nbytes % ALIGN]]
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

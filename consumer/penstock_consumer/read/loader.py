@@ -25,7 +25,7 @@ from penstock_common.stream.groups.roster import Membership, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
-from penstock_common.tuning import Canonical, Tuning, chosen, takes_old_names, tuning_of
+from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
@@ -129,10 +129,6 @@ class StageMethods:
         return self
 
 
-PREFETCH_BYTES = 64 << 20
-"""The payload bytes that are received and not yet trained on."""
-LEASE_S = 30.0
-"""The time after which others may take the entries of a silent member."""
 SHORTEST_LEASE_S = 0.1
 """A shorter one would lapse between two renewals."""
 STARTUP_S = 60.0

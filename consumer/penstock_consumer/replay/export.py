@@ -19,10 +19,10 @@ from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_fields, reader_of
 from penstock_common.stream.streams import Stream, load_stream
+from penstock_common.tuning import LEASE_S
 from penstock_common.wire.codec import Fields, decode
 from penstock_common.wire.export import ExportContents, ExportedEpoch
 from penstock_common.wire.header import without_ref
-from penstock_consumer.replay.replay import LEASE_S
 from penstock_consumer.replay.retained import RetainedEpoch
 
 Progress = Callable[[int, int, int], None]

@@ -12,7 +12,7 @@ from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.threads import join
-from penstock_common.tuning import Tuning, chosen
+from penstock_common.tuning import PREFETCH_BYTES, Tuning, chosen
 from penstock_common.waiting import to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
@@ -76,7 +76,6 @@ class ReadaheadSink:
         """See EntrySink."""
 
 
-PREFETCH_BYTES = 64 << 20
 POLL_S = 0.5
 
 

@@ -24,7 +24,7 @@ from penstock_common.stream.entries import Record, fetch_command
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
+from penstock_common.tuning import LEASE_S, Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
@@ -40,8 +40,6 @@ from penstock_consumer.stages.stats import ReaderTimes
 
 AHEAD, AHEAD_HEADERS = 4, 16
 """The entries that are asked for before the first of them arrives; and those of small entries or of segments."""
-LEASE_S = 30.0
-"""A replay that has not renewed its lease for this long no longer keeps the epoch, and ends with ReplayTruncated."""
 
 
 class Replay(Passes):

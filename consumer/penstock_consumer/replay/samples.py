@@ -32,14 +32,13 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream, require_there
+from penstock_common.tuning import LEASE_S
 from penstock_common.wire.block import Block, Column
 from penstock_common.wire.codec import Fields, decode, row_starts
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import check_identity
 
-LEASE_S = 30.0
-"""The length of the lease, as a replay's. A process that dies during the read keeps the epoch for this time."""
 RENEW_S = 3.0
 MOST_UNREADABLE = 32
 """The most unreadable entries in a search for the newest samples. Forged entries must not make it read a stream."""

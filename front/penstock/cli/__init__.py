@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS: dict[str, Entry] = {
-    "demo": Entry("penstock.cli.demo", "see it all work: digits, workers, Redis, two models, an audit"),
+    "demo": Entry("penstock.demo.command", "see it all work: digits, workers, Redis, two models, an audit"),
     "run": Entry("penstock.cli.run", "start server, workers and a training command together"),
     "bench": Entry(
         "penstock.cli.bench", "measure your source through a DataLoader and through Penstock, and say which to use"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock_common.stream.groups.presence import ALIVE_MS
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_producer.jobs.autoscaler import is_tellable
 
@@ -23,8 +24,6 @@ TIGHT_SHARE, FULL_SHARE = 0.1, 0.75
 not the budget, the bytes held stay below the second."""
 MANY = 16
 """More worker processes are rarely on one host: the sentence then asks for hosts, or a faster transform."""
-LEASE_S = 30.0
-"""The time after which every command takes a member for dead. Before it, `groups drop` would ask for --force."""
 ALLOWED = "--allow MODULE --root DIR"
 """The options without which a worker starts only on its user's own server. Their values are not known here."""
 
@@ -185,7 +184,7 @@ def _dead_member(now: Situation) -> Verdict | None:
             since = "is gone" if age is None else f"was not heard of for {age:.0f} s"
             also = f", nor were {len(each.silent) - 1} more" if len(each.silent) > 1 else ""
             what, remedy = _what_of(now, each, name, held)
-            is_over = age is None or age > LEASE_S
+            is_over = age is None or age * 1000 >= ALIVE_MS
             return Verdict(
                 "dead member", f"member {name} of group {each.group} {since}{also}; {what}", remedy if is_over else ""
             )

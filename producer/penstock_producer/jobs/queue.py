@@ -188,7 +188,7 @@ class _JobNote(JobReport):
 
 
 class ShardJob(Job):
-    """A job that can only be `produce_shard` with JSON arguments: no other function, no callbacks, no web hooks."""
+    """A job that can only be `produce_shard` with JSON arguments. `task.checked` leaves out its callbacks and hooks."""
 
     def refresh(self) -> None:
         """Read the job. Raises NoSuchJobError if there is none that may run."""
@@ -230,25 +230,7 @@ class ShardJob(Job):
         """The function, which is never imported by name."""
         return produce_shard
 
-    @property
-    def success_callback(self) -> None:
-        """None, whatever the job says."""
-        return
-
-    @property
-    def failure_callback(self) -> None:
-        """None, whatever the job says."""
-        return
-
-    @property
-    def stopped_callback(self) -> None:
-        """None, whatever the job says."""
-        return
-
-    def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Send none, whatever the job says."""
-
-    def why_lost(self, reason: str = "its worker was not heard of any more") -> str:
+    def why_lost(self, reason: str = ABANDONED) -> str:
         """Return why a job fails whose workers died: what ended the last one, and where all of them stopped."""
         return (
             f"{reason}, the last of {self.meta.get('deaths', RETRIES + 1)} in a row that got no further than sample "

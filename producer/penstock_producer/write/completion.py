@@ -11,7 +11,7 @@ from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import PAGE, Record, raise_errors, read_index_page
+from penstock_common.stream.entries import PAGE, PAGE_BYTES, Record, raise_errors, read_index_page
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -25,8 +25,6 @@ _READ_INDEX = load_script("read_index").encode()
 
 FIRST_PAGE = 64
 """Records in the first page, which is all that most shards have. Later pages have a thousand."""
-PAGE_BYTES = 4 << 20
-"""The payload that the server reads in one call, as in the audit."""
 
 
 def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:

@@ -17,6 +17,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import (
     PAGE,
+    PAGE_BYTES,
     EntryId,
     Record,
     group_counts,
@@ -45,8 +46,6 @@ Listed = tuple[bytes, bytes, int]
 
 INDEXES_AT_ONCE = 16
 """The shards whose first index records come in one answer, which is 2 MB at most."""
-PAGE_BYTES = 4 << 20
-"""The payload that the server reads in one call, so that it answers others every few milliseconds."""
 MOST_ENTRIES = 1000
 LATEST: EntryId = (1 << 64, 0)
 """An id after every other: if the key of the entries is gone, or another program made it, no record is too new."""

@@ -23,7 +23,7 @@ MOST_THREADS = 1
 """A process whose main thread has ended is a zombie, too, but lives while it has other threads."""
 
 ALIVE_MS = 30_000
-"""One lease: a process with a heartbeat within it may be at work."""
+"""One lease: a process with a heartbeat within it may be at work, and `groups drop` asks for --force."""
 
 _PROC = Path("/proc")
 _NAMED = re.compile(r"[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]{0,18})")

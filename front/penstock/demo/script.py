@@ -1,7 +1,7 @@
 """The script of `penstock demo`: handwritten digits, a costly transform, worker processes, two models on one stream.
 
 It is a script on the public names of `penstock`, as a user would write it.
-`penstock.cli.demo` is the command around it. Run as a program, the module is the trainer process of one model.
+`penstock.demo.command` is the command around it. Run as a program, the module is the trainer process of one model.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ class TrainerProcess:
         self.is_started = True
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.demo"],
+            [sys.executable, "-m", "penstock.demo.script"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._listen, daemon=True)

@@ -1,6 +1,6 @@
 """``penstock demo``: Penstock at work on real input, from image files to two trained models, in a few minutes.
 
-The demo itself is the script `penstock.demo`. This module starts its server, and then audits the stream and reports.
+The demo itself is the script `penstock.demo.script`. This module starts its server, audits the stream, and reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.demo import DemoOutcome, TrainerProcess
+    from penstock.demo.script import DemoOutcome, TrainerProcess
     from penstock_common.stream.audit.accounts import AuditReport
     from penstock_common.stream.commands import Client
     from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -77,11 +77,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _demonstrate(args: argparse.Namespace, console: Console) -> int:
     import tempfile
 
-    from penstock import EmbeddedServer
-    from penstock.demo import ENVIRONMENT, STREAM, DemoOptions, run_demo
+    from penstock.demo.script import ENVIRONMENT, STREAM, DemoOptions, run_demo
     from penstock_common.settings import child_environment
     from penstock_common.stream.audit import audit_stream
     from penstock_common.stream.client import connect
+    from penstock_common.stream.servers.embedded import EmbeddedServer
 
     began = time.monotonic()
     options = DemoOptions(args.samples, args.epochs, args.workers, args.trainer)
@@ -126,7 +126,7 @@ def look_inside(server: EmbeddedServer, client: Client, epoch: int) -> tuple[str
     """Return a redis-cli command that shows an epoch's groups, and what it prints, or None without a redis-cli."""
     import subprocess
 
-    from penstock.demo import STREAM
+    from penstock.demo.script import STREAM
     from penstock_common.settings import child_environment
     from penstock_common.stream.streams import load_stream
 
