@@ -90,7 +90,7 @@ export class Server {
   }
 
   async #ask(args: readonly Argument[]): Promise<unknown> {
-    const sent = args.map((one) => (typeof one === "number" ? String(one) : one));
+    const sent = args.map(worded);
     const mark = { at: now() };
     this.#asked.add(mark);
     try {
@@ -100,6 +100,34 @@ export class Server {
     } finally {
       this.#asked.delete(mark);
     }
+  }
+
+  /**
+   * Send commands one behind the other, such as a transaction. They are sent on one connection, or not all of them.
+   *
+   * @returns What each was answered: an error of this package where it failed.
+   */
+  async sequence(commands: readonly (readonly Argument[])[]): Promise<unknown[]> {
+    if (this.#outage === null) return await this.#askAll(commands);
+    return await this.#outage.through(async () => {
+      const answers = await this.#askAll(commands);
+      const failure = answers.find((one) => one instanceof ServerUnavailable);
+      if (failure !== undefined) throw failure;
+      return answers;
+    });
+  }
+
+  async #askAll(commands: readonly (readonly Argument[])[]): Promise<unknown[]> {
+    // by the id a client of `@redis/client` knows that it must not send a part of them on a new connection
+    const options = { ...AS_BUFFERS, chainId: Symbol("sequence") };
+    const mark = { at: now() };
+    this.#asked.add(mark);
+    const sent = commands.map((args) => this.#client.sendCommand(args.map(worded), options));
+    const settled = await Promise.allSettled(sent);
+    this.#asked.delete(mark);
+    return settled.map((one, at) =>
+      one.status === "fulfilled" ? one.value : translated(one.reason as Error, commands[at] ?? []),
+    );
   }
 
   /**
@@ -192,7 +220,12 @@ function scriptOf(name: string): { text: string; digest: string } {
   return found;
 }
 
-function translated(error: Error, args: readonly Argument[]): Error {
+function worded(one: Argument): string | Buffer {
+  return typeof one === "number" ? String(one) : one;
+}
+
+/** Return an error of a client, or an error in the answer of EXEC, as one of this package. */
+export function translated(error: Error, args: readonly Argument[]): Error {
   if (error instanceof PenstockError || error instanceof TypeError) return error;
   const { message } = error;
   if (!isReply(error)) return new ServerUnavailable(`the server is away: ${message}`, { cause: error });
