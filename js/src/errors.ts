@@ -53,6 +53,27 @@ export class EpochNotFound extends PenstockError {}
 /** The epoch is not produced yet, or samples of it are missing. */
 export class EpochIncomplete extends PenstockError {}
 
+/** The epoch was abandoned: it takes no more samples. */
+export class EpochAbandoned extends PenstockError {}
+
+/** A shard got more, fewer or other samples than its manifest plans, or is another writer's. */
+export class ShardMismatch extends PenstockError {}
+
+/** The stream exists with other settings. */
+export class StreamConflict extends PenstockError {}
+
+/** The server's settings cannot keep the stream's promises. */
+export class ServerUnsuitable extends PenstockError {}
+
+/** The budgets of the streams do not fit the server's memory. */
+export class BudgetRefused extends PenstockError {}
+
+/** A writer waited for room longer than it may. What it committed stands. */
+export class BudgetFull extends PenstockError {}
+
+/** A write is committed, and not as safe as the stream's durability says. */
+export class DurabilityLost extends PenstockError {}
+
 /** Entries of the epoch were removed during its replay, or the replay's lease lapsed. */
 export class ReplayTruncated extends PenstockError {}
 

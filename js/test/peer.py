@@ -16,9 +16,16 @@ import ml_dtypes
 import numpy as np
 
 import penstock
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
+from penstock_common.stream.keys import search_tags
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -194,6 +201,84 @@ def feed(stream: str, samples: int, url: str) -> None:
     with penstock.Writer(stream, spec=SPECS["fixed"], url=url) as writer:
         for number in range(samples):
             writer.write(sample("fixed", number))
+
+
+def audit_report(stream: str, url: str) -> dict[str, Any]:
+    """Return the verdict of the audit, with checksums."""
+    with connect(url) as client:
+        report = audit_stream(client, stream, deep=True)
+    counts = {name: getattr(report, name) for name in ("produced", "bad", "lost", "duplicate")}
+    return {"clean": report.is_clean, "findings": report.findings, **counts}
+
+
+def facts(stream: str, url: str) -> dict[str, Any]:
+    """Return the settings of a stream and its epochs, as Python reads them."""
+    with connect(url) as client:
+        found = load_stream(client, stream)
+        epochs = [load_manifest(client, found, epoch) for epoch in retained_epochs(client, found)]
+    return {
+        "spec": None if found.spec is None else json.dumps(found.spec.as_json()),
+        "tags": [partition.tag for partition in found.partitions],
+        "settings": [found.budget_bytes, found.block_bytes, found.retention, found.durability, found.payload],
+        "info": found.info,
+        "epochs": [[one.epoch, one.state, one.kind, one.seed, one.fingerprint, one.sizes] for one in epochs],
+    }
+
+
+def infer() -> list[str]:
+    """Return the specs that Python infers from samples of several kinds."""
+    samples: list[dict[str, Any]] = [
+        {"x": np.zeros((2, 3), np.float32), "y": 3},
+        {"x": 0.5, "y": True, "z": [[1, 2], [3, 4]]},
+        {"x": [1, 2.5], "y": [True, False], "z": b"abc", "n": np.zeros(4, np.uint8)},
+        {"x": {"a": np.zeros(2, np.int64), "b": {"c": 1}}, "y": np.zeros((0, 4), np.float64)},
+        {"x": np.zeros((8, 2), np.int16), "y": np.zeros(8, np.int32)},
+    ]
+    return [json.dumps(Spec.infer(each).as_json()) for each in samples]
+
+
+def tags(stream: str, stream_id: str, count: int) -> list[str]:
+    """Return the tags of a stream's partitions."""
+    return search_tags(stream, stream_id, count)
+
+
+def numbers() -> dict[str, list[str]]:
+    """Return digests of two samples that were given as numbers."""
+    bfloat16 = ml_dtypes.bfloat16
+    rows: dict[str, Any] = {
+        "i": np.array([[1, -128]] * 2, np.int8), "l": np.array([2**60, 5]), "f": np.array([0.1, 3], np.float32),
+        "h": np.array([1 / 3, -65504], np.float16), "b": np.array([1e38, np.nan]).astype(bfloat16),
+        "t": np.array([True, False]), "c": np.array([2, 0.5], np.complex64),
+    }  # fmt: skip
+    return {name: told(value) for name, value in rows.items()}
+
+
+def remove(stream: str, url: str) -> None:
+    """Delete a stream with its segments."""
+    with connect(url) as client:
+        delete_stream(client, stream)
+
+
+def copy(source: str, stream: str, url: str) -> None:
+    """Write the samples of a stream's epoch 0 to another stream, in the same shards."""
+    with connect(url) as client:
+        found = load_stream(client, source)
+        sizes = load_manifest(client, found, 0).sizes
+    assert sizes is not None
+    assert found.spec is not None
+    tuning = Tuning(notify=lambda text: None)
+    with (
+        penstock.Writer(stream, spec=found.spec, url=url) as writer,
+        penstock.Replay(source, epoch=0, batch_size=1, url=url, tuning=tuning) as samples,
+    ):
+        epoch, shards = writer.epoch(0, sizes=sizes), dict[int, Any]()
+        for batch in samples:
+            ((_, shard, _),) = batch.identities()
+            if shard not in shards:
+                shards[shard] = epoch.shard(shard)
+            shards[shard].write({name: batch[name][0] for name in found.spec.names})
+        for one in shards.values():
+            one.close()
 
 
 def say(value: Any) -> None:

@@ -1,0 +1,145 @@
+import { PenstockError, ShardMismatch } from "../errors.js";
+import type { Manifest } from "../stream/manifest.js";
+import { loadStream } from "../stream/stream.js";
+import type { Spec } from "../wire/spec.js";
+import { placeOf } from "./admission.js";
+import { Committer } from "./commit.js";
+import type { WriterContext } from "./context.js";
+import { fixSpec } from "./creation.js";
+import { Durability } from "./durability.js";
+import { finishFeedShard, finishShard, reserveShard } from "./epochs.js";
+import { joinFeed, retakeShard } from "./feed.js";
+import { largestBlock } from "./quota.js";
+import { type ShardSlot, ShardWriter } from "./shard.js";
+import { rowsOf, toldSpec } from "./spec.js";
+
+/** The most samples of a shard. */
+export const SHARD_SAMPLES = 2 ** 20;
+
+/** What a writer and its epochs share: the stream, its spec, and how a shard is opened. */
+export class WriterCore {
+  #context: WriterContext;
+  isClosed = false;
+
+  constructor(context: WriterContext) {
+    this.#context = context;
+  }
+
+  get stream(): WriterContext["stream"] {
+    return this.#context.stream;
+  }
+
+  get control(): WriterContext["control"] {
+    return this.#context.control;
+  }
+
+  get notify(): WriterContext["notify"] {
+    return this.#context.notify;
+  }
+
+  /** The part of the budget that each partition has. */
+  get partitionBudget(): number {
+    return Math.floor(this.stream.budgetBytes / this.stream.partitions.length);
+  }
+
+  requireOpen(): void {
+    if (this.isClosed) throw new PenstockError(`this writer of '${this.stream.name}' is closed: open another`);
+  }
+
+  /** Return the stream's spec. If it has none, take it from a first sample, say so, and store it. */
+  async requireSpec(infer: () => Spec): Promise<Spec> {
+    if (this.stream.spec === null) await this.#reload();
+    if (this.stream.spec === null) {
+      const found = infer();
+      const spec = await fixSpec(this.control, this.stream, found);
+      const rows = rowsOf(found);
+      const hint =
+        rows === 0
+          ? ""
+          : `; if its ${rows} rows are ${rows} samples, \`penstock delete\` the stream and write them with writeBatch()`;
+      this.notify(`the spec of '${this.stream.name}' is taken from its first sample: ${toldSpec(spec)}${hint}`);
+      await this.#reload();
+    }
+    return this.stream.spec as Spec;
+  }
+
+  async #reload(): Promise<void> {
+    this.#context = { ...this.#context, stream: await loadStream(this.control, this.stream.name) };
+  }
+
+  /** Return once everything written so far is as safe as the stream's durability says. Raises DurabilityLost. */
+  async makeSafe(): Promise<void> {
+    await new Durability(this.stream.durability).makeSafe(this.control, this.stream, this.notify);
+  }
+
+  /** Return the writer of one shard, at its progress. The stream must have a spec. */
+  async openShard(manifest: Manifest, shard: number, most = SHARD_SAMPLES): Promise<ShardWriter> {
+    this.requireOpen();
+    const { sizes, epoch } = manifest;
+    if (!Number.isSafeInteger(shard) || shard < 0) throw new ShardMismatch(`shard ${shard}: shards count from 0`);
+    if (sizes !== null && shard >= sizes.length) {
+      throw new ShardMismatch(`epoch ${epoch} is planned in ${sizes.length} shards, found ${shard}`);
+    }
+    if (sizes === null) await reserveShard(this.control, this.stream, manifest, shard);
+    const committer = await Committer.begin(this.#context, placeOf(this.stream, manifest, shard));
+    const finish = async (size: number) => {
+      await finishShard(this.control, this.stream, manifest, shard, size);
+      this.#context.order.end(epoch, shard);
+      await this.makeSafe();
+    };
+    return this.#writerOf({ committer, shard, finish }, sizes?.[shard] ?? most, sizes !== null, null);
+  }
+
+  /** Take the next shard of the feed. */
+  async openFeed(): Promise<{ readonly epoch: () => number; readonly shard: ShardWriter }> {
+    let epoch = 0;
+    const take = async (): Promise<ShardSlot> => {
+      const taken = await joinFeed(this.control, this.stream);
+      const { manifest, shard, token } = taken;
+      const place = placeOf(this.stream, manifest, shard);
+      const retake = () => retakeShard(this.#context.server, this.stream, taken);
+      const committer = await Committer.begin(this.#context, place, token, retake);
+      epoch = manifest.epoch;
+      const finish = async (size: number) => {
+        await finishFeedShard(this.control, this.stream, manifest, shard, size);
+        await this.makeSafe();
+      };
+      return { committer, shard, finish };
+    };
+    const takeAnother = async () => {
+      const slot = await take();
+      this.notify(
+        `the server of '${this.stream.name}' came back from before this writer took its shard, and another writer has ` +
+          `that now: this one goes on in shard ${slot.shard} of epoch ${epoch}`,
+      );
+      return slot;
+    };
+    const shard = this.#writerOf(await take(), SHARD_SAMPLES, false, takeAnother);
+    return { epoch: () => epoch, shard };
+  }
+
+  #writerOf(
+    slot: ShardSlot,
+    limit: number,
+    isPlanned: boolean,
+    takeAnother: (() => Promise<ShardSlot>) | null,
+  ): ShardWriter {
+    const blockBytes = Math.min(this.stream.blockBytes, largestBlock(this.partitionBudget));
+    const spec = this.stream.spec as Spec;
+    return new ShardWriter(slot, {
+      spec,
+      blockBytes,
+      limit,
+      isPlanned,
+      takeAnother,
+      lost: (count) => this.#lost(count),
+    });
+  }
+
+  #lost(count: number): void {
+    this.notify(
+      `${count} sample${count > 1 ? "s" : ""} of '${this.stream.name}' may be lost, because nothing closed the epoch or ` +
+        "its writer: await close() of both",
+    );
+  }
+}

@@ -1,0 +1,161 @@
+import { randomBytes } from "node:crypto";
+import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
+import { type Server, textOf } from "../server/server.js";
+import { StreamKeys } from "../stream/keys.js";
+import { findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
+import { parseSpec, type Spec } from "../wire/spec.js";
+import { isSameSpec, specJson, specOption, toldSpec } from "./spec.js";
+
+// Makes streams, changes their settings, and wakes those who wait for a change.
+
+const BUDGET_BYTES = 2 ** 30;
+/** The payload of an entry where the stream names none. */
+export const BLOCK_BYTES = 1_000_000;
+const MAX_PARTITIONS = 256;
+const EVENTS_KEPT = 256;
+const SLOTS = 16_384;
+
+/** The settings of a stream. What is undefined keeps the existing or default value. */
+export interface Settings {
+  readonly spec?: Spec | undefined;
+  readonly partitions?: number | undefined;
+  readonly budgetBytes?: number | undefined;
+  readonly blockBytes?: number | undefined;
+  readonly retention?: string | undefined;
+  readonly durability?: string | undefined;
+  readonly info?: Readonly<Record<string, unknown>> | undefined;
+}
+
+/** Make the stream, or return it if it exists with the same settings. Raises StreamConflict or StreamDeleted. */
+export async function createStream(server: Server, name: string, settings: Settings): Promise<Stream> {
+  const stream = (await findStream(server, name)) ?? (await made(server, name, settings));
+  const { spec, partitions, budgetBytes, retention, durability, info } = settings;
+  if (partitions !== undefined && partitions !== stream.partitions.length) {
+    throw new StreamConflict(
+      `stream '${name}' has ${stream.partitions.length} partitions, ${partitions} asked for: leave partitions out, or ` +
+        "use another name",
+    );
+  }
+  const wanted = {
+    budget_bytes: budgetBytes,
+    retention,
+    durability,
+    info: info && JSON.stringify({ ...stream.info, ...info }),
+  };
+  for (const [field, value] of Object.entries(wanted)) {
+    if (value === undefined) continue;
+    const answer = await server.run("set_stream_field", [stream.keys.meta], [stream.id, field, value]);
+    if (Number(answer) < 0) throw await deleted(server, stream);
+  }
+  if (spec !== undefined) await fixSpec(server, stream, spec);
+  await requireThere(server, stream);
+  return await loadStream(server, name);
+}
+
+async function made(server: Server, name: string, settings: Settings): Promise<Stream> {
+  const { spec, partitions = 1, budgetBytes = BUDGET_BYTES, blockBytes = BLOCK_BYTES } = settings;
+  const keys = new StreamKeys(name);
+  const id = randomBytes(6).toString("hex");
+  if (!(partitions >= 1 && partitions <= MAX_PARTITIONS)) {
+    throw new StreamConflict(
+      `stream '${name}': ${partitions} partitions asked for, 1 to ${MAX_PARTITIONS} are possible`,
+    );
+  }
+  const fields = {
+    v: 1,
+    tags: JSON.stringify(searchTags(name, id, partitions)),
+    spec: spec === undefined ? "" : specJson(spec),
+    partitions,
+    budget_bytes: budgetBytes,
+    block_bytes: blockBytes,
+    retention: settings.retention ?? "budget",
+    durability: settings.durability ?? "memory",
+    payload: "inline",
+    info: JSON.stringify(settings.info ?? {}),
+    created_ms: Date.now(),
+    id,
+  };
+  // the fields of the first one, all of them: nobody sees half a stream
+  const commands = Object.entries(fields).map(([field, value]) => ["HSETNX", keys.meta, field, value]);
+  const outcome = (await server.sequence([["MULTI"], ...commands, ["EXEC"]])).at(-1);
+  if (outcome instanceof Error) throw outcome;
+  const isOurs = (outcome as unknown[]).every((one) => Number(one) === 1);
+  if (isOurs || !Number(await server.call("EXISTS", keys.events))) await announce(server, keys, "created", name);
+  return await loadStream(server, name);
+}
+
+/** Make this the stream's spec if it has none, and return it. Raises StreamConflict if it has another. */
+export async function fixSpec(server: Server, stream: Stream, spec: Spec): Promise<Spec> {
+  const text = specJson(spec);
+  const known = await server.run("fix_spec", [stream.keys.meta], [stream.id, text]);
+  if (Number(known) === -1) throw await deleted(server, stream);
+  const found = textOf(known) as string;
+  if (found === text) await announce(server, stream.keys, "spec", "");
+  const fixed = parseSpec(found);
+  if (isSameSpec(fixed, spec)) return fixed;
+  throw new StreamConflict(
+    `stream '${stream.name}' holds samples of another spec, (${toldSpec(fixed)}), found (${toldSpec(spec)}): write to ` +
+      `another stream, or remove this one first (\`penstock delete ${stream.name}\`); ${specOption(fixed)} is what it ` +
+      "takes",
+  );
+}
+
+/** Wake all that wait for a change of this stream. An event is a hint only. */
+export async function announce(server: Server, keys: StreamKeys, what: string, value: string | number): Promise<void> {
+  // nothing is announced of a stream that was deleted: its events must not come back
+  const only = what === "created" ? [] : ["NOMKSTREAM"];
+  try {
+    await server.call("XADD", keys.events, ...only, "MAXLEN", "~", EVENTS_KEPT, "*", what, String(value));
+  } catch (error) {
+    // the key is no stream any more, or no id is left in it: waits look without hints
+    if (!(error instanceof DamagedKey || error instanceof ReplyError)) throw error;
+  }
+}
+
+/** Return the error for a stream that was deleted, even if it was made again. */
+export async function deleted(server: Server, { name, id }: Stream): Promise<StreamDeleted> {
+  const again = await findStream(server, name);
+  if (again?.id === id) {
+    return new StreamDeleted(
+      `stream '${name}' is being deleted; if that was interrupted, \`penstock delete ${name}\` again`,
+    );
+  }
+  const anew = again === null ? "" : "; another one of that name was made since";
+  return new StreamDeleted(
+    `stream '${name}' was deleted, or the server lost its data (emptied, or restarted without it)${anew}: start again ` +
+      "to use it anew",
+  );
+}
+
+/** Raise StreamDeleted if the stream was deleted, and then remove the keys that the caller just made. */
+export async function requireKept(server: Server, stream: Stream, keys: readonly string[]): Promise<void> {
+  const [found, deleting] = ((await server.call("HMGET", stream.keys.meta, "id", "deleting")) as unknown[]).map(textOf);
+  if (found === stream.id && deleting === null) return;
+  if (found !== stream.id) {
+    // an unfinished deletion removes them itself, and a stream that was made again owns those without an id
+    const own = found === null ? keys : keys.filter((key) => key.includes(stream.id));
+    if (own.length > 0) await server.call("UNLINK", ...own);
+  }
+  throw await deleted(server, stream);
+}
+
+/** Return one tag a partition, such that partition p hashes into the p-th of `count` equal ranges of slots. */
+function searchTags(name: string, id: string, count: number): string[] {
+  const tags: string[] = [];
+  for (let number = 0; tags.length < count; number += 1) {
+    const tag = `${id}.${number}`;
+    const slot = crc16(Buffer.from(`${name}.${tag}`)) % SLOTS;
+    if (Math.floor((slot * count) / SLOTS) === tags.length) tags.push(tag);
+  }
+  return tags;
+}
+
+/** Return the CRC16 of the Redis Cluster specification. */
+function crc16(bytes: Uint8Array): number {
+  let crc = 0;
+  for (const byte of bytes) {
+    crc ^= byte << 8;
+    for (let bit = 0; bit < 8; bit += 1) crc = crc & 0x8000 ? ((crc << 1) ^ 0x1021) & 0xffff : (crc << 1) & 0xffff;
+  }
+  return crc;
+}

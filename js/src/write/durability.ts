@@ -1,0 +1,99 @@
+import { BadOption, DurabilityLost, PenstockError, ReplyError, ServerUnsuitable, WaitTimeout } from "../errors.js";
+import { loadScript } from "../scripts.js";
+import type { Argument, Server } from "../server/server.js";
+import { textOf } from "../server/server.js";
+import type { Stream } from "../stream/stream.js";
+import { type Notify, Wait } from "../waiting.js";
+
+/** The longest time that the server may take for one answer. A shortfall is told, and the server asked again. */
+const ROUND_MS = 1000;
+/** The longest wait for missing replicas, or for a disk that is too slow. */
+const SAFE_MS = 30_000;
+const LEVEL = /^(?:memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?)$/;
+const TOUCH = loadScript("touch");
+
+/** What must have happened to a write before it counts as committed. */
+export class Durability {
+  readonly text: string;
+  readonly #isSynced: boolean;
+  readonly #replicas: number;
+
+  /** @param text `memory`, `fsync`, `replicas=2` or `fsync+replicas=2`. Raises BadOption. */
+  constructor(text: string) {
+    const found = LEVEL.exec(text);
+    if (text === "" || found === null) {
+      throw new BadOption(`durability is '${text}', expected one of memory, fsync, replicas=K, fsync+replicas=K`);
+    }
+    this.text = text;
+    this.#isSynced = found[1] !== undefined;
+    this.#replicas = Number(found[2] ?? 0);
+  }
+
+  /** Return the commands to send behind a write on its connection. `shortfall` takes as many answers. */
+  get commands(): Argument[][] {
+    const wait: Argument[][] = this.#isSynced ? [["WAITAOF", 1, 0, ROUND_MS]] : [];
+    if (this.#replicas > 0) wait.push(["WAIT", this.#replicas, ROUND_MS]);
+    return wait;
+  }
+
+  /** Return what is missing, by the answers to `commands`, or "". Raises what the server refused. */
+  shortfall(replies: readonly unknown[]): string {
+    const refused = replies.find((reply) => reply instanceof Error);
+    if (refused !== undefined) throw refused;
+    const answers = [...replies];
+    const missing: string[] = [];
+    if (this.#isSynced && Number((answers.shift() as unknown[])[0]) === 0) {
+      missing.push("the server has not written it to its disk");
+    }
+    if (this.#replicas > 0 && Number(answers[0]) < this.#replicas) {
+      missing.push(`${answers[0]} of ${this.#replicas} replicas have it`);
+    }
+    return missing.join(" and ");
+  }
+
+  /** Raise ServerUnsuitable if the server cannot keep the level. */
+  async require(server: Server): Promise<void> {
+    const start = `durability '${this.text}' cannot be kept by this server`;
+    if (this.#isSynced) {
+      const [answer] = await server.sequence([["WAITAOF", 1, 0, 1]]);
+      if (answer instanceof PenstockError && !(answer instanceof ReplyError)) throw answer;
+      if (answer instanceof Error)
+        throw new ServerUnsuitable(`${start} (${answer.message}): choose memory or replicas=K`);
+    }
+    if (this.#replicas === 0) return;
+    const facts = textOf(await server.call("INFO", "replication")) ?? "";
+    const online = facts.match(/^slave\d+:.*state=online/gm)?.length ?? 0;
+    if (online < this.#replicas) {
+      throw new ServerUnsuitable(
+        `durability '${this.text}' needs ${this.#replicas} replicas, the server has ${online} that follow: connect ` +
+          "replicas, or choose a lower level",
+      );
+    }
+  }
+
+  /** Return once everything written so far is as safe as the level demands. Raises DurabilityLost. */
+  async makeSafe(server: Server, stream: Stream, notify: Notify): Promise<void> {
+    if (this.commands.length === 0) return;
+    const wait = new Wait(notify, null);
+    for (;;) {
+      // a connection that has written nothing would be told nothing
+      const touch = ["EVAL", TOUCH, 2, stream.keys.meta, stream.keys.events];
+      const lacking = this.shortfall((await server.sequence([touch, ...this.commands])).slice(1));
+      if (lacking === "") return;
+      await this.bear(wait, lacking);
+    }
+  }
+
+  /** Say what a write waits for. Raises DurabilityLost after 30 s. */
+  async bear(wait: Wait, lacking: string): Promise<void> {
+    try {
+      await wait.because("durability", () => `durability '${this.text}': ${lacking}`, { limitMs: SAFE_MS });
+    } catch (error) {
+      if (!(error instanceof WaitTimeout)) throw error;
+      throw new DurabilityLost(
+        `${error.message}. It is committed, and not as safe as promised: see the server's replicas and disk, then ` +
+          "start again; what is committed is not written twice",
+      );
+    }
+  }
+}

@@ -1,0 +1,95 @@
+import { absentGroups, type Holders } from "./holders.js";
+import { readableBytes, type ServerMemory } from "./memory.js";
+import type { QuotaState } from "./quota.js";
+
+// What a writer says of its waits, in the words of Python's writer.
+
+/** An undeclared group that vanished stops holding data after this long. */
+const SILENT_MS = 600_000;
+const SHOWN = 4;
+
+/** What is known of those who keep the bytes. */
+export interface Keepers {
+  /** Groups that have not acknowledged most of what is held. */
+  readonly blockers: readonly string[];
+  readonly hasGroups: boolean;
+  /** The bytes that waiting groups were given and have not acknowledged. */
+  readonly unsettled: ReadonlyMap<string, number>;
+  /** Missing members that waiting groups wait for, in words. */
+  readonly missing: readonly string[];
+  /** Whether an epoch is pinned or replayed. */
+  readonly isKept: boolean;
+}
+
+function budgetOf(stream: string, { partition }: QuotaState): string {
+  return `${partition === null ? "" : `partition ${partition}'s share of `}the budget of '${stream}'`;
+}
+
+/** Return the sentence that says why the quota does not admit a block, and what helps. */
+export function explainQuota(stream: string, state: QuotaState, keepers: Keepers): string {
+  const { blockers, hasGroups, unsettled, missing, isKept } = keepers;
+  const share = `${readableBytes(state.heldBytes)} of ${readableBytes(state.budgetBytes)}`;
+  const full = `${budgetOf(stream, state)} is full (${share})`;
+  if (!hasGroups) {
+    return `${full} and no group reads it yet: start a trainer, or \`penstock groups declare ${stream} NAME\``;
+  }
+  if (missing.length > 0) {
+    const more = missing.length > SHOWN ? ` and ${missing.length - SHOWN} more` : "";
+    return (
+      `${full}, and trainers wait as well, for members last seen a while ago: ${missing.slice(0, SHOWN).join(", ")}` +
+      `${more}; start them again under their names; what a member of a shared group holds comes to others when its ` +
+      "lease has lapsed"
+    );
+  }
+  if (unsettled.size > 0) {
+    const each = [...unsettled].sort().map(([name, bytes]) => `group ${name} ${readableBytes(bytes)}`);
+    return (
+      `${full}, and trainers wait for samples while they have some that they were given and have not acknowledged ` +
+      `(${each.join(", ")}): they have to acknowledge, or to save a checkpoint`
+    );
+  }
+  if (blockers.length > 0) return `${full} because of group ${blockers.join(", ")}: it has yet to read`;
+  if (!state.isNext) return `${full}; its last quarter is kept for the oldest unfinished shard`;
+  if (!isKept) return `${full} of what trainers were given and have not acknowledged`;
+  return `${full} of epochs that a replay or a pin holds`;
+}
+
+/** Return what an operator can do about a wait, or "" if only time helps. */
+export function explainHolds(stream: string, holders: Holders, blockers: readonly string[], nowMs: number): string {
+  const parts = [...absentGroups(holders, blockers, nowMs)].map(([name, unseenMs]) => {
+    const own = holders.groups.get(name)?.isDeclared
+      ? "it is declared, so data is kept for it"
+      : `it lets go after ${span(SILENT_MS)}`;
+    return (
+      `no trainer of group ${name} was seen for ${span(unseenMs)} (${own}): start one, or give the group up with ` +
+      `\`penstock groups drop ${stream} ${name}\``
+    );
+  });
+  const pinned = holders.epochs.filter((epoch) => holders.pinned.has(epoch));
+  const held = pinned.reduce((sum, epoch) => sum + (holders.epochBytes.get(epoch) ?? 0), 0);
+  if (held > 0) {
+    const are = pinned.length > 1 ? "s" : "";
+    parts.push(
+      `epoch${are} ${pinned.join(", ")} ${are ? "are" : "is"} pinned, with ${readableBytes(held)}: ` +
+        `\`penstock epochs unpin ${stream} ${pinned[0]}\``,
+    );
+  }
+  return parts.join("; ");
+}
+
+/** Return the sentence for a wait on the server's memory, which others fill. */
+export function explainMemory(stream: string, state: QuotaState, memory: ServerMemory): string {
+  const { usedBytes, limitBytes, leftBytes } = memory;
+  return (
+    `the server uses ${readableBytes(usedBytes)} of its maxmemory ${readableBytes(limitBytes)}, of which writers leave ` +
+    `${readableBytes(limitBytes - usedBytes - (leftBytes ?? 0))} free; of ${budgetOf(stream, state)} only ` +
+    `${readableBytes(state.heldBytes)} of ${readableBytes(state.budgetBytes)} are used: remove other keys, or raise ` +
+    "maxmemory"
+  );
+}
+
+function span(ms: number): string {
+  const seconds = Math.max(0, ms) / 1000;
+  if (seconds < 120) return `${seconds.toFixed(0)} s`;
+  return seconds < 7200 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(0)} h`;
+}

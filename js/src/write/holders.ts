@@ -1,0 +1,160 @@
+import { hashOf, type Server, textOf } from "../server/server.js";
+import type { PartitionKeys } from "../stream/keys.js";
+import { rankMember } from "../stream/roster.js";
+import { integer, readable } from "../stream/stream.js";
+
+// Who keeps what a partition holds: groups, their members, pins and replays, as the roster has them.
+
+/** A process with a heartbeat within it may be at work. */
+const ALIVE_MS = 30_000;
+/** After a silence this long a member is shown as dead. */
+const UNSEEN_MS = 10_000;
+
+/** A group that reads the stream. */
+export interface Holder {
+  /** The first epoch that it reads. */
+  readonly first: number;
+  readonly isDeclared: boolean;
+  /** Whether the stream keeps for it what it has not read. */
+  readonly holds: boolean;
+  readonly seenMs: number;
+  readonly isOrdered: boolean;
+  /** The ranks of an ordered group. */
+  readonly world: number;
+}
+
+/** A member of a group. */
+export interface HolderMember {
+  readonly group: string;
+  readonly member: string;
+  readonly seenMs: number;
+  /** The payload bytes that it was given and has not acknowledged, or null unless its loop waits for a batch. */
+  readonly handedBytes: number | null;
+}
+
+/** A partition's roster, as far as a writer asks for it. */
+export interface Holders {
+  readonly groups: ReadonlyMap<string, Holder>;
+  readonly members: readonly HolderMember[];
+  readonly epochs: readonly number[];
+  readonly epochBytes: ReadonlyMap<number, number>;
+  /** `group:epoch` of each group that is done with an epoch. */
+  readonly closed: ReadonlySet<string>;
+  readonly pinned: ReadonlySet<number>;
+  /** Until when each replay holds its epoch, by the server's clock. */
+  readonly replays: readonly number[];
+}
+
+/** Read who keeps what in a partition. Raises DamagedKey. */
+export async function loadHolders(server: Server, { roster }: PartitionKeys): Promise<Holders> {
+  const fields = hashOf(await server.call("HGETALL", roster));
+  return readable(roster, () => {
+    const of = (kind: string) =>
+      [...fields].filter(([name]) => name.startsWith(kind)).map(([name, text]) => [name.slice(2), text] as const);
+    const numbers = (kind: string) => of(kind).map(([epoch]) => integer(epoch));
+    return {
+      groups: new Map(of("g:").map(([name, text]) => [name, holderOf(JSON.parse(text))])),
+      members: of("m:").map(([name, text]) => memberOf(name, JSON.parse(text))),
+      epochs: numbers("e:").sort((a, b) => a - b),
+      epochBytes: new Map(of("b:").map(([epoch, text]) => [integer(epoch), integer(text)])),
+      closed: new Set(of("d:").map(([name]) => name)),
+      pinned: new Set(numbers("p:")),
+      replays: of("r:").map(([, text]) => Number(JSON.parse(text).till)),
+    };
+  });
+}
+
+function holderOf(value: Record<string, unknown>): Holder {
+  return {
+    first: Number(value.first),
+    isDeclared: Boolean(value.declared),
+    holds: Boolean(value.holds),
+    seenMs: Number(value.seen),
+    isOrdered: value.kind === "ordered",
+    world: Number(value.world ?? 0),
+  };
+}
+
+function memberOf(name: string, value: Record<string, unknown>): HolderMember {
+  const at = name.indexOf(":");
+  return {
+    group: name.slice(0, at),
+    member: name.slice(at + 1),
+    seenMs: Number(value.seen),
+    handedBytes: value.idle === undefined ? null : Number(value.handed),
+  };
+}
+
+/** Return the names of the groups that hold data, read the epoch, and have not acknowledged all of it. */
+export function owingGroups({ groups, closed }: Holders, epoch: number): Map<string, Holder> {
+  const isOwing = ([name, { holds, first }]: [string, Holder]) =>
+    holds && first <= epoch && !closed.has(`${name}:${epoch}`);
+  return new Map([...groups].filter(isOwing));
+}
+
+/** Return groups whose live members all wait for a batch, with the bytes that they have not acknowledged. */
+export function idleGroups({ members }: Holders, nowMs: number): Map<string, number> {
+  const living = members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS);
+  const busy = new Set(living.filter(({ handedBytes }) => handedBytes === null).map(({ group }) => group));
+  const found = new Map<string, number>();
+  for (const { group, handedBytes } of living) {
+    if (!busy.has(group)) found.set(group, (found.get(group) ?? 0) + (handedBytes ?? 0));
+  }
+  return found;
+}
+
+/** Return those of the groups that have no live member, with the time since they were last seen. */
+export function absentGroups(
+  { groups, members }: Holders,
+  names: readonly string[],
+  nowMs: number,
+): Map<string, number> {
+  const living = new Set(members.filter(({ seenMs }) => nowMs - seenMs < ALIVE_MS).map(({ group }) => group));
+  const found = new Map<string, number>();
+  for (const name of names) {
+    const group = groups.get(name);
+    if (group !== undefined && !living.has(name)) found.set(name, nowMs - group.seenMs);
+  }
+  return found;
+}
+
+/** Return the members of these groups that are missing, in words: silent ones that hold entries, and ranks. */
+export async function missingMembers(
+  server: Server,
+  partition: PartitionKeys,
+  holders: Holders,
+  groups: Iterable<string>,
+  nowMs: number,
+): Promise<string[]> {
+  const found: string[] = [];
+  for (const name of [...groups].sort()) {
+    const { isOrdered, holds, world } = holders.groups.get(name) as Holder;
+    const known = new Map(holders.members.filter(({ group }) => group === name).map((one) => [one.member, one]));
+    const ranks = Array.from({ length: isOrdered && holds ? world : 0 }, (_, rank) => rankMember(rank));
+    const holding = isOrdered ? new Set(ranks) : await holdingMembers(server, partition, holders, name);
+    for (const member of isOrdered ? ranks : [...known.keys()].sort()) {
+      const unseen = known.has(member) ? nowMs - (known.get(member) as HolderMember).seenMs : null;
+      if (!holding.has(member) || (unseen !== null && unseen <= UNSEEN_MS)) continue;
+      found.push(
+        `${member} of group ${name} (${unseen === null ? "not there" : `${(unseen / 1000).toFixed(0)} s ago`})`,
+      );
+    }
+  }
+  return found;
+}
+
+async function holdingMembers(
+  server: Server,
+  partition: PartitionKeys,
+  { epochs, closed }: Holders,
+  group: string,
+): Promise<Set<string>> {
+  const found = new Set<string>();
+  for (const epoch of epochs) {
+    if (closed.has(`${group}:${epoch}`)) continue;
+    const [reply] = await server.sequence([["XPENDING", partition.entries(epoch), group]]);
+    const consumers = (reply instanceof Error ? [] : ((reply as unknown[])[3] ?? [])) as unknown[][]; // released, else
+    for (const [name] of consumers) found.add(textOf(name) as string);
+  }
+  return found;
+}
