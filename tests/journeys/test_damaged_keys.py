@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from penstock.__main__ import main
 from penstock.cli.exporter import look
-from penstock.watching.exposition import Streams
+from penstock.views.exporter import StreamMetrics
 from penstock_common.errors import PenstockError
 from penstock_common.stream.client import connect
 from penstock_common.stream.damage import KINDS, kind_of
@@ -181,7 +181,7 @@ def replay(url: str) -> None:
 
 def scrape(url: str) -> None:
     """Take one round of the exporter, and what Prometheus gets from it."""
-    streams, registry = Streams(), CollectorRegistry()
+    streams, registry = StreamMetrics(), CollectorRegistry()
     with connect(url) as client:
         damaged = look(client, [], {}, streams)
     registry.register(streams)

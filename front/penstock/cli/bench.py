@@ -18,7 +18,7 @@ from penstock.cli import Parser, add_json, whole_number
 from penstock.cli.sources import add_sources, add_spec, source_of
 
 if TYPE_CHECKING:
-    from penstock.bench.turns import FeedMethod, Setup
+    from penstock.bench.rounds import BenchSetup, FeedMethod
     from penstock.cli.console import Console
 
 NAME = "bench"
@@ -58,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Measure for the given seconds, and print a recommendation for each number of trainers."""
-    from penstock.bench.turns import measure, rounds_in
-    from penstock.bench.verdict import judge
+    from penstock.bench.rounds import judge, measure, rounds_in
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     counts = sorted({1, args.trainers})
@@ -81,9 +80,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 @contextlib.contextmanager
-def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
+def _setup(args: argparse.Namespace, console: Console) -> Iterator[BenchSetup]:
     """Yield the source, its sample facts, and a private server."""
-    from penstock.bench.turns import Setup, repeated, rounds_in, taste
+    from penstock.bench.rounds import BenchSetup, repeated, rounds_in, taste
     from penstock_common.stream.servers.embedded import EmbeddedServer
     from penstock_producer.sources.open import open_source
 
@@ -103,7 +102,7 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[Setup]:
             console.notice(f"a batch of {args.batch_size} takes too long for turns of {turn_s:.1f} s: see --seconds")
         budget_bytes = max(BUDGET_BYTES, int(8 * batch * sample.nbytes))
         with _shared_memory(budget_bytes, console) as folder:
-            yield Setup(
+            yield BenchSetup(
                 config=repeated(config, source, int(2 * made)),
                 source=source,
                 sample=sample,
@@ -128,10 +127,10 @@ def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
         yield folder
 
 
-def _sides(setup: Setup, console: Console) -> list[FeedMethod]:
+def _sides(setup: BenchSetup, console: Console) -> list[FeedMethod]:
     """Return the methods that are compared, the one without Penstock first."""
-    from penstock.bench.feeds import from_dataloader, from_pool, has_torch
-    from penstock.bench.turns import FeedMethod
+    from penstock.bench.baselines import from_dataloader, from_pool, has_torch
+    from penstock.bench.rounds import FeedMethod
 
     if has_torch():
         first = FeedMethod("DataLoader", from_dataloader)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.cli import SERVER_URL, STREAM_NAME, add_json, add_url, typed, url_of
 
 if TYPE_CHECKING:
-    from penstock.checkup.findings import Finding
-    from penstock.checkup.stream_rules import StreamFacts
     from penstock.cli.console import Console
+    from penstock.views.doctor import Finding, StreamFacts
     from penstock_common.errors import DamagedKey
     from penstock_common.stream.commands import Client
     from penstock_common.stream.servers.checkup import ServerFacts
@@ -48,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Check the server and the streams, and print the findings."""
-    from penstock.checkup.findings import ORDER, Finding
-    from penstock.checkup.server_rules import check_server
-    from penstock.checkup.stream_rules import check_stream
+    from penstock.views.doctor import ORDER, Finding, check_stream
+    from penstock.views.doctor_server import check_server
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
@@ -84,8 +82,7 @@ def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[
 
 def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
     """Return the findings on the workers of the queues that these streams may have."""
-    from penstock.checkup.findings import Finding
-    from penstock.checkup.queue_rules import only_own_workers
+    from penstock.views.doctor import Finding, only_own_workers
     from penstock_common.errors import PenstockError
     from penstock_common.explain.queues import find_foreign_workers, queue_names
     from penstock_common.settings import Settings
@@ -100,7 +97,7 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
 
 
 def _stream(client: Client, name: str) -> StreamFacts:
-    from penstock.checkup.stream_rules import StreamFacts
+    from penstock.views.doctor import StreamFacts
     from penstock_common.errors import SegmentsUnseen
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.segments.plane import folder_of

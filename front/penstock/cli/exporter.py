@@ -13,7 +13,7 @@ from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
-    from penstock.watching.exposition import Streams
+    from penstock.views.exporter import StreamMetrics
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.explain.queues import QueueSnapshot
     from penstock_common.stream.commands import Client
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
-    from penstock.watching.exposition import Streams
+    from penstock.views.exporter import StreamMetrics
     from penstock_common.errors import PenstockError
     from penstock_common.extras import needed
     from penstock_common.stream.client import connect
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         from prometheus_client import CollectorRegistry, start_http_server
 
     end_by_signals()
-    streams, registry = Streams(), CollectorRegistry()
+    streams, registry = StreamMetrics(), CollectorRegistry()
     with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
         monitors: dict[str, StreamMonitor] = {}
         damaged = _tell(look(client, args.stream, monitors, streams), {}, console)
@@ -117,7 +117,9 @@ class QueueMetrics:
             self._client.close()
 
 
-def look(client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonitor], streams: Streams) -> dict[str, str]:
+def look(
+    client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonitor], streams: StreamMetrics
+) -> dict[str, str]:
     """Take a snapshot of each stream. Missing and damaged streams are left out, and all of them if the server is away.
 
     Returns:

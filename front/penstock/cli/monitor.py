@@ -65,7 +65,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
 
     The first record has no rates, and a damaged stream has `error`.
     """
-    from penstock.watching.rates import seen
+    from penstock.views.monitor import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.stream.streams import list_streams

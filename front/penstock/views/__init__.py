@@ -1,1 +1,1 @@
-"""The views of the commands: pictures, statistics and samples. Nothing here prints."""
+"""The views of the commands: what to show of samples, streams and servers, as values. Nothing here prints."""

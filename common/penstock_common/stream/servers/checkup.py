@@ -1,7 +1,6 @@
 """The facts about a server before it carries streams: settings, state, rights, latency, throughput.
 
-The rules of `penstock doctor` (``penstock.checkup``) judge them. Only a scratch key changes on the server, and it is
-removed.
+``penstock.views.doctor_server`` judges them. Only a scratch key changes on the server, and it is removed.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import threading
 import time
 import warnings
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.feeds import Feed, end_with, made, samples_in
+from penstock.bench.baselines import Feed, end_with, made, samples_in
 from penstock_common.errors import PenstockError, SampleError
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
@@ -47,7 +48,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True)
-class Taste:
+class SampleFacts:
     """The shape and size of one sample of the source."""
 
     seconds: float
@@ -56,13 +57,13 @@ class Taste:
 
 
 @dataclass(frozen=True)
-class Setup:
+class BenchSetup:
     """The settings that all turns share."""
 
     config: SourceConfig
     source: AnySource
     """The open source that ``config`` describes. The epochs of ``config`` may be longer."""
-    sample: Taste
+    sample: SampleFacts
     url: str
     folder: str
     """The folder for segments, or '' without segments."""
@@ -81,10 +82,10 @@ class FeedMethod:
     payload: str = ""
 
 
-class Turn:
+class BenchTurn:
     """The processes of one turn, as a ``with`` block."""
 
-    def __init__(self, setup: Setup, side: FeedMethod, trainers: int) -> None:
+    def __init__(self, setup: BenchSetup, side: FeedMethod, trainers: int) -> None:
         self._setup, self._side, self._trainers = setup, side, trainers
         self._cells = _FORK.Array("d", 2 * trainers)
         """For each trainer, its samples and the time of the latest of them."""
@@ -112,7 +113,7 @@ class Turn:
         gained = [now - then for now, then in zip(after, before, strict=True)]
         return sum(samples / spent for samples, spent in zip(gained[::2], gained[1::2], strict=True))
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> BenchTurn:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,7 +210,7 @@ class Turn:
 
 
 def measure(
-    setup: Setup,
+    setup: BenchSetup,
     sides: Sequence[FeedMethod],
     trainers: Sequence[int],
     seconds: float,
@@ -226,7 +227,7 @@ def measure(
     until = time.monotonic() + seconds
     for done, (count, side) in enumerate(order):
         share = (until - time.monotonic()) / (len(order) - done)
-        with Turn(setup, side, count) as turn:
+        with BenchTurn(setup, side, count) as turn:
             rates[count][side.name].append(turn.rate(max(share, seconds / len(order) / 2)))
         whom = "1 trainer" if count == 1 else f"{count} trainers"
         tell(done + 1, f"{side.name}, {whom}: {rates[count][side.name][-1]:,.0f} samples/s")
@@ -238,7 +239,7 @@ def rounds_in(seconds: float) -> int:
     return 3 if seconds >= 60 else 1
 
 
-def taste(source: AnySource, seconds: float) -> Taste:
+def taste(source: AnySource, seconds: float) -> SampleFacts:
     """Make samples for about ``seconds``, in a separate process.
 
     Raises:
@@ -255,7 +256,7 @@ def taste(source: AnySource, seconds: float) -> Taste:
         process.join()
     if isinstance(found, str):
         raise PenstockError(found)
-    return Taste(*found)
+    return SampleFacts(*found)
 
 
 def repeated(config: SourceConfig, source: AnySource, samples: int) -> SourceConfig:
@@ -307,3 +308,68 @@ def _told(error: Exception) -> str:
 
 def _quiet(_: str) -> None:
     """Ignore a notice of a wait: the turn's result shows it."""
+
+
+# --- what the rates recommend ----------------------------------------------------------------------------------------
+
+WORTH = 1.1
+"""The least gain for a recommendation. Penstock is one more thing to run, and segments tie it to one host."""
+
+
+@dataclass(frozen=True)
+class RateRatio:
+    """The ratio of two sides' rates in neighbouring turns, over all rounds."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.median:.2f}x"
+        return f"{self.median:.2f}x ({self.low:.2f}-{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The way of feeding that the rates recommend for a number of trainers, and the reason."""
+
+    trainers: int
+    base: str
+    """The name of the method without Penstock."""
+    use: str
+    """The name of the method to use."""
+    ratios: Mapping[str, RateRatio]
+    """Method -> its rate relative to ``base``, for all other methods."""
+    rounds: int
+    is_close: bool
+    """Whether the rounds disagree, so that another run might have another result."""
+
+    @property
+    def sentence(self) -> str:
+        """Return what to do, and then why."""
+        one = self.trainers == 1
+        whom, base = ("1 trainer", f"a {self.base}") if one else (f"{self.trainers} trainers", f"one {self.base} each")
+        found = ", ".join(f"{side} {ratio}" for side, ratio in self.ratios.items())
+        doubt = ". The rounds disagree: repeat it on an idle machine, or with more --seconds" if self.is_close else ""
+        doubt = ". That was one short round: give it --seconds 120" if self.rounds == 1 else doubt
+        use = base if self.use == self.base else self.use
+        return f"{whom}: use {use}. Samples per second, relative to {base}: {found}{doubt}"
+
+
+def judge(rates: Mapping[str, Sequence[float]], trainers: int) -> Recommendation:
+    """Return the recommendation for the rates of each method, round by round. The first is the one without Penstock."""
+    base, *others = rates
+    ratios = {side: _ratio(rates[side], rates[base]) for side in others}
+    use, least = base, RateRatio(1.0, 1.0, 1.0)
+    is_close = False
+    for side, ratio in ratios.items():
+        is_close = is_close or ratio.low < least.median * WORTH <= ratio.high
+        if ratio.median >= least.median * WORTH:
+            use, least = side, ratio
+    return Recommendation(trainers, base, use, ratios, len(rates[base]), is_close)
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> RateRatio:
+    found = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return RateRatio(statistics.median(found), min(found), max(found))

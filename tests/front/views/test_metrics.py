@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rq import Queue
 
 import penstock
-from penstock.watching.exposition import QUEUE_TABLE, TABLE
+from penstock.views.exporter import QUEUE_TABLE, TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from tests.contracts.processes import child

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from penstock.watching.rates import hosts, silent_hosts, waits
+from penstock.views.monitor import hosts, silent_hosts, waits
 from penstock_common.explain.queues import QueueSnapshot
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.extras import needed
@@ -204,7 +204,7 @@ def queue_metrics(queues: QueueSnapshot | None) -> Iterator[Metric]:
         yield family
 
 
-class Streams(Collector):
+class StreamMetrics(Collector):
     """The metrics of the last snapshots."""
 
     def __init__(self) -> None:

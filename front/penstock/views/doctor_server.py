@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.checkup.findings import Finding, ok
+from penstock.views.doctor import Finding, ok
 from penstock_common.stream.servers.checkup import ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 from penstock_common.stream.servers.suitability import may_evict, readable_bytes, usable_bytes

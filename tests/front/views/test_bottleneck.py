@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.watching.bottleneck import Situation, Trainers, judge
-from penstock.watching.rates import rate, seen, situation
+from penstock.views.bottleneck import GroupSituation, StreamSituation, judge
+from penstock.views.monitor import rate, seen, situation
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, MemberSnapshot, StreamSnapshot
 from penstock_common.pace import Pace
 from penstock_common.stream.groups.presence import Liveness
@@ -16,10 +16,10 @@ from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
 from penstock_common.stream.servers.suitability import ServerMemory
 
 MB = 1 << 20
-BUSY = Trainers("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)
+BUSY = GroupSituation("resnet", living=1, holds=True, waits=0.01, lag_samples=500, lag_bytes=500 * MB, pending=4)
 HUNGRY = replace(BUSY, waits=0.6, lag_samples=3, lag_bytes=MB, demand=100.0)
 SLOW = replace(BUSY, group="vit", waits=0.0, lag_bytes=900 * MB)
-NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=True, trainers=(HUNGRY,))
+NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=True, trainers=(HUNGRY,))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ NOW = Situation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_making=T
         ),
     ],
 )
-def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str, words: str) -> None:
+def test_the_sentence_names_what_holds_the_stream_up(now: StreamSituation, cause: str, words: str) -> None:
     """A user acts on the sentence, and a wrong cause costs hours."""
     found = judge(now)
     assert found.cause == cause
@@ -182,7 +182,7 @@ def test_the_sentence_names_what_holds_the_stream_up(now: Situation, cause: str,
         replace(NOW, workers=1, wished=76, worker_rate=20.0),
     ],
 )
-def test_the_workers_that_are_advised_start_on_a_shared_server(now: Situation) -> None:
+def test_the_workers_that_are_advised_start_on_a_shared_server(now: StreamSituation) -> None:
     """Without the names that jobs may use, they refuse to start there."""
     remedy = judge(now).remedy
     assert remedy.startswith("penstock worker ")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.checkup import stream_rules as stream
-from penstock.checkup.findings import Finding
-from penstock.checkup.stream_rules import StreamFacts
+from penstock.views import doctor as stream
+from penstock.views.doctor import Finding, StreamFacts
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, MemberSnapshot, StreamSnapshot
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import WaitingWriter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.front.watching.promql import Labels, Series, evaluate, parse_series
+from tests.front.views.promql import Labels, Series, evaluate, parse_series
 
 MONITORING = Path(__file__).resolve().parents[3] / "docker" / "monitoring"
 RULES = {rule["alert"]: rule for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]}

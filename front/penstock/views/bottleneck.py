@@ -34,7 +34,7 @@ Cause = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Trainers:
+class GroupSituation:
     """The trainers of one group."""
 
     group: str
@@ -58,7 +58,7 @@ class Trainers:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class StreamSituation:
     """The facts about a stream and its server."""
 
     stream: str
@@ -90,11 +90,11 @@ class Situation:
     """Whether some epoch is begun and not produced."""
     has_epochs: bool = True
     """Whether there is an epoch that was not abandoned."""
-    trainers: tuple[Trainers, ...] = ()
+    trainers: tuple[GroupSituation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Bottleneck:
     """The limit of a stream, and what to do about it."""
 
     cause: Cause
@@ -104,7 +104,7 @@ class Verdict:
     """The command that helps, if one does."""
 
 
-def judge(now: Situation) -> Verdict:
+def judge(now: StreamSituation) -> Bottleneck:
     """Return the first verdict that holds. Causes that stop all processes come before causes that slow some."""
     for rule in (
         _memory,
@@ -122,10 +122,10 @@ def judge(now: Situation) -> Verdict:
     ):
         if (found := rule(now)) is not None:
             return found
-    return Verdict("unknown", "not enough is known yet: nobody has said how fast he is")
+    return Bottleneck("unknown", "not enough is known yet: nobody has said how fast he is")
 
 
-def _memory(now: Situation) -> Verdict | None:
+def _memory(now: StreamSituation) -> Bottleneck | None:
     left = now.memory_left
     full = left is not None and left <= 0 and not now.folder
     if not (now.waits_for_memory or (full and now.waiting) or (_is_tight(now) and _starved(now))):
@@ -134,7 +134,7 @@ def _memory(now: Situation) -> Verdict | None:
     kept = readable_bytes(now.memory_limit - now.memory_used - (left or 0))
     needed = now.memory_used + max(0, now.budget_bytes - now.held_bytes)
     enough = int(needed * 1.25) + (32 << 20)  # with the reserve that writers leave (servers.suitability)
-    return Verdict(
+    return Bottleneck(
         "memory",
         f"the server's memory is full: {_writers(now)}; {used} of {limit} are used, "
         f"{readable_bytes(now.held_bytes)} of it by this stream, and writers leave {kept} free: remove what is not "
@@ -143,7 +143,7 @@ def _memory(now: Situation) -> Verdict | None:
     )
 
 
-def _is_tight(now: Situation) -> bool:
+def _is_tight(now: StreamSituation) -> bool:
     """Return whether writers continue only as fast as others free the server's memory."""
     if now.memory_left is None or now.folder or not now.is_making:
         return False
@@ -151,20 +151,20 @@ def _is_tight(now: Situation) -> bool:
     return is_near and now.held_bytes + max(0, now.memory_left) < FULL_SHARE * now.budget_bytes
 
 
-def _starved(now: Situation) -> list[Trainers]:
+def _starved(now: StreamSituation) -> list[GroupSituation]:
     return [each for each in now.trainers if each.living and (each.waits or 0.0) > WAITS]
 
 
-def _writers(now: Situation) -> str:
+def _writers(now: StreamSituation) -> str:
     if not now.waiting:
         return "writers go on only as room is made"
     return f"{now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} ({now.waited_s:.0f} s by now)"
 
 
-def _folder(now: Situation) -> Verdict | None:
+def _folder(now: StreamSituation) -> Bottleneck | None:
     if not now.waits_for_folder:
         return None
-    return Verdict(
+    return Bottleneck(
         "folder",
         f"the file system of the segments in {now.folder or 'its folder'} is full: {_writers(now)}, and this stream "
         f"holds {readable_bytes(now.held_bytes)} of it: remove other files there, also what deleted streams left",
@@ -172,26 +172,26 @@ def _folder(now: Situation) -> Verdict | None:
     )
 
 
-def _dead_member(now: Situation) -> Verdict | None:
+def _dead_member(now: StreamSituation) -> Bottleneck | None:
     for each in now.trainers:
         if each.missing and each.living:
             which = ", ".join(f"rank-{rank}" for rank in each.missing)
             verb = "is" if len(each.missing) == 1 else "are"
             what = "the other ranks cannot go past it: start that rank again"
-            return Verdict("dead member", f"{which} of group {each.group} {verb} not there; {what}")
+            return Bottleneck("dead member", f"{which} of group {each.group} {verb} not there; {what}")
         if each.silent:
             name, age, held = max(each.silent, key=lambda one: one[2])
             since = "is gone" if age is None else f"was not heard of for {age:.0f} s"
             also = f", nor were {len(each.silent) - 1} more" if len(each.silent) > 1 else ""
             what, remedy = _what_of(now, each, name, held)
             is_over = age is None or age * 1000 >= ALIVE_MS
-            return Verdict(
+            return Bottleneck(
                 "dead member", f"member {name} of group {each.group} {since}{also}; {what}", remedy if is_over else ""
             )
     return None
 
 
-def _what_of(now: Situation, group: Trainers, name: str, held: int) -> tuple[str, str]:
+def _what_of(now: StreamSituation, group: GroupSituation, name: str, held: int) -> tuple[str, str]:
     """Return the consequence of a member's death, and what helps."""
     if group.is_ordered:
         return "the other ranks cannot go past it: start that rank again", ""
@@ -211,12 +211,12 @@ def _entries(count: int) -> str:
     return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
-def _absent_group(now: Situation) -> Verdict | None:
+def _absent_group(now: StreamSituation) -> Bottleneck | None:
     absent = [each for each in now.trainers if each.holds and not each.living and each.lag_samples]
     if not _is_full(now) or not absent:
         return None
     most = max(absent, key=lambda each: each.lag_bytes)
-    return Verdict(
+    return Bottleneck(
         "absent group",
         f"producers wait for room, and group {most.group}, which nobody reads now, holds "
         f"{readable_bytes(most.lag_bytes)} of {readable_bytes(now.budget_bytes)}: start its trainer, or drop the group",
@@ -224,7 +224,7 @@ def _absent_group(now: Situation) -> Verdict | None:
     )
 
 
-def _unacknowledged(now: Situation) -> Verdict | None:
+def _unacknowledged(now: StreamSituation) -> Bottleneck | None:
     """Return a verdict if both sides wait.
 
     The bytes that fill the budget were given out, but no process acknowledges them or works on them.
@@ -234,7 +234,7 @@ def _unacknowledged(now: Situation) -> Verdict | None:
     slowest = _slowest(now)
     if not slowest.pending or (slowest.waits or 0.0) < HELD_UP:
         return None
-    return Verdict(
+    return Bottleneck(
         "unacknowledged",
         f"producers wait for room while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} were "
         "given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them died a "
@@ -242,20 +242,20 @@ def _unacknowledged(now: Situation) -> Verdict | None:
     )
 
 
-def _holding(now: Situation) -> list[Trainers]:
+def _holding(now: StreamSituation) -> list[GroupSituation]:
     return [each for each in now.trainers if each.living and each.holds]
 
 
-def _slowest(now: Situation) -> Trainers:
+def _slowest(now: StreamSituation) -> GroupSituation:
     return max(_holding(now), key=lambda each: ((each.waits or 0.0) < HELD_UP, each.lag_bytes, each.pending))
 
 
-def _is_full(now: Situation) -> bool:
+def _is_full(now: StreamSituation) -> bool:
     """Return True if producers wait for quota, rather than trainers for producers."""
     return now.waiting > 0 or now.room > FULL
 
 
-def _slow_group(now: Situation) -> Verdict | None:
+def _slow_group(now: StreamSituation) -> Bottleneck | None:
     """Return a verdict if one group holds the bytes that another waits for.
 
     New samples come once the slower group has read the old ones.
@@ -267,7 +267,7 @@ def _slow_group(now: Situation) -> Verdict | None:
     if not waiting:
         return None
     most = max(waiting, key=lambda each: each.waits or 0.0)
-    return Verdict(
+    return Bottleneck(
         "slow group",
         f"{_waiting(most)} for group {slowest.group}, which is slower: the budget is full of what it has yet to read, "
         f"and producers wait for room{_part(now.room)}. A larger budget evens out a while (penstock produce --budget). "
@@ -276,7 +276,7 @@ def _slow_group(now: Situation) -> Verdict | None:
     )
 
 
-def _waiting(group: Trainers) -> str:
+def _waiting(group: GroupSituation) -> str:
     return f"trainers of {group.group} wait{_part(group.waits or 0.0)}"
 
 
@@ -284,13 +284,13 @@ def _part(share: float) -> str:
     return f" {share:.0%} of their time".replace("%", " %") if share else ""
 
 
-def _slow_trainers(now: Situation) -> Verdict | None:
+def _slow_trainers(now: StreamSituation) -> Bottleneck | None:
     living = _holding(now)
     if not _is_full(now) or not living:
         return None
     slowest = _slowest(now)
     also = f", of {len(living)} groups the one furthest behind" if len(living) > 1 else ""
-    return Verdict(
+    return Bottleneck(
         "trainers",
         f"producers wait for trainers: the budget is full ({readable_bytes(now.held_bytes)} of "
         f"{readable_bytes(now.budget_bytes)}) and group {slowest.group}{also} sets the pace; more workers would change "
@@ -298,27 +298,27 @@ def _slow_trainers(now: Situation) -> Verdict | None:
     )
 
 
-def _starving(now: Situation) -> Verdict | None:
+def _starving(now: StreamSituation) -> Bottleneck | None:
     waiting = _starved(now)
     if not waiting or now.is_all_made:
         return None
     most = max(waiting, key=lambda each: each.waits or 0.0)
     part = _waiting(most)
     if most.lag_samples > READY_S * (most.demand or 0.0):
-        return Verdict(
+        return Bottleneck(
             "reading",
             f"{part} though {most.lag_samples} samples lie ready: their host, its network or its checksums are what is "
             "slow; loader.stats() tells which",
         )
     if not now.is_making:
-        return Verdict("jobs", f"{part}, and no epoch is being made: produce more epochs, or further ahead",
+        return Bottleneck("jobs", f"{part}, and no epoch is being made: produce more epochs, or further ahead",
                        "penstock produce ... --follow --ahead 2")  # fmt: skip
     return _slow_producers(now, part)
 
 
-def _slow_producers(now: Situation, part: str) -> Verdict:
+def _slow_producers(now: StreamSituation, part: str) -> Bottleneck:
     if not now.workers:
-        return Verdict(
+        return Bottleneck(
             "no workers",
             f"{part} for producers, and no worker says that it is at work: start some, unless a Writer of your own "
             "makes the samples",
@@ -326,29 +326,34 @@ def _slow_producers(now: Situation, part: str) -> Verdict:
         )
     if now.idle > IDLE:
         idle = f"{now.idle:.0%}".replace("%", " %")
-        return Verdict(
+        return Bottleneck(
             "jobs",
             f"{part}, and workers have no job for {idle} of theirs: plan epochs further ahead, or in smaller shards",
             "penstock produce ... --ahead 2",
         )
     if now.wished is None or not now.worker_rate:
-        return Verdict("producers", f"{part} for producers, who have not said yet how fast they are: look again soon")
+        return Bottleneck(
+            "producers", f"{part} for producers, who have not said yet how fast they are: look again soon"
+        )
     more, took = now.wished - now.workers, _milliseconds(1 / now.worker_rate)
     if more <= 0:
-        return Verdict("producers", f"{part} for producers, and as many as should do are at work: they may have begun "
-                       f"a moment ago, or share too few cores; a sample takes a worker {took}")  # fmt: skip
+        return Bottleneck(
+            "producers",
+            f"{part} for producers, and as many as should do are at work: they may have begun a moment ago, or share "
+            f"too few cores; a sample takes a worker {took}",
+        )
     if not is_tellable(now.wished, now.workers):
-        return Verdict(
+        return Bottleneck(
             "producers",
             f"{part} for producers: more workers would do, more than can be told (one takes {took} for a sample)",
             f"penstock worker --auto {ALLOWED}",
         )
     if more <= MANY:
-        return Verdict(
+        return Bottleneck(
             "producers", f"{part} for producers: {more} more worker{_s(more)} would do (one takes {took} for a sample)",
             f"penstock worker --processes {more} {ALLOWED}",
         )  # fmt: skip
-    return Verdict(
+    return Bottleneck(
         "producers",
         f"{part} for producers: a sample takes a worker {took}, and {more} more workers would do, on several hosts; or "
         "a faster transform",
@@ -360,14 +365,14 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.2g} ms"
 
 
-def _nothing_made(now: Situation) -> Verdict | None:
+def _nothing_made(now: StreamSituation) -> Bottleneck | None:
     if now.has_epochs or now.is_all_made:
         return None
-    return Verdict("nothing made", "it has no epoch that could be read: start a producer",
+    return Bottleneck("nothing made", "it has no epoch that could be read: start a producer",
                    f"penstock produce ... --stream {now.stream}")  # fmt: skip
 
 
-def _nobody_reads(now: Situation) -> Verdict | None:
+def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
     if any(each.living for each in now.trainers):
         return None
     held = f"{readable_bytes(now.held_bytes)} of {readable_bytes(now.budget_bytes)} lie ready"
@@ -375,22 +380,22 @@ def _nobody_reads(now: Situation) -> Verdict | None:
     lag = max((each.lag_samples for each in now.trainers), default=0)
     if now.is_all_made and now.trainers and not lag:
         return None
-    return Verdict("no trainers", f"nobody reads: {held}{waits}; start a trainer")
+    return Bottleneck("no trainers", f"nobody reads: {held}{waits}; start a trainer")
 
 
-def _done(now: Situation) -> Verdict | None:
+def _done(now: StreamSituation) -> Bottleneck | None:
     if not now.is_all_made or any(each.lag_samples or each.pending for each in now.trainers if each.holds):
         return None
-    return Verdict("done", "every planned epoch is made and read")
+    return Bottleneck("done", "every planned epoch is made and read")
 
 
-def _balanced(now: Situation) -> Verdict | None:
+def _balanced(now: StreamSituation) -> Bottleneck | None:
     told = [each for each in now.trainers if each.waits is not None]
     if not told:
         return None
     most = max(told, key=lambda each: each.waits or 0.0)
     part = f"they wait {most.waits or 0.0:.0%} of their time for data".replace("%", " %")
-    return Verdict("balanced", f"trainers set the pace: {part}, which is as it should be")
+    return Bottleneck("balanced", f"trainers set the pace: {part}, which is as it should be")
 
 
 def _s(count: int) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.checkup import server_rules as server
-from penstock.checkup.findings import Finding
-from penstock.checkup.server_rules import check_server
+from penstock.views import doctor_server as server
+from penstock.views.doctor import Finding
+from penstock.views.doctor_server import check_server
 from penstock_common.stream.servers.checkup import Local, ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 

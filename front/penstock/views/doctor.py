@@ -1,22 +1,50 @@
-"""The rules for a stream: one small function for each, from facts to a finding. Pure."""
+"""Findings of `penstock doctor`, and the rules for a stream and for a queue of jobs: from facts to findings. Pure.
+
+`doctor_server` has the rules for a server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from penstock.checkup.findings import Finding, ok
-from penstock.watching.bottleneck import ALLOWED
-from penstock.watching.rates import seen, silent_hosts
+from penstock.views.bottleneck import ALLOWED
+from penstock.views.monitor import seen, silent_hosts
+from penstock_common.explain.queues import ForeignWorker
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
 
+Severity = Literal["error", "warning", "note", "ok"]
+ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")
 LONG_WAIT_S = 30.0
 """One lease: a worker's job that waits longer makes way for another."""
 SLOW = ("slow group", "producers", "no workers", "jobs", "reading", "memory")
 """Causes that no other rule here reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding."""
+
+    check: str
+    severity: Severity
+    """``error``: data or runs will be lost, or nothing works. ``warning``: it will cause trouble. ``note``:
+    information.
+    """
+    found: str
+    mend: str = ""
+    """The exact command or setting, or empty if nothing is to be done."""
+
+
+def ok(check: str, found: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(check, "ok", found)
+
+
+# --- a stream --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +217,22 @@ RULES: tuple[Callable[[StreamFacts], Finding], ...] = (
 def check_stream(facts: StreamFacts) -> list[Finding]:
     """Return every rule's finding."""
     return [rule(facts) for rule in RULES]
+
+
+# --- a queue ---------------------------------------------------------------------------------------------------------
+
+
+def only_own_workers(found: Sequence[ForeignWorker]) -> list[Finding]:
+    """Return a finding for each plain `rq worker`, which can do no job, and delays each job that it takes."""
+    if not found:
+        return [ok("workers", "no other program takes jobs")]
+    return [
+        Finding(
+            "workers", "warning",
+            f"worker {one.name!r} (process {one.pid} on {one.host}) takes jobs of queue {one.queue!r} and can do none: "
+            f"{one.failed} failed so far; it is a plain `rq worker`",
+            f"kill {one.pid} on {one.host}, and start `penstock worker --allow NAME --root DIR` as `penstock produce` "
+            "says",
+        )
+        for one in found
+    ]  # fmt: skip

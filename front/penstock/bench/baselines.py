@@ -48,8 +48,8 @@ def from_dataloader(source: AnySource, batch: int, workers: int) -> Iterator[int
         dataset: Any = Items()
         settings["num_workers"] = 1  # each further worker would repeat what the first one reads
     else:
-        dataset = _Samples(source)
-        settings["sampler"] = _Order(source)
+        dataset = _SourceSamples(source)
+        settings["sampler"] = _EndlessOrder(source)
     is_whole = _gives_batches(source)
     collate = _as_tensors if is_whole else _stacked_tensors
     loader = DataLoader(dataset, batch_size=None if is_whole else batch, collate_fn=collate, **settings)
@@ -63,7 +63,7 @@ def from_pool(source: AnySource, batch: int, workers: int) -> Iterator[int]:
         raise PenstockError(
             'an iterable is compared with a DataLoader only, and torch is not installed: pip install "penstock[torch]"'
         )
-    order = iter(_Order(source))
+    order = iter(_EndlessOrder(source))
     size = 1 if source.unit == "batch" else batch
     pool = ProcessPoolExecutor(workers, get_context("fork"), _keep_source, (source, os.getpid()))
     waiting: deque[Future[Any]] = deque()
@@ -88,7 +88,7 @@ def has_torch() -> bool:
     return True
 
 
-class _Samples:
+class _SourceSamples:
     """A source as a map-style dataset.
 
     A sample that cannot be made is None, and is left out of its batch.
@@ -111,7 +111,7 @@ class _Samples:
         return found
 
 
-class _Order:
+class _EndlessOrder:
     """Indices without an end: the source's own epochs, one after another."""
 
     def __init__(self, source: Any) -> None:
@@ -139,7 +139,7 @@ def made(source: AnySource, complain: Callable[[SampleError], None] = lambda _: 
     """Yield the source's samples without an end. ``complain`` is called with each sample that cannot be made."""
     rng = np.random.default_rng()
     while True:
-        for number, item in enumerate(source if source.unit == "item" else _Order(source)):
+        for number, item in enumerate(source if source.unit == "item" else _EndlessOrder(source)):
             try:
                 yield source.make(item, number, rng) if source.unit == "item" else source.read(item, rng)
             except SampleError as error:
@@ -157,12 +157,12 @@ def _gives_batches(source: AnySource) -> bool:
 
 # --- in a worker of the pool ------------------------------------------------------------------------------------------
 
-_KEPT: list[_Samples] = []
+_KEPT: list[_SourceSamples] = []
 
 
 def _keep_source(source: AnySource, owner: int) -> None:
     end_with(owner)
-    _KEPT.append(_Samples(source))
+    _KEPT.append(_SourceSamples(source))
 
 
 def _make_batch(indices: Sequence[int]) -> Mapping[str, Any]:

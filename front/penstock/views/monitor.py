@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from penstock.watching.bottleneck import Situation, Trainers, Verdict, judge
+from penstock.views.bottleneck import Bottleneck, GroupSituation, StreamSituation, judge
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED, rank_member
 from penstock_common.stream.reported_rates import ReportedRate
@@ -125,15 +125,15 @@ def _host_of(worker: str) -> str:
     return worker.rpartition(".")[0] or worker
 
 
-def verdict(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Verdict:
+def verdict(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Bottleneck:
     """Return what limits the stream, by the snapshot."""
     return judge(situation(now, worker_rate, wished))
 
 
-def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Situation:
+def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> StreamSituation:
     """Return the few facts that the rule uses."""
     load = load_of(now.rates)
-    return Situation(
+    return StreamSituation(
         stream=now.name,
         held_bytes=now.held_bytes,
         budget_bytes=now.budget_bytes,
@@ -168,7 +168,7 @@ def _is_all_made(now: StreamSnapshot) -> bool:
     return ended and now.final is not None and now.next_epoch >= now.final
 
 
-def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> Trainers:
+def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
     mine = [told for (name, _), told in now.rates.trainers.items() if name == group.name]
     waiting = [part for told in mine if (part := waits(told)) is not None]
     is_ordered = group.kind == ORDERED
@@ -178,7 +178,7 @@ def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> Trainers:
         for member in group.members
         if member.is_silent and (member.pending_entries or (is_ordered and group.lag_samples))
     ]
-    return Trainers(
+    return GroupSituation(
         group=group.name,
         living=sum(one.is_live for one in group.members),
         holds=group.holds,
