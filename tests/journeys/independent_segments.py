@@ -1,4 +1,4 @@
-"""A reader of segment files and exports written from docs/segments.md and docs/wire-format.md alone; nothing of ours.
+"""A reader of segment files and exports, written from docs/segment-format.md and docs/wire-format.md alone.
 
 It proves that the two pages suffice, without a server. Keep it so: when it must change, they must have changed first.
 """

@@ -1,4 +1,4 @@
-"""Readers that know only docs/wire-format.md, docs/redis-keys.md and docs/segments.md rebuild an epoch bit for bit."""
+"""Readers that know only the documents of wire format, keys and segment format rebuild an epoch bit for bit."""
 
 from __future__ import annotations
 

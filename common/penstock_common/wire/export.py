@@ -1,6 +1,6 @@
 """The contents of ``export.json``: an export's stream, epochs, shards, files and bad samples.
 
-An export may come from anybody, so every value is bounded before use. docs/segments.md defines the file.
+An export may come from anybody, so every value is bounded before use. docs/segment-format.md defines the file.
 """
 
 from __future__ import annotations

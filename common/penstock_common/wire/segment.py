@@ -1,6 +1,6 @@
 """The layout of segment files: blocks of one epoch and partition in a file that can be read alone.
 
-Only bytes to values and back: ``segments`` has files, locks and folders. docs/segments.md defines the layout.
+Only bytes to values and back: ``segments`` has files, locks and folders. docs/segment-format.md defines the layout.
 """
 
 from __future__ import annotations
