@@ -157,7 +157,7 @@ class TestWords:
             first, second = next(batches), next(batches)
             for _ in range(3):
                 loader.acknowledge(first)
-            loader._joined().member.flush()
+            loader._joined().claim.flush()
             assert delivered(any_client) == 8
         with loader_of(any_url) as loader:
             assert set(numbers([second])) <= set(numbers(loader))

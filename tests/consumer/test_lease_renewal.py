@@ -22,9 +22,9 @@ from penstock_common.stream.entries import list_held, list_overdue
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster
 from penstock_common.stream.manifest import abandon_epoch
+from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.heartbeat import LONGEST_LOOK_S, LeaseRenewer
 from penstock_consumer.read.leases import Leases
-from penstock_consumer.read.member import Member
 from penstock_consumer.stages.batch import Lease
 from tests.contracts.between import between
 from tests.contracts.feed import open_stream, produce
@@ -267,16 +267,16 @@ class TestEnded:
     ) -> None:
         """Otherwise a user who starts over after a crash would learn for 30 s that the group is being read."""
         process, _ = holder
-        place = Member(scene.client, replace(scene.who, member="new"))
+        claim = LeaseClaim(scene.client, replace(scene.who, member="new"), LEASE_S, print)
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
         leave(scene.client, scene.who, scene.partition, {})
         record = {"inc": incarnation, "seen": server_ms(scene.client) - SILENT_MS}
         scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
         with pytest.raises(GroupBusy, match="holds"):
-            place.join("earliest")
+            claim.join("earliest")
         process.kill()
         process.wait()
-        place.join("earliest")
+        claim.join("earliest")
 
 
 class TestRenewing:

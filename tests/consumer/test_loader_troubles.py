@@ -214,7 +214,7 @@ class TestWaits:
             release_epoch(any_client, open_stream(any_client, "t"), 0)
             return uncovered(*arguments)
 
-        monkeypatch.setattr("penstock_consumer.read.member.uncovered", released)
+        monkeypatch.setattr("penstock_consumer.read.claims.uncovered", released)
         with loader_of(any_url) as loader:
             assert sorted(numbers(loader)) == list(range(40))
 

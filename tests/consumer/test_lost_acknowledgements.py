@@ -28,7 +28,7 @@ def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: st
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number == 3:
-                loader._joined().member.flush()
+                loader._joined().claim.flush()
                 first = any_client.xrange(entries, count=1)[0][0]
                 assert any_client.xclaim(entries, "g", "m", 0, [first], force=True, justid=True) == [first]
                 for offset in range(BLOCK):
@@ -67,7 +67,7 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number == 1:
-                loader._joined().member.flush()
+                loader._joined().claim.flush()
                 assert any_client.setbit(ledger, 4, 0) == 1  # of the second entry, whose last batch is in hand
     assert found == list(range(COUNT))
     assert any_client.bitcount(ledger) == COUNT

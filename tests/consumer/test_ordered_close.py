@@ -13,7 +13,8 @@ from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import Membership, Order, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.release import release_epoch
-from penstock_consumer.read.member import RankMember
+from penstock_common.tuning import LEASE_S
+from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import SPEC, open_stream, produce, sample, writer_of
 
@@ -29,17 +30,17 @@ def client(any_url: str) -> Iterator[ControlClient]:
         yield connected
 
 
-def rank_of(client: Any, rank: int) -> RankMember:
+def rank_of(client: Any, rank: int) -> RankClaim:
     """Return a rank that has joined, and read nothing."""
     who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", Order(rank, WORLD, BATCH))
-    place = RankMember(client, who, notify=lambda _: None)
-    place.join("resume")
-    return place
+    claim = RankClaim(client, who, LEASE_S, lambda _: None)
+    claim.join("resume")
+    return claim
 
 
-def settle(place: RankMember, position: int) -> None:
+def settle(claim: RankClaim, position: int) -> None:
     """Acknowledge all of the rank's own samples up to a position."""
-    place.acknowledge(Batch({}, 0, [], position))
+    claim.acknowledge(Batch({}, 0, [], position))
 
 
 def is_closed(client: Any) -> bool:
@@ -50,8 +51,8 @@ def is_closed(client: Any) -> bool:
 def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -> None:
     """If the first rank closed it, the epoch could be released while the others read it."""
     first, second = rank_of(client, 0), rank_of(client, 1)
-    for place in (first, second):
-        place.ended(0, 2 * STEP, COUNT)
+    for claim in (first, second):
+        claim.ended(0, 2 * STEP, COUNT)
     settle(first, 2 * STEP)
     first.close_epochs(0)
     assert not is_closed(client)
@@ -71,14 +72,14 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
 def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(client: ControlClient) -> None:
     """With `remainder="drop"` no rank gets the rest, so without this rule the epoch would never close."""
     first, second = rank_of(client, 0), rank_of(client, 1)
-    for place in (first, second):
-        place.ended(0, STEP, COUNT)
-        place.close_epochs(0)
+    for claim in (first, second):
+        claim.ended(0, STEP, COUNT)
+        claim.close_epochs(0)
     positions = known_positions(client, open_stream(client, "t"), 0, "g")
     assert (positions.of(0), positions.of(1)) == (0, 0)
-    for place in (first, second):
-        settle(place, STEP)
-        place.close_epochs(0)
+    for claim in (first, second):
+        settle(claim, STEP)
+        claim.close_epochs(0)
     assert known_positions(client, open_stream(client, "t"), 0, "g").minimum(WORLD) == COUNT
     assert is_closed(client)
 
@@ -90,15 +91,15 @@ def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
         for number in range(STEP):
             epoch.write(sample(number))
         epoch.flush()
-        places = [rank_of(client, rank) for rank in range(WORLD)]
-        for place in places:
-            settle(place, STEP)
-            place.close_epochs(0)
-            assert place.unclosed == {0}
+        claims = [rank_of(client, rank) for rank in range(WORLD)]
+        for claim in claims:
+            settle(claim, STEP)
+            claim.close_epochs(0)
+            assert claim.unclosed == {0}
         assert not is_closed(client)
         epoch.close()
-        for place in places:
-            place.close_epochs(0)
+        for claim in claims:
+            claim.close_epochs(0)
         assert is_closed(client)
 
 
@@ -107,10 +108,10 @@ def test_an_epoch_that_was_given_up_is_closed_here_and_for_nobody_else(
     client: ControlClient, is_released: bool
 ) -> None:
     """No group needs its samples, and the end of the next epoch does not wait for it."""
-    place, stream = rank_of(client, 0), open_stream(client, "t")
+    claim, stream = rank_of(client, 0), open_stream(client, "t")
     abandon_epoch(client, stream, 0)
     if is_released:
         assert release_epoch(client, stream, 0)
-    place.close_epochs(0)
-    assert place.unclosed == set()
+    claim.close_epochs(0)
+    assert claim.unclosed == set()
     assert not is_closed(client)

@@ -140,7 +140,7 @@ class AdapterContract:
             pulled = iter(self.read_ahead(self.dataset(loader), MANY))
             for steps in range(1, 6):
                 next(pulled)
-                loader._joined().member.flush()
+                loader._joined().claim.flush()
                 assert delivered(any_url) == [(steps - 1) * BATCH]
 
     def test_what_a_broken_off_pass_had_read_ahead_comes_in_the_next(self, any_url: str) -> None:

@@ -235,8 +235,8 @@ class Machine(Writing):
     def audit(self) -> None:
         """Audit. Nothing that the rules do may look like a loss or a forgery."""
         for loader in self.loaders.values():
-            if loader._reading is not None:
-                loader._reading.member.flush()
+            if loader._member is not None:
+                loader._member.claim.flush()
         report = audit_stream(self.client, self.name, deep=True)
         assert report.is_clean, [finding for epoch in report.epochs for finding in epoch.findings]
         for found in report.epochs:
@@ -280,12 +280,11 @@ class Machine(Writing):
 def killed(loader: Loader) -> None:
     """End a loader as its process's death would, once its acknowledgements have arrived."""
     loader._closing.detach()
-    if (reading := loader._resources.reading) is not None:
-        reading.member.flush()
-        if reading.run is not None:
-            reading.run.queue.stop()
-            reading.run.thread.join(timeout=10)
-        reading.heartbeat.stop()
-        outbox: Any = reading.member
-        outbox._outbox.close()
+    if (member := loader._resources.member) is not None:
+        member.claim.flush()
+        if member.run is not None:
+            member.run.queue.stop()
+            member.run.thread.join(timeout=10)
+        member.heartbeat.stop()
+        member.claim.close()
     loader._client.close()

@@ -34,7 +34,7 @@ def train(url: str, policy: str, every: str, stop_at: str, order: str) -> None:
             step += 1
             print("step", *(f"{epoch}:{offset}" for epoch, _, offset in batch.identities()), flush=True)
             if step == int(stop_at):
-                loader._joined().member.flush()  # what was acknowledged is on the server, whatever comes
+                loader._joined().claim.flush()  # what was acknowledged is on the server, whatever comes
                 print("middle", flush=True)
                 time.sleep(60)
             if policy == "manual" and step % int(every):

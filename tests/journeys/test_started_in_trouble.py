@@ -149,7 +149,7 @@ def test_an_outage_longer_than_its_patience_ends_a_start_with_what_to_do(
         return join_group(*args, **settings)
 
     monkeypatch.setattr("penstock_consumer.read.loader.OUTAGE_S", 1.5)
-    monkeypatch.setattr("penstock_consumer.read.member.join_group", join_after_its_death)
+    monkeypatch.setattr("penstock_consumer.read.claims.join_group", join_after_its_death)
     said: list[str] = []
     began = time.monotonic()
     with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address} .*penstock server"):

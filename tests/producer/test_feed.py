@@ -133,7 +133,7 @@ class TestRefusedBlocks:
             batches = iter(loader)
             given = self.fill(writer)
             found = [int(next(batches)["y"][0]) for _ in range(40)]
-            loader._joined().member.flush()
+            loader._joined().claim.flush()
             for number in range(given, given + 10):
                 writer.write(sample(number))
             writer.close()

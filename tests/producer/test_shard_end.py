@@ -150,7 +150,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
         batches = iter(loader)
         for _ in range(5 if is_settled else 2):
             next(batches)
-        loader._joined().member.flush()
+        loader._joined().claim.flush()
         ids: Any = [entry_id for entry_id, _ in any_client.xrange(partition.entries(0), count=4)]
         any_client.hset(partition.roster, "t:0", "1")
         any_client.xdel(partition.entries(0), *ids)

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 from penstock_common.errors import ServerUnavailable, StateMismatch
 from penstock_common.explain.deadlock import ELSEWHERE_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_common.waiting import Notify
-from penstock_consumer.read.epochs import Reading
 from penstock_consumer.read.heartbeat import IdleLoop
+from penstock_consumer.read.member import Member
 from penstock_consumer.stages.batch import UNKNOWN, Batch
 
 
@@ -196,7 +196,7 @@ class Acknowledger:
             raise ValueError(f"acknowledge is {policy!r}, expected one of {', '.join(get_args(Acknowledge))}")
         self.policy: Acknowledge = policy
         self.adapter: Adapter | None = None
-        self.reading: Reading | None = None
+        self.member: Member | None = None
         """The joined member, once there is one."""
         self._stream, self._notify = stream, notify
         self._lock = threading.Lock()
@@ -210,9 +210,9 @@ class Acknowledger:
         self._held_up: list[Batch] = []
         """The batches that wait for an earlier one, because ordered groups acknowledge by position."""
 
-    def join(self, reading: Reading) -> None:
-        """Learn how this loader reads, once it has joined its group."""
-        self.reading = reading
+    def join(self, member: Member) -> None:
+        """Learn as which member this loader reads, once it has joined its group."""
+        self.member = member
 
     # --- handing out and acknowledging ---
 
@@ -283,10 +283,10 @@ class Acknowledger:
     def hand_back(self, batches: Iterable[Batch]) -> None:
         """See `Loader.hand_back`."""
         left = [batch for batch in batches if self._outstanding.drop(batch)]
-        if self.reading is not None:
+        if self.member is not None:
             with self._lock:
                 self._held_up.clear()  # an ordered group reads everything again from the first of them
-                self.reading.hand_back(left, self._outstanding.trained())
+                self.member.hand_back(left, self._outstanding.trained())
 
     def forget(self) -> None:
         """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
@@ -320,14 +320,14 @@ class Acknowledger:
 
     def end_epoch(self, epoch: int) -> None:
         """Close an epoch for the group after it was read to its end, unless a part of it is not acknowledged."""
-        assert self.reading is not None
+        assert self.member is not None
         self._go_on()
-        member = self.reading.member
+        claim = self.member.claim
         with self._lock:
-            if member.has_unacknowledged(epoch):
-                member.unclosed.add(epoch)
+            if claim.has_unacknowledged(epoch):
+                claim.unclosed.add(epoch)
             else:
-                member.close_epochs(epoch)
+                claim.close_epochs(epoch)
 
     def close(self) -> None:
         """Acknowledge what the loop, or the step, is done with."""
@@ -338,16 +338,16 @@ class Acknowledger:
         self.unacknowledged.tell()
 
     def _acknowledge(self, batches: list[Batch]) -> None:
-        if self.reading is None:  # nothing was handed out yet
+        if self.member is None:  # nothing was handed out yet
             return
         self._go_on()
-        member = self.reading.member
+        claim = self.member.claim
         with self._lock:
-            for batch in self._in_order(batches) if self.reading.is_ordered else batches:
-                member.acknowledge(batch)
-            for epoch in sorted({batch.epoch for batch in batches} & member.unclosed):
-                if not member.has_unacknowledged(epoch):
-                    member.close_epochs(epoch)
+            for batch in batches if self.member.rank is None else self._in_order(batches):
+                claim.acknowledge(batch)
+            for epoch in sorted({batch.epoch for batch in batches} & claim.unclosed):
+                if not claim.has_unacknowledged(epoch):
+                    claim.close_epochs(epoch)
 
     def _in_order(self, batches: list[Batch]) -> list[Batch]:
         """Return the batches of an ordered group that may be acknowledged, which are those before every outstanding
@@ -374,18 +374,18 @@ class Acknowledger:
 
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
-        if self.reading is not None:
+        if self.member is not None:
             with self._lock:
-                self.reading.member.flush()
+                self.member.claim.flush()
 
     # --- what waits for a checkpoint ---
 
     def _warn(self) -> None:
         """Say once for each checkpoint that much is handed out and not acknowledged."""
-        assert self.reading is not None
+        assert self.member is not None
         if self._is_warned:
             return
-        budget = self.reading.member.stream.budget_bytes
+        budget = self.member.stream.budget_bytes
         if (text := warning(self._outstanding.waiting, budget, self._stream, self._remedy(budget))) is not None:
             self._is_warned = True
             self._notify(text)
@@ -399,26 +399,26 @@ class Acknowledger:
         waited_s = min(waited_s, self._outstanding.quiet_s)
         self.wait_for_next(waited_s)
         is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._outstanding.is_being_saved
-        if self.reading is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
+        if self.member is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
             return
         with suppress(ServerUnavailable):  # the reader reports that
-            member = self.reading.member
-            budget, held = member.stream.budget_bytes, self._outstanding.waiting
+            claim = self.member.claim
+            budget, held = claim.stream.budget_bytes, self._outstanding.waiting
             # other members may be about to acknowledge, too
-            blocked_partitions = member.blocked_partitions(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
+            blocked_partitions = claim.blocked_partitions(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
             if (error := overdue(blocked_partitions, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
 
     def wait_for_next(self, waited_s: float) -> None:
         """Tell everyone how long the loop has waited for a batch or an epoch."""
-        if self.reading is not None:
+        if self.member is not None:
             since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
-            self.reading.heartbeat.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
+            self.member.heartbeat.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
 
     def _go_on(self) -> None:
         """Note that the loop waits no more."""
-        if self.reading is not None and self.reading.heartbeat.idle is not None:
-            self.reading.heartbeat.tell_idle(None)
+        if self.member is not None and self.member.heartbeat.idle is not None:
+            self.member.heartbeat.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s

@@ -28,8 +28,8 @@ from penstock_common.stream.streams import Stream, require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
+from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.heartbeat import ClaimedEntry
-from penstock_consumer.read.member import Member
 from penstock_consumer.read.receive import ReceivedEntry
 from penstock_consumer.stages.batch import Lease
 
@@ -41,16 +41,16 @@ def is_newer(one: ReceivedEntry) -> bool:
     return isinstance(one.error, UnsupportedVersion)
 
 
-def refuse_newer(member: Member, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
+def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
     """Raises UnsupportedVersion if any entry is of a newer format.
 
     They stay pending: held like any other, so that leaving hands them back at once, and a death after a lease.
     """
     newer = [one for one in received if is_newer(one)]
     for one in newer:
-        member.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
+        claim.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
     if newer:
-        raise too_old(member.who, epoch, newer[0].entry_id, newer[0].error)
+        raise too_old(claim.who, epoch, newer[0].entry_id, newer[0].error)
 
 
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
@@ -115,8 +115,8 @@ class _BadEntry:
 class DeadLetters:
     """The bad entries that one reader finds in one epoch."""
 
-    def __init__(self, member: Member, notify: Notify) -> None:
-        self._member, self._notify = member, notify
+    def __init__(self, claim: LeaseClaim, notify: Notify) -> None:
+        self._claim, self._notify = claim, notify
         self._held: list[_BadEntry] = []
         self._can_read = self._gave_up = False
 
@@ -132,7 +132,7 @@ class DeadLetters:
             self.add_now(manifest, partition, entry_id, reason)
             return
         # held like any other, so that it is renewed, and handed back when this reader gives up
-        self._member.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
+        self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
     def require_hope(self) -> None:
@@ -144,8 +144,8 @@ class DeadLetters:
     def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter that no reader could read."""
         self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
-        bury(self._member.client, partition, manifest, self._member.who.group, entry_id, reason[:500])
-        self._member.leases.remove(partition.number, manifest.epoch, [entry_id])
+        bury(self._claim.client, partition, manifest, self._claim.who.group, entry_id, reason[:500])
+        self._claim.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:
         """The epoch's end: what is held back is buried, unless nothing at all of the epoch could be read by anyone."""
@@ -156,7 +156,7 @@ class DeadLetters:
         self._add_held()
 
     def _is_nothing_done(self, manifest: Manifest) -> bool:
-        owed = uncovered(self._member.client, self._member.stream, manifest, self._member.who.group)
+        owed = uncovered(self._claim.client, self._claim.stream, manifest, self._claim.who.group)
         return bool(manifest.samples) and sum(hi - lo for _, lo, hi in owed) == manifest.samples
 
     def _add_held(self) -> None:
@@ -166,7 +166,7 @@ class DeadLetters:
             del self._held[0]
 
     def _hopeless(self, which: str) -> TooManyDeadLetters:
-        last, name, group = self._held[-1], self._member.stream.name, self._member.who.group
+        last, name, group = self._held[-1], self._claim.stream.name, self._claim.who.group
         epoch = last.manifest.epoch
         return TooManyDeadLetters(
             f"{which} of epoch {epoch} of {name!r} could be read, the last ({last.entry_id.decode()}): "
@@ -176,12 +176,12 @@ class DeadLetters:
         )
 
 
-def crash_notice(member: Member, claim: ClaimedEntry, header: Header | None) -> str:
+def crash_notice(who: Membership, entry: ClaimedEntry, header: Header | None) -> str:
     """Return the notice on an entry that was handed out often, was never acknowledged, and is handed out once more."""
-    name, group = member.stream.name, member.who.group
+    name, group = who.stream.name, who.group
     what = "" if header is None else f" (shard {header.shard} offsets {header.first}-{header.end - 1})"
     return (
-        f"entry {claim.entry_id.decode()} of epoch {claim.epoch}{what} was given out {claim.deliveries} times to group "
+        f"entry {entry.entry_id.decode()} of epoch {entry.epoch}{what} was given out {entry.deliveries} times to group "
         f"{group!r} and never acknowledged: does training die on it? It is handed out once more, alone and last; to go "
-        f"on without it: `penstock bad drop {name} {claim.epoch} {claim.entry_id.decode()} --group {group}`"
+        f"on without it: `penstock bad drop {name} {entry.epoch} {entry.entry_id.decode()} --group {group}`"
     )

@@ -134,6 +134,8 @@ class Heartbeat:
         """The rate of the training loop, which the autoscaler is told."""
         self.horizon = -1
         """The epoch that is being read here."""
+        self.members = 1
+        """The members of the group that lived at the last look."""
         self.error: Exception | None = None
         """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
         self._reporter = RateReporter(self._client, who.stream, trainer_field(who.group, who.member))
@@ -148,6 +150,10 @@ class Heartbeat:
     def read_epoch(self, epoch: int) -> None:
         """Learn which epoch is being read here. What others left of later epochs is not claimed yet."""
         self.horizon = epoch
+
+    def expect_members(self, members: int) -> None:
+        """Learn how many members of the group are live."""
+        self.members = members
 
     def tell_idle(self, idle: IdleLoop | None) -> None:
         """Tell everyone with the next heartbeat that the loop waits for a batch, or, with None, that it does not."""
@@ -170,8 +176,15 @@ class Heartbeat:
         """Return whether the caller is this thread."""
         return self._thread is threading.current_thread()
 
-    def recover(self) -> None:
-        """Do nothing, because an earlier process of a rank leaves nothing behind."""
+    @property
+    def is_fresh(self) -> bool:
+        """Return True, because a rank has no leases that could lapse."""
+        return True
+
+    def raise_error(self) -> None:
+        """Raise the error that ended this thread."""
+        if self.error is not None:
+            raise self.error
 
     def _run(self) -> None:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
@@ -262,13 +275,7 @@ class LeaseRenewer(Heartbeat):
         self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()
         self.claims: deque[ClaimedEntry] = deque()
-        self.members = 1
-        """The members of the group that lived at the last look."""
         self._began_s = self._renewed_s = self._looked_s = clock()
-
-    def expect_members(self, members: int) -> None:
-        """Learn how many members of the group are live."""
-        self.members = members
 
     @property
     def is_fresh(self) -> bool:

@@ -29,7 +29,7 @@ from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, c
 from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
-from penstock_consumer.read.epochs import OrderedReading, Reading, open_reading
+from penstock_consumer.read.member import Member, join_as
 from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, rank_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
 from penstock_consumer.read.waits import EVENT_MS, await_stream
@@ -49,7 +49,7 @@ class StageMethods:
     """
 
     _options: LoaderOptions
-    _reading: Reading | None
+    _member: Member | None
 
     @explained
     def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
@@ -123,7 +123,7 @@ class StageMethods:
         return View(self)  # type: ignore[arg-type]  # every Loader is one of these
 
     def _told(self, verb: str) -> Self:
-        if self._reading is not None and self._reading.has_begun:
+        if self._member is not None and self._member.has_begun:
             self._options.stages.pop()
             raise ValueError(f"{verb}() says how this loader reads, so it comes before its first batch")
         return self
@@ -241,7 +241,7 @@ class Loader(StageMethods, Passing):
         )
         patience_s = min(OUTAGE_S, timeout_s or OUTAGE_S)
         self._client: Client = connect(self._url, bears_outages=notify, patience_s=patience_s)
-        self._reading: Reading | None = None
+        self._member: Member | None = None
         self._life = secrets.token_hex(8)
         """The number in a state, which counts batches of one loader."""
         self._iterations, self._asking = 0, threading.Lock()
@@ -260,7 +260,7 @@ class Loader(StageMethods, Passing):
     @property
     def stream(self) -> Stream:
         """The facts about the stream. Waits until it exists and has a spec."""
-        return self._joined().member.stream
+        return self._joined().stream
 
     @property
     def spec(self) -> Spec:
@@ -280,9 +280,9 @@ class Loader(StageMethods, Passing):
 
         None if they are not known.
         """
-        reading = self._joined()
-        epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
-        manifest = None if epoch is None else find_manifest(self._client, reading.member.stream, epoch)
+        member = self._joined()
+        epoch = member.run.reader.epoch if member.run is not None else member.next_epoch()
+        manifest = None if epoch is None else find_manifest(self._client, member.stream, epoch)
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
@@ -297,13 +297,13 @@ class Loader(StageMethods, Passing):
                 'samples of the epoch, and a Loader with order="canonical" has a length; a DataLoader takes '
                 "penstock.torch.dataset(loader), and `penstock produce ... --split train:0.9,val:0.1` makes parts"
             )
-        reading = self._joined()
-        assert isinstance(reading, OrderedReading)
+        member = self._joined()
+        assert member.rank is not None
         with suppress(GroupFinished):
-            epoch = reading.run.reader.epoch if reading.run is not None else reading.next_epoch()
+            epoch = member.run.reader.epoch if member.run is not None else member.next_epoch()
             if epoch is None and self._steps is None:
-                epoch = self._await_epoch(reading, True)
-            self._steps = self._steps if epoch is None else reading.steps(epoch)
+                epoch = self._await_epoch(member, True)
+            self._steps = self._steps if epoch is None else member.rank.steps(epoch, self._options.remainder)
         if self._steps is None:
             raise TypeError("the epoch has no size yet, so the number of its batches is not known")
         return self._steps
@@ -330,21 +330,21 @@ class Loader(StageMethods, Passing):
             f"batch_size {self.batch_size}>"
         )
 
-    def _joined(self) -> Reading:
-        if self._reading is None:
+    def _joined(self) -> Member:
+        if self._member is None:
             limit = self._timeout_s if self._timeout_s is not None else self._startup_s
             wait = Wait(self._notify, limit, server=self._client.where)
             with self._tally.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
-        return self._reading
+        return self._member
 
-    def _join(self, stream: Stream) -> Reading:
+    def _join(self, stream: Stream) -> Member:
         who = Membership(stream, self.group, self.member, new_incarnation(), self._options.order)
-        self._reading = reading = open_reading(self._client, who, self._options)
-        self._resources.join(reading)
-        self._acknowledger.join(reading)
-        reading.heartbeat.follow(self._tally.pace)
-        return reading
+        self._member = member = join_as(self._client, who, self._options)
+        self._resources.join(member)
+        self._acknowledger.join(member)
+        member.heartbeat.follow(self._tally.pace)
+        return member
 
     # --- iterating ---
 
@@ -380,32 +380,32 @@ class Loader(StageMethods, Passing):
         if not self._closing.alive:
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
         self._require_own()
-        reading = self._joined()
+        member = self._joined()
         self._acknowledger.asked_for_next()
         is_empty = True
         while True:
-            if reading.run is None:
+            if member.run is None:
                 with self._tally.waiting_for("producers"):
-                    epoch = self._await_epoch(reading, is_empty)
+                    epoch = self._await_epoch(member, is_empty)
             else:
-                epoch = reading.run.reader.epoch
+                epoch = member.run.reader.epoch
             if epoch is None:
                 return
-            is_barren = reading.run is None
-            while (batch := self._next_batch(reading, epoch)) is not None:
+            is_barren = member.run is None
+            while (batch := self._next_batch(member, epoch)) is not None:
                 is_empty = is_barren = False
                 self._acknowledger.hand(batch)
                 yield batch
                 self._require_own()
                 self._acknowledger.asked_for_next()
-                if reading.run is None:  # a state was loaded meanwhile
+                if member.run is None:  # a state was loaded meanwhile
                     return
             with self._tally.waiting_for("server"):
-                runs_on = self._finish(reading, epoch)
+                runs_on = self._finish(member, epoch)
             self._end_tally(epoch, is_feed=runs_on)
             if is_barren:
                 self._tell_barren(epoch)
-            if not runs_on and not is_empty and reading.cursor >= epoch:  # below it: something handed back is still due
+            if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something handed back is still due
                 return
 
     def _tell_barren(self, epoch: int) -> None:
@@ -424,9 +424,9 @@ class Loader(StageMethods, Passing):
         self._is_told_barren = True
         self._notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
 
-    def _note_steps(self, reading: Reading, epoch: int) -> None:
-        if isinstance(reading, OrderedReading):
-            self._steps = reading.steps(epoch)
+    def _note_steps(self, member: Member, epoch: int) -> None:
+        if member.rank is not None:
+            self._steps = member.rank.steps(epoch, self._options.remainder)
 
     def _require_own(self) -> None:
         """Raise PenstockError in a process that was forked from the loader's, because its threads were not copied."""
@@ -504,8 +504,8 @@ class Loader(StageMethods, Passing):
             >>> torch.save({"model": model.state_dict(), "data": loader.state_dict()}, path)
         """
         state = {**self._identity(), "loader": self._life, **self._acknowledger.progress()}
-        if isinstance(reading := self._joined(), OrderedReading):
-            state["epoch"], state["position"] = reading.here(*self._acknowledger.frontier())
+        if (rank := (member := self._joined()).rank) is not None:
+            state["epoch"], state["position"] = member.position_after(rank, *self._acknowledger.frontier())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -523,9 +523,9 @@ class Loader(StageMethods, Passing):
             ReplayTruncated: retention has removed what would come.
         """
         check_state(state, self._identity())
-        if isinstance(reading := self._joined(), OrderedReading):
+        if (rank := (member := self._joined()).rank) is not None:
             self._acknowledger.forget()
-            reading.go_to(int(state["epoch"]), int(state["position"]))
+            member.go_to(rank, int(state["epoch"]), int(state["position"]))
 
     def _identity(self) -> State:
         return {
@@ -540,14 +540,14 @@ class Loader(StageMethods, Passing):
 
     # --- waiting ---
 
-    def _await_epoch(self, reading: Reading, is_empty: bool) -> int | None:
+    def _await_epoch(self, member: Member, is_empty: bool) -> int | None:
         """Return the next epoch of the group, or None if it has read all epochs and this loader had its share."""
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         fresh = self._tally.batches == 0
         limit = self._startup_s if fresh and self._timeout_s is None else None
         while True:
             try:
-                if (epoch := self._look_for_epoch(reading, wait, limit)) is not None:
+                if (epoch := self._look_for_epoch(member, wait, limit)) is not None:
                     return epoch
             except GroupFinished as error:
                 if fresh or self._is_told_finished or not is_empty:
@@ -556,36 +556,35 @@ class Loader(StageMethods, Passing):
                 self._notify(str(error))
                 return None
 
-    def _look_for_epoch(self, reading: Reading, wait: Wait, limit: float | None) -> int | None:
+    def _look_for_epoch(self, member: Member, wait: Wait, limit: float | None) -> int | None:
         """Return the next epoch, or None after a while without one.
 
         This only reads, so it may be repeated after a failure.
         """
-        member = reading.member
         event = last_event(self._client, member.stream.keys)
-        epoch = reading.next_epoch()
+        epoch = member.next_epoch()
         if epoch is None:
             self._acknowledger.wait_for_next(wait.seconds)
             wait.because(
                 "epoch",
-                lambda: f"{member.finished(reading.cursor)}; is a producer running (`penstock produce`)?",
+                lambda: f"{member.finished(member.cursor)}; is a producer running (`penstock produce`)?",
                 limit,
             )
-            reading.raise_error()
+            member.heartbeat.raise_error()
             await_event(self._client, member.stream.keys, event, EVENT_MS)
         return epoch
 
-    def _next_batch(self, reading: Reading, epoch: int) -> Batch | None:
-        run = reading.run or reading.begin(epoch)
+    def _next_batch(self, member: Member, epoch: int) -> Batch | None:
+        run = member.run or member.begin(epoch)
         self._tally.begin(epoch, run.queue.inner)
         wait = Wait(self._notify, self._timeout_s, server=self._client.where)
         while True:
             queued = run.queue.get(POLL_S)
-            reading.raise_error()
+            member.heartbeat.raise_error()
             if queued is not None:
-                if not reading.is_fresh:
+                if not member.heartbeat.is_fresh:
                     with self._tally.waiting_for("server"):
-                        reading.await_leases(wait)
+                        member.await_leases(wait)
             else:
                 self._acknowledger.flush()  # one that was lost with its connection would keep its entry from everyone
             batch = None if queued is None else self._acknowledger.unless_dropped(queued.without_lost())
@@ -596,22 +595,22 @@ class Loader(StageMethods, Passing):
             self._acknowledger.raise_if_overdue(wait.seconds)
             wait.because("batch", lambda: run.why_waiting(wait.seconds))
 
-    def _finish(self, reading: Reading, epoch: int) -> bool:
+    def _finish(self, member: Member, epoch: int) -> bool:
         """End an epoch that was read to its end.
 
         Return whether the iteration goes on into the next one, as in a feed.
         """
-        run, member = reading.run, reading.member
+        run, claim = member.run, member.claim
         assert run is not None
-        reading.finish(run)
+        member.finish(run)
         self._tally.count(run.reader.bad_entries, run.reader.filled)
-        manifest = find_manifest(self._client, member.stream, epoch)
+        manifest = find_manifest(self._client, claim.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
-        self._note_steps(reading, epoch)
+        self._note_steps(member, epoch)
         self._acknowledger.end_epoch(epoch)
-        if epoch in member.unclosed:
-            reading.take_up()
+        if epoch in claim.unclosed:
+            member.take_up()
         return manifest is not None and manifest.kind == FEED
 
     # --- the end ---
@@ -629,8 +628,8 @@ class Loader(StageMethods, Passing):
             self._leave()
 
     def _leave(self) -> None:
-        if self._reading is not None and (run := self._reading.run) is not None:
-            self._reading.member.unclosed.add(run.reader.epoch)
+        if self._member is not None and (run := self._member.run) is not None:
+            self._member.claim.unclosed.add(run.reader.epoch)
         self._closing()
 
     def __enter__(self) -> Loader:
@@ -672,8 +671,8 @@ class LoaderHooks:
     @property
     def is_ready(self) -> bool:
         """See `hooks.Hooks`."""
-        reading = self.loader._reading
-        return reading is not None and reading.is_ready
+        member = self.loader._member
+        return member is not None and member.is_ready
 
     def take_over(self, adapter: Adapter) -> None:
         """See `hooks.Hooks`."""
@@ -693,18 +692,17 @@ class LoaderHooks:
 
     # --- for worker processes ---
 
-    def reading(self) -> OrderedReading:
-        """Return the reading of a rank, joined."""
-        reading = self.loader._joined()
-        assert isinstance(reading, OrderedReading)
-        return reading
+    @property
+    def member(self) -> Member:
+        """The member, joined."""
+        return self.loader._joined()
 
     def await_epoch(self, *, is_first: bool) -> int | None:
         """Wait for the next epoch. Returns None if the group has read all of them."""
-        return self.loader._await_epoch(self.reading(), is_first)
+        return self.loader._await_epoch(self.member, is_first)
 
     def end_epoch(self, epoch: int, *, is_feed: bool) -> None:
         """Note that an epoch was read to its end by worker processes, and report its statistics."""
-        self.loader._note_steps(self.reading(), epoch)
+        self.loader._note_steps(self.member, epoch)
         self.acknowledger.end_epoch(epoch)
         self.loader._end_tally(epoch, is_feed=is_feed)

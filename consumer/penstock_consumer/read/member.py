@@ -1,167 +1,137 @@
-"""A member of a group: it joins, finds epochs, acknowledges, closes epochs and leaves."""
+"""A member of a group at work: it joins, finds epochs, begins, ends and repeats them, and leaves."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Protocol
 
-from penstock_common.errors import (
-    EpochIncomplete,
-    EpochNotFound,
-    GroupBusy,
-    GroupFinished,
-    ReplayTruncated,
-    ServerUnavailable,
-    WaitTimeout,
-)
-from penstock_common.explain.deadlock import BlockedPartition, find_blocked
+from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
-from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
-from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.groups.ledger import acknowledgement, behind, uncovered
-from penstock_common.stream.groups.losses import Witness
-from penstock_common.stream.groups.outbox import Outbox
-from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
-from penstock_common.stream.groups.presence import count_live, liveness_of
-from penstock_common.stream.groups.roster import (
-    QUIET_MS,
-    Membership,
-    Order,
-    Roster,
-    close_for_group,
-    join_group,
-    leave,
-    load_roster,
-    rank_member,
-)
-from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.hints import near
+from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.presence import count_live
+from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
+from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
-from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, read_counters
-from penstock_common.waiting import Notify, Wait, to_stderr
-from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
-from penstock_consumer.read.receive import CommitCheck
+from penstock_common.threads import join
+from penstock_common.waiting import Wait
+from penstock_consumer.read.claims import LeaseClaim, RankClaim
+from penstock_consumer.read.options import LoaderOptions
+from penstock_consumer.read.ordered import OrderedReader
+from penstock_consumer.read.shared import SharedReader
 from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.chain import StageChain, stages_of
+from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue
+from penstock_consumer.stages.stage import StageContext
+
+GONE_S = 1.0
+"""The time for the heartbeat's thread to end while the server is away: it pauses for half a second between tries."""
 
 
-def holders(member: Member, epoch: int) -> set[str]:
-    """Return the names of other members that hold entries of an epoch."""
-    keys = [(partition, epoch) for partition in member.stream.partitions]
-    return {*pending_members(member.client, keys, member.who.group)} - {member.who.member}
+class AnyReader(Protocol):
+    """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReader``."""
+
+    epoch: int
+    bad_entries: int
+    filled: int
+    """The samples that replace bad ones. Always 0 in shared reading."""
+
+    def run(self) -> None:
+        """Run the thread. Everything ends in the queue, errors too."""
+
+    def why_waiting(self, seconds: float) -> str:
+        """Return why there is no batch."""
 
 
-def live_members(member: Member, since_ms: int) -> set[str]:
-    """Return the names of members that gave a heartbeat after a moment of the server's clock."""
-    roster = load_roster(member.client, member.stream.partitions[0])
-    return {name for (group, name), seen in roster.members.items() if group == member.who.group and seen > since_ms}
+@dataclass(slots=True)
+class EpochRun:
+    """One epoch that is being read."""
+
+    reader: AnyReader
+    queue: StageChain
+    thread: threading.Thread
+
+    def why_waiting(self, seconds: float) -> str:
+        """Return why there is no batch, though some samples may have come."""
+        if trouble := self.queue.inner.trouble:
+            return f"the server, to read on: {trouble}"
+        return self.queue.waiting() or self.reader.why_waiting(seconds)
 
 
-@dataclass
 class Member:
-    """A member of a group: what the training loop's thread asks of the server. Its claim on entries is by leases."""
+    """A member that has joined its group, with its claim and the epoch being read."""
 
-    client: Client
-    who: Membership
-    leases: Leases = field(default_factory=Leases)
-    first: int = 0
-    """The first epoch that the group reads."""
-    members: int = 1
-    """The members of the group that lived when an epoch was last looked for."""
-    unclosed: set[int] = field(default_factory=set)
-    """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
-
-    notify: Notify = to_stderr
-
-    _known: dict[int, Manifest] = field(default_factory=dict)
-    _half_open: int | None = None
-    """An epoch that a producer had begun to open at the last look."""
-
-    def __post_init__(self) -> None:
-        self._outbox = Outbox(self.client, self.who, notify=self.notify)
-        self.committed = CommitCheck(self.client, self.stream)
-        self._maps = maps_of_stream(self.stream)
-        by = f"member {self.who.group}/{self.who.member}"
-        self.witness = Witness(self.client.impatient(), self.stream, by, self.notify)
+    def __init__(self, claim: LeaseClaim | RankClaim, options: LoaderOptions) -> None:
+        """Join the group, and keep the member alive from now on."""
+        claim.join(options.start)
+        claim.keep()
+        self.claim, self.heartbeat, self._options = claim, claim.heartbeat, options
+        self.run: EpochRun | None = None
+        self.has_begun = False
+        self.cursor = -1
+        """The last epoch that was iterated to its end here."""
+        self._half_open: int | None = None
+        """An epoch that a producer had begun to open at the last look."""
+        assert claim.stream.spec is not None
+        self._spec, self._pool = claim.stream.spec, options.pool(claim.stream.spec)
+        self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
+        """The limit that was learned in one epoch, for the next."""
+        self._maps = maps_of_stream(claim.stream)
 
     @property
     def stream(self) -> Stream:
         """The stream that is read."""
-        return self.who.stream
+        return self.claim.stream
 
-    def join(self, start: str | int) -> None:
-        """Put group and member on the roster. Any ``start`` but 'resume' makes the group read again from there."""
-        force = start != "resume"
-        if force:
-            self._restart(start)
-        floor = start if isinstance(start, int) else self._released_floor()
-        self.first = join_group(self.client, self.who, first=floor, force=force)
-        self._begin_to_witness()
+    @property
+    def rank(self) -> RankClaim | None:
+        """The claim of a rank, or None in a shared group."""
+        return self.claim if isinstance(self.claim, RankClaim) else None
 
-    def _begin_to_witness(self) -> None:
-        """Learn which run of the server this member joined. If this fails, the next heartbeat does it."""
-        with suppress(ServerUnavailable):
-            self.witness.check()
+    # --- finding epochs ---
 
-    def _released_floor(self) -> int:
-        ranges = parse_ranges(read_counters(self.client, self.stream)[2])
-        return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
+    def next_epoch(self) -> int | None:
+        """Return the next epoch with something for this member, or None if there is none yet.
 
-    def _restart(self, start: str | int) -> None:
-        roster = load_roster(self.client, self.stream.partitions[0])
-        if isinstance(start, int) and start not in roster.epochs and start < read_counters(self.client, self.stream)[0]:
-            there = ", ".join(map(str, roster.epochs)) or "none"
-            raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
-        if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
-            return  # nothing to reset, or not this member's to reset; joining reports that
-        others = [
-            member
-            for (group, member), liveness in liveness_of([roster], server_ms(self.client)).items()
-            if group == self.who.group and member != self.who.member and liveness.may_be_at_work
-        ]
-        if others:
-            raise GroupBusy(
-                f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
-                "stop them first, or use another group"
-            )
-        first = start if isinstance(start, int) else self._first_whole(roster)
-        reset_group(self.client, self.stream, self.who.group, first)
-
-    def _first_whole(self, roster: Roster) -> int:
-        """Return the first epoch after all those that retention took entries of, in any partition."""
-        partitions = self.stream.partitions
-        trimmed = max((e for p in partitions for e in load_roster(self.client, p).trimmed), default=-1)
-        return min((epoch for epoch in roster.epochs if epoch > trimmed), default=trimmed + 1)
-
-    def next_epoch(self, after: int) -> int | None:
-        """Return the group's lowest epoch above ``after`` that it has not acknowledged, or None if there is none yet.
-
-        Raises GroupFinished once every planned epoch was read.
+        This only reads, so it may be repeated after a failure. Raises GroupFinished once every planned epoch was read.
         """
-        snapshot = snapshot_partition(
-            self.client, self.stream, self.stream.partitions[-1]
-        )  # this partition hears of a new epoch last
+        self._read_again(self.claim.reopened())
+        after = self.cursor
+        while True:
+            epoch = self._next_of_group(after)
+            if epoch is None or not self.claim.has_read(epoch):
+                return epoch
+            self.claim.unclosed.add(epoch)  # others have not read it
+            after = epoch
+
+    def _next_of_group(self, after: int) -> int | None:
+        """Return the lowest epoch above ``after`` that the group has not acknowledged."""
+        claim, stream, group = self.claim, self.stream, self.claim.who.group
+        snapshot = snapshot_partition(claim.client, stream, stream.partitions[-1])  # it hears of a new epoch last
         known, last = snapshot.first, snapshot.roster
-        self.members = count_live(known, self.who.group)
-        closed = {epoch for group, epoch in known.closed if group == self.who.group}
+        self.heartbeat.expect_members(count_live(known, group))
+        closed = {epoch for name, epoch in known.closed if name == group}
         self._half_open = None
         for epoch, state in snapshot.states.items():
-            if epoch < self.first or epoch <= after or epoch in closed:
+            if epoch < claim.first or epoch <= after or epoch in closed:
                 continue
             if epoch in last.epochs:
                 return epoch
             if state != ABANDONED and epoch not in last.retiring:
                 self._half_open = epoch
                 return None  # read now, it would look like one that was released
-        following, final, _ = read_counters(self.client, self.stream)
-        record = known.groups.get(self.who.group)
+        following, final, _ = read_counters(claim.client, stream)
+        record = known.groups.get(group)
         if (
             final is not None
             and following >= final
-            and max(after, self.first - 1, record.read if record is not None else -1, *closed) + 1 >= final
+            and max(after, claim.first - 1, record.read if record is not None else -1, *closed) + 1 >= final
         ):
             raise GroupFinished(self.finished(after))
         return None
@@ -172,320 +142,188 @@ class Member:
         Args:
             after: the last epoch that this member was given, or -1. The group may have samples of it to acknowledge.
         """
-        begun, _, _ = read_counters(self.client, self.stream)
-        roster = load_roster(self.client, self.stream.partitions[0])
-        given = [epoch for epoch in roster.epochs if self.first <= epoch <= after]
-        found = [find_manifest(self.client, self.stream, epoch) for epoch in given]
-        here = [one.epoch for one in found if one is not None and one.state != ABANDONED]
+        client, stream, first = self.claim.client, self.stream, self.claim.first
+        begun, _, _ = read_counters(client, stream)
+        roster = load_roster(client, stream.partitions[0])
+        found = [find_manifest(client, stream, epoch) for epoch in roster.epochs if first <= epoch <= after]
+        given = [one.epoch for one in found if one is not None and one.state != ABANDONED]
         return why_no_epoch(
-            self.stream.name,
-            self.who.group,
-            roster,
-            first=self.first,
-            begun=begun,
-            given=here,
-            half_open=self._half_open,
+            stream.name, self.claim.who.group, roster, first=first, begun=begun, given=given, half_open=self._half_open
         )
 
-    def learn(self, manifest: Manifest) -> None:
-        """Learn what is known already of an epoch that is to be read."""
-        self._known[manifest.epoch] = manifest
-
-    def acknowledge(self, batch: Batch) -> None:
-        """Acknowledge a batch that was trained on."""
-        manifest = find_manifest(self.client, self.stream, batch.epoch) if batch.epoch not in self._known else None
-        if manifest is not None:
-            self._known[batch.epoch] = manifest
-        known = self._known.get(batch.epoch)
-        for number, due in plan_acknowledgement(batch).items():
-            partition = self.stream.partitions[number]
-            if known is not None:
-                self._outbox.send(acknowledgement(partition, known, self.who.group, due.ids, due.ranges))
-                self.witness.acknowledged(known, due.entries)
-            self.leases.remove(number, batch.epoch, due.ids)
-
-    def has_unacknowledged(self, epoch: int) -> bool:
-        """Return whether this member still holds something of an epoch."""
-        return self.leases.holds_epoch(epoch)
-
-    def is_all_acknowledged(self) -> bool:
-        """Return whether every acknowledgement sent was answered."""
-        return self._outbox.is_empty
-
-    def flush(self) -> None:
-        """Return once every acknowledgement is in the ledger."""
-        self._outbox.flush()
-
-    def close_epochs(self, ended: int) -> None:
-        """Close for the group the epochs that its ledger covers.
-
-        Raises EpochIncomplete for what nobody will deliver.
-        """
-        self._outbox.flush()
-        self.unclosed.add(ended)
-        for epoch in sorted(self.unclosed):
-            if self._close(epoch):
-                self.unclosed.discard(epoch)
-                self._known.pop(epoch, None)
-
-    def _close(self, epoch: int) -> bool:
-        manifest = find_manifest(self.client, self.stream, epoch)
-        if manifest is None or manifest.state == ABANDONED:
-            return True
-        if not manifest.is_ended:
-            return False
-        is_pending = any(
-            list_pending(self.client, partition, epoch, self.who.group, limit=1) for partition in self.stream.partitions
-        )
-        missing = uncovered(self.client, self.stream, manifest, self.who.group)
-        if missing and self._is_released(epoch):
-            return True  # another member closed it meanwhile: the missing ledgers had gone already
-        if not missing:
-            close_for_group(self.client, self.stream, self.who.group, epoch)
-            return True
-        if not is_pending and not self.has_unread(epoch):
-            ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
-            raise EpochIncomplete(
-                f"epoch {epoch} of {self.stream.name!r} is produced, but group {self.who.group!r} was never given "
-                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): "
-                f"`penstock audit {self.stream.name} --repair SOURCE...` makes them again, "
-                f"`penstock bad drop {self.stream.name} {epoch} --group {self.who.group}` goes on without",
-                missing,
-            )
-        return False
-
-    def has_unread(self, epoch: int) -> bool:
-        """Return whether an epoch has entries that no member was given.
-
-        In an epoch that was read, those are repairs.
-        """
-        return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
-
-    def _is_released(self, epoch: int) -> bool:
-        """Return whether an epoch is off the roster. It leaves the roster before anything of it is unlinked."""
-        return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
-
-    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
-        """Return the partitions where writers wait for quota, and what this member holds there.
-
-        ``together``: and all others.
-        """
-        me = (self.who.group, self.who.member)
-        return find_blocked(self.client, self.stream, me, self._held_bytes, together=together)
-
-    def _held_bytes(self, partition: PartitionKeys) -> int:
-        """Return the payload bytes of the entries that this member holds, by the shards' indexes."""
-        return sum(
-            record.nbytes
-            for (epoch, shard), ids in self.leases.shards(partition.number).items()
-            if shard >= 0
-            for record in index_records(self.client, partition, epoch, shard)
-            if record.entry_id in ids
-        )
-
-    def hurry(self, patience_s: float) -> None:
-        """Wait no longer than this for a server that went away, from now on."""
-        self._outbox.hurry(patience_s)
-
-    def leave(self) -> None:
-        """Hand back what is held, and leave."""
-        try:
-            self._outbox.flush()
-            self.witness.check()
-        finally:
-            self._outbox.close()
-            self.committed.close()
-            self._maps = None
-        for partition in self.stream.partitions:
-            leave(self.client, self.who, partition, self.leases.ids(partition.number))
-
-
-JOIN_EVERY_S = 0.2
-
-
-@dataclass
-class RankMember(Member):
-    """A rank of an ordered group. Its claim on samples is by position."""
-
-    quiet_ms: int = QUIET_MS
-    """Ranks of another world size that were unseen for so long are gone."""
-    _reported: dict[int, int] = field(default_factory=dict)
-    """Epoch -> position that was reported from here."""
-    _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Epoch that was read to its end here -> (end of its last step, position where everything of it is acknowledged).
-    """
+    # --- reading them ---
 
     @property
-    def order(self) -> Order:
-        """Rank, world size and batch size."""
-        assert self.who.order is not None
-        return self.who.order
+    def is_ready(self) -> bool:
+        """Return whether the next batch of the epoch being read has arrived."""
+        return self.run is not None and self.run.queue.holds_batches
 
-    # --- joining ---
+    def begin(self, epoch: int) -> EpochRun:
+        """Start the thread that reads an epoch."""
+        self.has_begun = True
+        reader = self._reader_of(epoch, queue := PrefetchQueue(self._prefetch_limit))
+        thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
+        options = self._options
+        setting = StageContext(
+            self._spec, options.pool(self._spec), epoch, options.batch_size, is_ordered=self.rank is not None
+        )
+        self.run = EpochRun(reader, StageChain(queue, stages_of(setting, options.stages, options.remainder)), thread)
+        self.heartbeat.read_epoch(epoch)
+        thread.start()
+        return self.run
 
-    def join(self, start: str | int) -> None:
-        """Put group and rank on the roster. Any ``start`` but 'resume' makes this rank read again from there.
+    def _reader_of(self, epoch: int, queue: PrefetchQueue) -> AnyReader:
+        claim, options = self.claim, self._options
+        if isinstance(claim, RankClaim):
+            return OrderedReader(
+                claim, epoch, queue, self._pool, start=claim.take_start(epoch),
+                remainder=options.remainder, notify=options.notify, views=options.views,
+            )  # fmt: skip
+        return SharedReader(
+            claim, epoch, queue, self._pool,
+            batch_size=options.batch_size, notify=options.notify, views=options.views,
+        )  # fmt: skip
 
-        Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.
+    def finish(self, run: EpochRun) -> None:
+        """End an epoch that was read to its end. A cursor below it means that something handed back is still due."""
+        run.thread.join()
+        self.run = None
+        self.passed(run.reader.epoch)
+        self._read_again(self.claim.take_returned())
+        self.claim.tell_absent(run.reader.epoch)
+
+    def passed(self, epoch: int) -> None:
+        """Note that an epoch was iterated to its end here."""
+        self.cursor = max(self.cursor, epoch)
+
+    def stop(self) -> None:
+        """End the thread that reads, with everything that it has read ahead."""
+        if (run := self.run) is not None:
+            run.queue.stop()
+            run.thread.join()
+            self.run = None
+
+    # --- reading them again ---
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+        """Hand batches that were never trained on out again, when the next iteration starts.
+
+        Args:
+            batches: the batches.
+            kept: the batches that were trained on and wait for their checkpoint.
         """
-        force = start != "resume"
-        floor = start if isinstance(start, int) else self._released_floor()
-        self.first = self._enter(floor, force=force)
-        self._begin_to_witness()
-        if force:
-            roster = load_roster(self.client, self.stream.partitions[0])
-            self.rewind(start if isinstance(start, int) else self._first_whole(roster), 0)
+        if self.claim.hand_back(batches, kept):
+            self.stop()
+        if self.run is None:
+            self._read_again(self.claim.take_returned())
 
-    def _enter(self, floor: int, *, force: bool) -> int:
-        wait = Wait(self.notify, 2 * self.quiet_ms / 1000)
-        while True:
-            try:
-                return join_group(self.client, self.who, first=floor, force=force, quiet_ms=self.quiet_ms)
-            except GroupBusy as error:  # a rank that died a moment ago looks alive for a moment
-                busy = error
-            try:
-                wait.because("ranks", lambda: str(busy))  # noqa: B023  called at once
-            except WaitTimeout:
-                raise busy from None
-            time.sleep(JOIN_EVERY_S)
+    def take_up(self) -> None:
+        """Find what is left for this member in an epoch that it has read and that did not close."""
+        self._read_again(self.claim.recover())
 
-    # --- positions ---
+    def _read_again(self, epochs: Iterable[int]) -> None:
+        self.cursor = min([self.cursor, *(epoch - 1 for epoch in epochs)])
 
-    def position(self, epoch: int) -> int:
-        """Return where this rank's next step begins, as the server knows it."""
-        return known_positions(self.client, self.stream, epoch, self.who.group).of(self.order.rank)
+    def await_leases(self, wait: Wait) -> None:
+        """Return once the leases are renewed: others may have taken over what a process holds that stood still."""
+        while not self.heartbeat.is_fresh:
+            wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
+            time.sleep(0.02)
+            self.heartbeat.raise_error()
 
-    def absent_ranks(self, epoch: int) -> list[int]:
-        """Return the ranks that are not there and have acknowledged nothing of an epoch."""
-        members = load_roster(self.client, self.stream.partitions[0]).members
-        reported = known_positions(self.client, self.stream, epoch, self.who.group).ranks
-        here = {rank for rank in range(self.order.world) if (self.who.group, rank_member(rank)) in members}
-        return sorted({*range(self.order.world)} - here - {*reported, self.order.rank})
+    # --- the position of a rank ---
 
-    def rewind(self, epoch: int, position: int) -> None:
-        """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
+    def position_after(self, rank: RankClaim, last: Batch | None, left: Batch | None) -> tuple[int, int]:
+        """Return epoch and position of a rank's first step after a batch; without a batch, the rank's own position.
 
-        Raises ReplayTruncated if something of it may be gone, and EpochNotFound.
+        Args:
+            rank: the claim of this member.
+            last: the last batch trained on.
+            left: an earlier batch that a framework still has in a buffer. Then its own step is returned.
         """
-        self._outbox.flush()
-        self._require_retained(epoch)
-        for number in retained_epochs(self.client, self.stream):
-            manifest = find_manifest(self.client, self.stream, number)
-            if manifest is None or manifest.state == ABANDONED:
-                continue
-            if number < epoch:
-                self._skip(manifest)
-            else:
-                self._go_back(manifest, position if number == epoch else 0)
-            self._reported.pop(number, None)
-            self._ends.pop(number, None)
-        self.first = min(self.first, epoch)
+        run = self.run
+        if left is not None:
+            return left.epoch, rank.step_of(left)
+        if last is None:
+            epoch = run.reader.epoch if run is not None else self.next_epoch()
+            return (max(self.cursor + 1, rank.first), 0) if epoch is None else (epoch, rank.start_of(epoch))
+        if run is None or run.reader.epoch != last.epoch:
+            # a framework may have pulled to the end of this epoch, or into the next one, long before its step is there
+            has_ended = last.epoch <= self.cursor or run is not None
+            is_last = has_ended and rank.is_end(last.epoch, last.position)
+        else:
+            is_last = isinstance(run.reader, OrderedReader) and run.reader.is_last(last.position)
+        return (last.epoch + 1, 0) if is_last else (last.epoch, last.position)
 
-    def _require_retained(self, epoch: int) -> None:
-        if epoch in retained_epochs(self.client, self.stream) or epoch >= read_counters(self.client, self.stream)[0]:
-            return
-        there = ", ".join(map(str, retained_epochs(self.client, self.stream))) or "none"
-        raise ReplayTruncated(
-            f"epoch {epoch} of {self.stream.name!r} was released, so it cannot be gone back to; retained: {there}"
-        ) from EpochNotFound(f"epoch {epoch}")
+    def go_to(self, rank: RankClaim, epoch: int, position: int) -> None:
+        """Continue there next, whatever was read or acknowledged since; see `RankClaim.rewind`."""
+        self.stop()
+        rank.rewind(epoch, position)
+        self.cursor = epoch - 1
 
-    def _skip(self, manifest: Manifest) -> None:
-        if manifest.epoch >= self.first and manifest.samples is not None:
-            report(self.client, self.who, manifest, manifest.samples)
-            self.unclosed.add(manifest.epoch)
+    # --- the end ---
 
-    def _go_back(self, manifest: Manifest, position: int) -> None:
-        """Move the rank back, unless it stands there already."""
-        if self.position(manifest.epoch) != position:
-            rewind(self.client, self.who, manifest, position)
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is one of the threads at work here."""
+        return self.heartbeat.is_current_thread or (
+            self.run is not None and self.run.thread is threading.current_thread()
+        )
 
-    def next_epoch(self, after: int) -> int | None:
-        """Return the lowest epoch above ``after`` that this rank has not read; see `Member.next_epoch`."""
-        while True:
-            epoch = super().next_epoch(after)
-            if epoch is None or not self._has_read(epoch):
-                return epoch
-            self.unclosed.add(epoch)  # other ranks have not read it
-            after = epoch
+    def end(self, join_s: float, patience_s: float) -> None:
+        """End the threads, close for the group what it has acknowledged, and leave it.
 
-    def _has_read(self, epoch: int) -> bool:
-        manifest = find_manifest(self.client, self.stream, epoch)
-        samples = None if manifest is None else manifest.samples
-        return bool(samples) and self.position(epoch) >= (samples or 0)
-
-    # --- acknowledging ---
-
-    def acknowledge(self, batch: Batch) -> None:
-        """Acknowledge everything of this rank up to and with this batch."""
-        manifest = self._known.get(batch.epoch) or find_manifest(self.client, self.stream, batch.epoch)
-        self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
-        if manifest is None:  # released: nothing is left to acknowledge
-            return
-        self._known[batch.epoch] = manifest
-        self._outbox.send(position_report(manifest, self.who, batch.position))
-        settled = acknowledged_entries(batch)
-        if all(one.lease.entry_id for one in settled):
-            self.witness.acknowledged(manifest, settled)
-        else:  # another process read it, and sent its rows without their entries
-            self.witness.reached(manifest, batch.position)
-
-    def ended(self, epoch: int, last: int, total: int) -> None:
-        """Note that the epoch was read to its end.
-
-        Once all up to ``last`` is acknowledged, all ``total`` positions are.
+        Args:
+            join_s: the time for a thread to end.
+            patience_s: the time to wait for a server that is away. 0 if nobody waits for the end.
         """
-        self._ends[epoch] = (last, max(last, total))
+        claim = self.claim
+        self.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
+        run, self.run = self.run, None
+        if run is not None:
+            run.queue.stop()
+        try:
+            claim.client.ping()
+        except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
+            self.heartbeat.stop(GONE_S if patience_s else 0)
+            raise
+        if run is not None:
+            join(run.thread, join_s)
+        self.heartbeat.stop(join_s)
+        claim.hurry(patience_s)
+        with suppress(EpochIncomplete):  # whoever iterates next is told
+            for epoch in sorted(claim.unclosed):
+                claim.close_epochs(epoch)
+        try:
+            claim.leave()
+        finally:
+            self._maps = None
 
-    def is_end(self, epoch: int, position: int) -> bool:
-        """Return whether no step of an epoch that was read to its end lies behind this position."""
-        return epoch not in self._ends or position >= self._ends[epoch][0]
 
-    def reopen(self, epoch: int) -> None:
-        """Note that the epoch is read again from some step on."""
-        self._ends.pop(epoch, None)
-        self.unclosed.discard(epoch)
+def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
+    """Return the notice on a group that was just made beside ``others``, because its name may be misspelt."""
+    names = list(others)
+    meant = near(group, names)
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    question = f". Did you mean {meant!r}?" if meant else ""
+    return f"new group {group!r} (there are: {', '.join(names[:10])}{more}); it starts at epoch {first}{question}"
 
-    def has_unacknowledged(self, epoch: int) -> bool:
-        """Return whether batches of an epoch that was read to its end are outstanding."""
-        return epoch in self._ends and self._reached(epoch) < self._ends[epoch][0]
 
-    def _reached(self, epoch: int) -> int:
-        if epoch not in self._reported:
-            self._reported[epoch] = self.position(epoch)
-        return self._reported[epoch]
+def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:
+    """Join the group and keep its member alive from now on. A new group beside others is announced.
 
-    def _close(self, epoch: int) -> bool:
-        manifest = find_manifest(self.client, self.stream, epoch)
-        if manifest is None or manifest.state == ABANDONED:
-            return True
-        if epoch in self._ends and not self.has_unacknowledged(epoch):
-            report(self.client, self.who, manifest, self._ends[epoch][1])
-        positions = known_positions(self.client, self.stream, epoch, self.who.group)
-        if not manifest.is_ended or positions.minimum(self.order.world) < (manifest.samples or 0):
-            return False
-        close_for_group(self.client, self.stream, self.who.group, epoch)
-        self._ends.pop(epoch, None)
-        return True
-
-    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
-        """See `Member.blocked_partitions`. If a rank behind this one holds the space, this one holds none."""
-        # a rank's holdings are counted by the lowest rank's position, which are the group's already
-        found = [replace(blocked, group=None) for blocked in super().blocked_partitions(together=together)]
-        for epoch in retained_epochs(self.client, self.stream):
-            positions = known_positions(self.client, self.stream, epoch, self.who.group)
-            if positions.minimum(self.order.world) < positions.of(self.order.rank):
-                return [replace(blocked, mine_bytes=0, has_others=True) for blocked in found]
-        return found
-
-    def _held_bytes(self, partition: PartitionKeys) -> int:
-        """Return the payload bytes of the entries that this group's lowest rank has not acknowledged."""
-        record = load_roster(self.client, partition).groups.get(self.who.group)
-        held = 0
-        for epoch in retained_epochs(self.client, self.stream) if record is not None else ():
-            manifest = find_manifest(self.client, self.stream, epoch)
-            if manifest is None or record is None or epoch < record.first:
-                continue
-            for shard, lo, hi in behind(self.client, self.stream, manifest, self.who.group, record):
-                if self.stream.partition_of(shard) == partition:
-                    held += sum(r.nbytes for r in index_records(self.client, partition, epoch, shard, lo, hi))
-        return held
+    Raises:
+        GroupBusy: ranks of another world size are alive.
+        EpochsReleased: the group lost epochs.
+        EpochNotFound: the epoch to start at is not there.
+        GroupKindMismatch: the group is read in another way.
+        GroupNotFound: the group may not be made.
+    """
+    groups = load_roster(client, who.stream.partitions[0]).groups
+    if not options.create and who.group not in groups:
+        raise unknown_group(who.stream.name, who.group, groups)
+    kind = LeaseClaim if who.order is None else RankClaim
+    member = Member(kind(client, who, options.lease_s, options.notify), options)
+    if groups and who.group not in groups:
+        options.notify(new_group_notice(who.group, groups, member.claim.first))
+    return member

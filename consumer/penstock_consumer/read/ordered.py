@@ -34,11 +34,10 @@ from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSample, RowRange, joined, resolve
+from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
 from penstock_consumer.read.fetch_plan import StepPlanner
-from penstock_consumer.read.heartbeat import Heartbeat
 from penstock_consumer.read.index_walk import IndexWalk, shards_in_order
-from penstock_consumer.read.member import RankMember
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import ArrayPool
@@ -111,8 +110,7 @@ class OrderedReader:
 
     def __init__(
         self,
-        member: RankMember,
-        heartbeat: Heartbeat,
+        claim: RankClaim,
         epoch: int,
         queue: PrefetchQueue,
         pool: ArrayPool,
@@ -127,21 +125,21 @@ class OrderedReader:
 
         Raises OrderNeedsSizes, TooLarge.
         """
-        self.member, self.heartbeat, self.epoch, self.queue = member, heartbeat, epoch, queue
+        self.claim, self.epoch, self.queue = claim, epoch, queue
         self._notify, queue.when_less = notify, pool.trim
-        self._connection = ReaderConnection(member.client, queue, notify)
+        self._connection = ReaderConnection(claim.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
         """The rows that replace bad samples."""
-        order, spec = member.order, member.stream.spec
+        order, spec = claim.order, claim.stream.spec
         assert spec is not None
         self._require_room()
-        self._manifest = load_manifest(member.client, member.stream, epoch)
-        member.learn(self._manifest)
-        begun = shards_in_order(member.client, member.stream, self._manifest)
+        self._manifest = load_manifest(claim.client, claim.stream, epoch)
+        claim.learn(self._manifest)
+        begun = shards_in_order(claim.client, claim.stream, self._manifest)
         self.steps = EpochSteps(start, order.rank, order.world, order.batch, remainder, share)
         self._unusable, self._dropped = self._skipped()
-        self._walk = IndexWalk(member.client, member.stream, self._manifest, begun, self.steps.start, self._dropped)
+        self._walk = IndexWalk(claim.client, claim.stream, self._manifest, begun, self.steps.start, self._dropped)
         self._head: IndexWalk | None = None
         """A walk from the first position of the epoch, for what runs on beyond its end."""
         self._planned = self._received_rows = self._emitted = 0
@@ -150,13 +148,13 @@ class OrderedReader:
         self._asked: deque[RowRange] = deque()
         self._assembler = Assembler(spec, order.batch, pool, epoch)
         self._answers: list[ReceivedEntry] = []
-        self._expected = ExpectedEntry(member.stream, self._manifest)
-        self._segments = reader_of(member.stream, gives_views=views)
+        self._expected = ExpectedEntry(claim.stream, self._manifest)
+        self._segments = reader_of(claim.stream, gives_views=views)
         self._receivers = [
             Receiver(spec, self._assembler, self._expected, partition.number, self._answers.append, self._segments)
-            for partition in member.stream.partitions
+            for partition in claim.stream.partitions
         ]
-        self._step_planner = StepPlanner(order.world, self.steps.size * share[1], member.stream.budget_bytes)
+        self._step_planner = StepPlanner(order.world, self.steps.size * share[1], claim.stream.budget_bytes)
         self._is_dry = False
         """Whether the last look for more found less than the next step needs."""
         self._broken_off: int | None = None
@@ -165,14 +163,14 @@ class OrderedReader:
 
     def _require_room(self) -> None:
         """Raise TooLarge for a step that the budget cannot hold, because it would never be committed as a whole."""
-        order = self.member.order
-        require_step_fits(self.member.stream, order.world * order.batch, HEAD_STEPS)
+        order = self.claim.order
+        require_step_fits(self.claim.stream, order.world * order.batch, HEAD_STEPS)
 
     def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadNote]]:
         """Return entries by partition, and ranges, that another rank or an operator gave up."""
         entries, ranges = set(), []
-        for partition in self.member.stream.partitions:
-            known, dropped = skipped(self.member.client, partition, self.epoch, self.member.who.group)
+        for partition in self.claim.stream.partitions:
+            known, dropped = skipped(self.claim.client, partition, self.epoch, self.claim.who.group)
             entries |= {(partition.number, entry_id) for entry_id in known}
             ranges += dropped
         return entries, ranges
@@ -187,7 +185,7 @@ class OrderedReader:
         except EpochNotFound as error:
             self._end_released(error)
         except SegmentsUnseen as error:
-            self.queue.end(cause_of(self.member.client, self.member.stream, error))
+            self.queue.end(cause_of(self.claim.client, self.claim.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
@@ -195,14 +193,14 @@ class OrderedReader:
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch, in words for the training loop's user."""
-        name, total = self.member.stream.name, self._total
+        name, total = self.claim.stream.name, self._total
         step = self._planned // self.steps.batch
         if total is not None and self._is_planned_out(total):
             return (
                 f"the word that epoch {self.epoch} of {name!r} is complete: all {total} samples are there, but its "
                 f"producer has not said so. If it died: `penstock epochs close {name} {self.epoch}`"
             )
-        if full := why_no_room(self.member.client, self.member.stream):
+        if full := why_no_room(self.claim.client, self.claim.stream):
             where = self._walk.where()
             return f"{where} of epoch {self.epoch} of {name!r}; none came for {seconds:.0f} s: {full}"
         return (
@@ -215,8 +213,7 @@ class OrderedReader:
 
     def _read(self) -> None:
         while True:
-            if self.heartbeat.error is not None:
-                raise self.heartbeat.error  # nothing may be handed out any more under a name that another process took
+            self.claim.heartbeat.raise_error()  # nothing may be handed out under a name that another process took
             try:
                 if self._turn():
                     break
@@ -224,7 +221,7 @@ class OrderedReader:
                 self._reconnect(error)
         self._assembler.flush()
         self._emit()
-        self.member.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
+        self.claim.ended(self.epoch, self.steps.end_of(self._emitted - 1), self._total or 0)
 
     def _turn(self) -> bool:
         """Do one round. Returns whether the epoch is read to its end."""
@@ -273,13 +270,13 @@ class OrderedReader:
         needed = self.steps.needed(last, total)
         block_ms = END_MS if is_end_due else BLOCK_MS
         if not self._walk.wait(self._connection.open(), block_ms, needed, self.steps.coming(step, total, needed)):
-            self._refresh(renewed(self.member.client, self.member.stream, self._manifest))
+            self._refresh(renewed(self.claim.client, self.claim.stream, self._manifest))
         self._step_planner.reached(self._walk.end, time.monotonic())
         self.queue.reader_times.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
         self._manifest = self._expected.manifest = manifest
-        begun = shards_in_order(self.member.client, self.member.stream, manifest)
+        begun = shards_in_order(self.claim.client, self.claim.stream, manifest)
         for walk in (self._walk, self._head):
             if walk is not None:
                 walk.now(manifest, begun)
@@ -305,8 +302,8 @@ class OrderedReader:
                 return
             except NoGoodSample:
                 raise EpochIncomplete(
-                    f"epoch {self.epoch} of {self.member.stream.name!r} has no sample that could be handed out: see "
-                    f"`penstock audit {self.member.stream.name}`"
+                    f"epoch {self.epoch} of {self.claim.stream.name!r} has no sample that could be handed out: see "
+                    f"`penstock audit {self.claim.stream.name}`"
                 ) from None
             self._planned += sum(len(take.rows) for take in takes)
             last = [self._todo.pop()] if self._todo else []
@@ -331,8 +328,8 @@ class OrderedReader:
         if total is None or lo < total:
             raise NotCommittedYet
         if self._head is None:
-            begun = shards_in_order(self.member.client, self.member.stream, self._manifest)
-            self._head = IndexWalk(self.member.client, self.member.stream, self._manifest, begun, 0, self._dropped)
+            begun = shards_in_order(self.claim.client, self.claim.stream, self._manifest)
+            self._head = IndexWalk(self.claim.client, self.claim.stream, self._manifest, begun, 0, self._dropped)
         laps = total
         while True:
             for piece in self._head.pieces(0):
@@ -367,7 +364,7 @@ class OrderedReader:
             self._missing(take)
         elif (error := self._answers[0].error) is not None:
             is_gone = is_removed(
-                self.member.client, self._partition(take), self.epoch, take.piece.record.entry_id, error
+                self.claim.client, self._partition(take), self.epoch, take.piece.record.entry_id, error
             )
             self._missing(take) if is_gone else self._bury(take, error)
         else:
@@ -389,16 +386,16 @@ class OrderedReader:
         """Write a dead letter of the group, for every rank that meets the entry. Its samples are bad from now on."""
         entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
         if isinstance(error, UnsupportedVersion):
-            raise too_old(self.member.who, self.epoch, entry_id, error)
+            raise too_old(self.claim.who, self.epoch, entry_id, error)
         self.bad_entries += 1
         self._notify(f"entry {entry_id.decode()} of epoch {self.epoch} is a dead letter: {reason[:300]}")
-        bury(self.member.client, self._partition(take), self._manifest, self.member.who.group, entry_id, reason[:500])
+        bury(self.claim.client, self._partition(take), self._manifest, self.claim.who.group, entry_id, reason[:500])
         self._leave_out(take)
 
     def _missing(self, take: RowRange) -> None:
         """Deal with an entry that is in the index and not in the stream."""
-        manifest = load_manifest(self.member.client, self.member.stream, self.epoch)
-        total, record, name = self._total, take.piece.record, self.member.stream.name
+        manifest = load_manifest(self.claim.client, self.claim.stream, self.epoch)
+        total, record, name = self._total, take.piece.record, self.claim.stream.name
         if manifest.state == ABANDONED:
             raise EpochNotFound(f"epoch {self.epoch} of {name!r} was abandoned")
         self._unusable |= self._skipped()[0]  # an operator may have given it up since this epoch was begun
@@ -406,9 +403,9 @@ class OrderedReader:
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
                 f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
-                f"{self.member.who.group!r} has not settled them: "
+                f"{self.claim.who.group!r} has not settled them: "
                 f"`penstock audit {name} --repair SOURCE...` makes them again, `penstock bad drop {name} {self.epoch} "
-                f"--group {self.member.who.group}` goes on without",
+                f"--group {self.claim.who.group}` goes on without",
                 [(take.piece.shard, record.first, record.end)],
             )
         self._leave_out(take)  # acknowledged and removed: another sample pads the last step
@@ -425,10 +422,10 @@ class OrderedReader:
     # --- parts ---
 
     def _number(self, piece: IndexedPiece) -> int:
-        return self.member.stream.partition_of(piece.shard).number
+        return self.claim.stream.partition_of(piece.shard).number
 
     def _partition(self, take: RowRange) -> PartitionKeys:
-        return self.member.stream.partition_of(take.piece.shard)
+        return self.claim.stream.partition_of(take.piece.shard)
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """Ask again for what was asked for: reading by id leaves no trace on the server."""
@@ -439,12 +436,12 @@ class OrderedReader:
     def _end_released(self, error: EpochNotFound) -> None:
         """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
         try:
-            roster = load_roster(self.member.client, self.member.stream.partitions[0])
+            roster = load_roster(self.claim.client, self.claim.stream.partitions[0])
         except PenstockError:
             self.queue.end(error)
             return
-        if self.member.who.group not in roster.groups:
+        if self.claim.who.group not in roster.groups:
             self.queue.end(error)
             return
-        self._notify(f"epoch {self.epoch} of {self.member.stream.name!r} was abandoned and released while it was read")
+        self._notify(f"epoch {self.epoch} of {self.claim.stream.name!r} was abandoned and released while it was read")
         self.queue.end()

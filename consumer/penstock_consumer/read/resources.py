@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from os import getpid
 from socket import gethostname
 
-from penstock_common.errors import EpochIncomplete, PenstockError
+from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
-from penstock_common.threads import join
 from penstock_consumer.read.ack import UnacknowledgedNotice
-from penstock_consumer.read.epochs import Reading
+from penstock_consumer.read.member import Member
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
-GONE_S = 1.0
-"""The same of the thread that renews, where the server is away: it pauses for half a second between its tries."""
 LEAVE_S = 2.0
 """How long closing waits for a server that is away."""
 SILENCE_S = 5.0
@@ -37,7 +34,7 @@ class LoaderResources:
     client: Client
     unacknowledged: UnacknowledgedNotice
     """Told where nobody closes the loader."""
-    reading: Reading | None = None
+    member: Member | None = None
     """None until the stream was found and joined."""
     is_patient: bool = False
     """Whether somebody closes it, and wants to have it closed."""
@@ -48,9 +45,9 @@ class LoaderResources:
         """Wait for a server that is away, because somebody closes the loader and wants to have it closed."""
         self.is_patient = True
 
-    def join(self, reading: Reading) -> None:
+    def join(self, member: Member) -> None:
         """Learn what has to be ended, once the loader has joined its group."""
-        self.reading = reading
+        self.member = member
 
 
 def end_resources(resources: LoaderResources) -> None:
@@ -63,7 +60,7 @@ def end_resources(resources: LoaderResources) -> None:
         return
     if not resources.is_patient:
         resources.unacknowledged.tell()
-    if resources.reading is not None and resources.reading.is_current_thread:
+    if resources.member is not None and resources.member.is_current_thread:
         threading.Thread(target=_end, args=(resources,), name="penstock-end", daemon=True).start()
     else:
         _end(resources)
@@ -72,31 +69,10 @@ def end_resources(resources: LoaderResources) -> None:
 def _end(resources: LoaderResources) -> None:
     patience_s, silence_s = (LEAVE_S, SILENCE_S) if resources.is_patient else (0.0, AT_ONCE_S)
     resources.client.hurry(patience_s, silence_s)
-    if resources.reading is not None:
+    if resources.member is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves
-            _end_reading(resources.client, resources.reading, JOIN_S if resources.is_patient else AT_ONCE_S, patience_s)
+            resources.member.end(JOIN_S if resources.is_patient else AT_ONCE_S, patience_s)
     resources.client.close()
-
-
-def _end_reading(client: Client, reading: Reading, join_s: float, patience_s: float) -> None:
-    reading.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
-    run, reading.run = reading.run, None
-    if run is not None:
-        run.queue.stop()
-    try:
-        client.ping()
-    except PenstockError:  # it would not hear that we leave, and the threads may long be waiting for it
-        reading.heartbeat.stop(GONE_S if patience_s else 0)
-        raise
-    if run is not None:
-        join(run.thread, join_s)
-    reading.heartbeat.stop(join_s)
-    member = reading.member
-    member.hurry(patience_s)
-    with suppress(EpochIncomplete):  # whoever iterates next is told
-        for epoch in sorted(member.unclosed):
-            member.close_epochs(epoch)
-    member.leave()
 
 
 def default_member() -> str:

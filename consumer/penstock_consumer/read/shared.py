@@ -17,7 +17,7 @@ from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, read_group_command
-from penstock_common.stream.groups.ledger import acknowledge, settled_bits
+from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -32,10 +32,10 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
+from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice, is_done, is_newer, refuse_newer
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
-from penstock_consumer.read.heartbeat import ClaimedEntry, LeaseRenewer
-from penstock_consumer.read.member import Member, holders, live_members
+from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import ArrayPool
@@ -73,7 +73,7 @@ class ServerClock:
 class SharedScope:
     """The part of an epoch that shared reading checks entries against, and the samples that it wants."""
 
-    member: Member
+    claim: LeaseClaim
     manifest: Manifest
     partition: PartitionKeys
     done_for: str | None
@@ -81,20 +81,20 @@ class SharedScope:
     entries are always left out, because a group that had acknowledged them gets the new entry all the same."""
 
     def check(self, header: Header) -> None:
-        """See `receive.Member`. Also checks that the entry is in the right partition."""
-        check_identity(header, self.member.stream, self.manifest)
-        if self.member.stream.partition_of(header.shard) != self.partition:
+        """See `receive.ReadScope`. Also checks that the entry is in the right partition."""
+        check_identity(header, self.claim.stream, self.manifest)
+        if self.claim.stream.partition_of(header.shard) != self.partition:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
-        """See `receive.Member`. Returns what the group has not acknowledged."""
+        """See `receive.ReadScope`. Returns what the group has not acknowledged."""
         if self.done_for is None and not header.is_repair:
             return None
         settled = settled_bits(
-            self.member.client, self.partition, self.manifest.epoch, self.member.who.group, header.shard,
+            self.claim.client, self.partition, self.manifest.epoch, self.claim.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
-        for lo, hi in self.member.leases.kept(self.partition.number, self.manifest.epoch, header.shard):
+        for lo, hi in self.claim.leases.kept(self.partition.number, self.manifest.epoch, header.shard):
             settled[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
         return ~settled if settled.any() else None
 
@@ -108,8 +108,7 @@ class SharedReader:
 
     def __init__(
         self,
-        member: Member,
-        renewer: LeaseRenewer,
+        claim: LeaseClaim,
         epoch: int,
         queue: PrefetchQueue,
         pool: ArrayPool,
@@ -118,23 +117,23 @@ class SharedReader:
         notify: Notify,
         views: bool = False,
     ) -> None:
-        self.member, self.renewer, self.epoch, self.queue = member, renewer, epoch, queue
+        self.claim, self.epoch, self.queue = claim, epoch, queue
         self._pool, self._batch_size, self._notify = pool, batch_size, notify
         self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
-        self._manifest = load_manifest(member.client, member.stream, epoch)
-        member.learn(self._manifest)
-        member.committed.begin(renewer.members)
+        self._manifest = load_manifest(claim.client, claim.stream, epoch)
+        claim.learn(self._manifest)
+        claim.commit_check.begin(claim.heartbeat.members)
         self._assembler = self._assembler_of(epoch)
         self._received: list[ReceivedEntry] = []
-        self._dead_letters = DeadLetters(member, notify)
-        self._segments = reader_of(member.stream, gives_views=views)
+        self._dead_letters = DeadLetters(claim, notify)
+        self._segments = reader_of(claim.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._connection = ReaderConnection(member.client, queue, notify)
-        self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, member.stream.budget_bytes)
-        self._asked, self._pause = deque[FetchRequest](), FetchPause(member.client, member.stream.keys)
-        self._arrivals, queue.when_less = ServerClock(member.client), pool.trim
+        self._connection = ReaderConnection(claim.client, queue, notify)
+        self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
+        self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
+        self._arrivals, queue.when_less = ServerClock(claim.client), pool.trim
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
@@ -147,7 +146,7 @@ class SharedReader:
         except EpochNotFound as error:
             self._end_released(error)
         except SegmentsUnseen as error:
-            self.queue.end(cause_of(self.member.client, self.member.stream, error))
+            self.queue.end(cause_of(self.claim.client, self.claim.stream, error))
         except BaseException as error:
             self.queue.end(error)
         finally:
@@ -155,7 +154,7 @@ class SharedReader:
 
     @property
     def _partitions(self) -> tuple[PartitionKeys, ...]:
-        return self.member.stream.partitions
+        return self.claim.stream.partitions
 
     # --- the loop ---
 
@@ -197,22 +196,22 @@ class SharedReader:
 
     def _look_again(self) -> None:
         """Return whether the epoch has ended."""
-        self._manifest = renewed(self.member.client, self.member.stream, self._manifest)
+        self._manifest = renewed(self.claim.client, self.claim.stream, self._manifest)
         self._arrivals.compare()
         if self._manifest.is_ended:
             self._planner.restart()
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch, in words for the training loop's user."""
-        name = self.member.stream.name
+        name = self.claim.stream.name
         if self._silent:
             return (
                 f"what {', '.join(sorted(self._silent))} was given of epoch {self.epoch} of {name!r} and did not "
                 "acknowledge: it is handed out here once its lease has lapsed"
             )
-        manifest = find_manifest(self.member.client, self.member.stream, self.epoch) or self._manifest
+        manifest = find_manifest(self.claim.client, self.claim.stream, self.epoch) or self._manifest
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
-        if full := why_no_room(self.member.client, self.member.stream):
+        if full := why_no_room(self.claim.client, self.claim.stream):
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
         if manifest.is_ended:  # so no producer is missing
             at = "is at work" if (doing := self.queue.reader_times.doing) == "reader" else f"waits for the {doing}"
@@ -224,16 +223,15 @@ class SharedReader:
 
     def _rests(self) -> bool:
         """Return whether the next request waits, so that it finds a few entries together while other members ask."""
-        if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.renewer.members)):
+        if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.claim.heartbeat.members)):
             return False
         self._pause.begin(rest_s)
         return True
 
     def _ask(self) -> None:
         """Send what is to be asked for now."""
-        if self.renewer.error is not None:
-            raise self.renewer.error  # nothing may be read any more under a name that another process took
-        who, partitions = self.member.who, self._partitions
+        self.claim.heartbeat.raise_error()  # nothing may be read under a name that another process took
+        who, partitions = self.claim.who, self._partitions
         if not (requests := self._planner.next_requests(len(self._asked), is_ended=self._manifest.is_ended)):
             return
         self._asked.extend(requests)
@@ -256,16 +254,16 @@ class SharedReader:
         if self._pause.is_under_way:
             self.queue.reader_times.to("producers")
             self._pause.end(channel)
-        self.member.committed.expect(request.most)
+        self.claim.commit_check.expect(request.most)
         self.queue.reader_times.to("producers" if self._planner.is_waiting else "server")
         before_s = channel.waited_s
         try:
             channel.read_entries(self._receivers[partition.number])
         except ReplyError as error:
-            if damage := damage_of(self.member.client, error.error, [partition.entries(self.epoch)]):
+            if damage := damage_of(self.claim.client, error.error, [partition.entries(self.epoch)]):
                 raise damage from None
             raise EpochNotFound(
-                f"epoch {self.epoch} of {self.member.stream.name!r} was released, or its group dropped, or the server "
+                f"epoch {self.epoch} of {self.claim.stream.name!r} was released, or its group dropped, or the server "
                 f"came back without its newest writes, while it was read ({error.error})"
             ) from None
         except ServerUnavailable as error:
@@ -289,7 +287,7 @@ class SharedReader:
         odd = []
         for one in received:
             if one.lease is not None and one.lease.owed:
-                self.member.leases.add(one.lease)
+                self.claim.leases.add(one.lease)
                 self._planner.received(one.nbytes)
             else:
                 odd.append(one)
@@ -301,9 +299,9 @@ class SharedReader:
     def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Deal with entries of which nothing is handed out."""
         for one in [one for one in odd if not is_newer(one)]:
-            group = self.member.who.group
-            if is_done(self.member.client, partition, manifest, group, one.entry_id, one.error, one.header):
-                self._finish_entry(manifest, partition, one.entry_id)
+            group = self.claim.who.group
+            if is_done(self.claim.client, partition, manifest, group, one.entry_id, one.error, one.header):
+                self.claim.end_entry(manifest, partition, one.entry_id)
                 continue
             self.bad_entries += one.lease is None
             if one.is_missing:
@@ -312,13 +310,9 @@ class SharedReader:
             elif one.error is not None:
                 self._dead_letters.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
-                self._finish_entry(manifest, partition, one.entry_id)
+                self.claim.end_entry(manifest, partition, one.entry_id)
         self._dead_letters.require_hope()
-        refuse_newer(self.member, partition, manifest.epoch, odd)
-
-    def _finish_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
-        acknowledge(self.member.client, partition, manifest, self.member.who.group, [entry_id], {})
-        self.member.leases.remove(partition.number, manifest.epoch, [entry_id])
+        refuse_newer(self.claim, partition, manifest.epoch, odd)
 
     def _emit(self, assembler: Assembler, *, is_alone: bool = False) -> None:
         while (batch := assembler.take()) is not None:
@@ -336,14 +330,16 @@ class SharedReader:
             self._asked.clear()
 
     def _has_claims(self, *, suspect: bool = False) -> bool:
-        return any(claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.renewer.claims))
+        return any(
+            claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.claim.heartbeat.claims)
+        )
 
     def _fetch_claims(self, *, suspect: bool = False) -> None:
         """Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs.
 
         Suspects come one at a time, and the one that was handed out most often comes last.
         """
-        claims = [self.renewer.claims.popleft() for _ in range(len(self.renewer.claims))]
+        claims = [self.claim.heartbeat.claims.popleft() for _ in range(len(self.claim.heartbeat.claims))]
         due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
         rising = sorted(due, key=lambda claim: (claim.epoch, claim.deliveries if suspect else 0))
         todo = deque(rising[: 1 if suspect else None])
@@ -352,34 +348,32 @@ class SharedReader:
             while todo:
                 self._fetch_epoch(todo[0].epoch, todo)
         finally:  # what could not be fetched is still claimed
-            self.renewer.claims.extend((*todo, *later))
+            self.claim.heartbeat.claims.extend((*todo, *later))
 
     def _fetch_epoch(self, epoch: int, todo: deque[ClaimedEntry]) -> None:
         """Fetch the claims of one epoch, from the left."""
-        manifest = (
-            self._manifest if epoch == self.epoch else find_manifest(self.member.client, self.member.stream, epoch)
-        )
+        manifest = self._manifest if epoch == self.epoch else find_manifest(self.claim.client, self.claim.stream, epoch)
         assembler, is_alone = self._assembler_of(epoch), todo[0].is_suspect
         try:
             while todo and todo[0].epoch == epoch:
                 if manifest is not None:
                     self._fetch(todo[0], manifest, assembler)
                 else:  # abandoned and released meanwhile
-                    self.member.leases.remove(todo[0].partition, epoch, [todo[0].entry_id])
+                    self.claim.leases.remove(todo[0].partition, epoch, [todo[0].entry_id])
                 todo.popleft()
         finally:
             assembler.flush()
             self._emit(assembler, is_alone=is_alone)
             if epoch != self.epoch:
-                self.member.unclosed.add(epoch)
+                self.claim.unclosed.add(epoch)
 
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self._partitions[claim.partition]
-        receiver = self._receiver(assembler, manifest, partition, self.member.who.group)
+        receiver = self._receiver(assembler, manifest, partition, self.claim.who.group)
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
         if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
-            self.renewer.count_turn(claim)
+            self.claim.heartbeat.count_turn(claim)
         while True:
             self._received.clear()
             try:
@@ -390,7 +384,7 @@ class SharedReader:
             except ServerUnavailable as error:
                 self._reconnect(error)
         if claim.is_suspect:
-            self._notify(crash_notice(self.member, claim, receiver.header))
+            self._notify(crash_notice(self.claim.who, claim, receiver.header))
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
@@ -399,18 +393,18 @@ class SharedReader:
     def _end_released(self, error: EpochNotFound) -> None:
         """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
         try:
-            require_there(self.member.client, self.member.stream)
-            roster = load_roster(self.member.client, self._partitions[0])
+            require_there(self.claim.client, self.claim.stream)
+            roster = load_roster(self.claim.client, self._partitions[0])
         except PenstockError as worse:
             self.queue.end(worse)
             return
-        if self.member.who.group not in roster.groups or self.epoch in roster.epochs:
+        if self.claim.who.group not in roster.groups or self.epoch in roster.epochs:
             self.queue.end(error)
             return
         self._assembler.flush()
         self._emit(self._assembler)
-        if roster.groups[self.member.who.group].read < self.epoch:  # else the other members acknowledged it
-            name = self.member.stream.name
+        if roster.groups[self.claim.who.group].read < self.epoch:  # else the other members acknowledged it
+            name = self.claim.stream.name
             self._notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
 
@@ -423,7 +417,7 @@ class SharedReader:
             return not self._has_claims()
         self.queue.reader_times.to("server")
         # what was delivered under this name and never arrived, or was acknowledged and lost by the server
-        self.renewer.recover(self.member.is_all_acknowledged)
+        self.claim.heartbeat.recover(self.claim.is_all_acknowledged)
         began_ms: int | None = None
         while True:
             if self._has_claims():
@@ -434,18 +428,18 @@ class SharedReader:
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
                 return False
-            others = holders(self.member, self.epoch)
+            others = self.claim.other_holders(self.epoch)
             if not others:
                 self._dead_letters.end(self._manifest, is_alone=True)
                 return True
-            began_ms = began_ms or server_ms(self.member.client)
-            self._silent = others - live_members(self.member, began_ms)
+            began_ms = began_ms or server_ms(self.claim.client)
+            self._silent = others - self.claim.live_members(began_ms)
             if not self._silent:
                 self._dead_letters.end(self._manifest, is_alone=False)
                 return True
             self.queue.reader_times.to("producers")  # nobody hands it over
             if "~released" in others:
-                self.renewer.look()
+                self.claim.heartbeat.look()
             time.sleep(0.05)
 
     def _require_live(self) -> None:
@@ -455,7 +449,7 @@ class SharedReader:
         """
         looks = 0
         while self._manifest.state != ABANDONED:
-            damage = find_state_damage(self.member.client, self.member.stream, self._manifest)
+            damage = find_state_damage(self.claim.client, self.claim.stream, self._manifest)
             if damage is None:
                 return
             if (looks := looks + 1) > STATE_LOOKS:
@@ -466,21 +460,21 @@ class SharedReader:
     # --- parts ---
 
     def _assembler_of(self, epoch: int) -> Assembler:
-        assert self.member.stream.spec is not None
-        return Assembler(self.member.stream.spec, self._batch_size, self._pool, epoch)
+        assert self.claim.stream.spec is not None
+        return Assembler(self.claim.stream.spec, self._batch_size, self._pool, epoch)
 
     def _receiver(
         self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, done_for: str | None
     ) -> Receiver:
-        assert self.member.stream.spec is not None
-        where = SharedScope(self.member, manifest, partition, done_for)
+        assert self.claim.stream.spec is not None
+        where = SharedScope(self.claim, manifest, partition, done_for)
         return Receiver(
-            self.member.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
-            self.member.committed,
+            self.claim.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
+            self.claim.commit_check,
         )  # fmt: skip
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
         self._asked.clear()
         self._pause.forget()
-        self._connection.reopen(error, self.renewer.recover)
+        self._connection.reopen(error, self.claim.heartbeat.recover)

@@ -20,9 +20,8 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.threads import join
 from penstock_common.waiting import Notify, Wait, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
-from penstock_consumer.read.heartbeat import Heartbeat
+from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.loader import POLL_S, Loader, LoaderHooks
-from penstock_consumer.read.member import RankMember
 from penstock_consumer.read.options import LoaderOptions, State
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
@@ -81,10 +80,9 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
     )  # fmt: skip
     assert stream.spec is not None
     queue = PrefetchQueue(limit)
-    reader = OrderedReader(  # place and pulse of one that never joined: only the rank itself reports and lives
-        RankMember(client, who, notify=notify), Heartbeat(client, who, part.lease_s), part.epoch, queue,
-        options.pool(stream.spec), start=part.start, remainder=part.remainder, notify=notify,
-        share=share,
+    reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
+        RankClaim(client, who, part.lease_s, notify), part.epoch, queue, options.pool(stream.spec),
+        start=part.start, remainder=part.remainder, notify=notify, share=share,
     )  # fmt: skip
     thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)
     thread.start()
@@ -97,7 +95,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
 
 def _taken(queue: PrefetchQueue, reader: OrderedReader, notify: Notify, timeout_s: float | None) -> Iterator[Batch]:
     while True:
-        wait = Wait(notify, timeout_s, server=reader.member.client.where)
+        wait = Wait(notify, timeout_s, server=reader.claim.client.where)
         while (batch := queue.get(POLL_S)) is None:
             if queue.is_over:
                 return
@@ -146,13 +144,19 @@ class WorkerShares:
         assert order is not None
         return order.world * order.batch
 
+    @property
+    def _rank(self) -> RankClaim:
+        rank = self._hooks.member.rank
+        assert rank is not None
+        return rank
+
     def begin(self, *, is_first: bool) -> EpochShare | None:
         """Return the next pass: the rest of a broken-off epoch or the next one, waited for. None if there is none."""
-        hooks, reading = self._hooks, self._hooks.reading()
+        hooks, member = self._hooks, self._hooks.member
         if hooks.options.stages:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
         self.flush()
-        reading.stop()
+        member.stop()
         with hooks.tally.waiting_for("producers"):
             epoch = hooks.await_epoch(is_first=is_first)
         if epoch is None:
@@ -160,7 +164,7 @@ class WorkerShares:
             return None
         hooks.tally.begin(epoch)
         last, _ = hooks.acknowledger.frontier()
-        start = reading.take_start(epoch)
+        start = self._rank.take_start(epoch)
         if last is not None and last.epoch == epoch:
             start = last.position  # trained on, though perhaps not acknowledged yet
         return self.part(epoch, start)
@@ -169,7 +173,7 @@ class WorkerShares:
         """Return the rest of an epoch."""
         hooks, options = self._hooks, self._hooks.options
         assert options.order is not None
-        hooks.reading().heartbeat.read_epoch(epoch)
+        self._rank.heartbeat.read_epoch(epoch)
         return EpochShare(
             url=hooks.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
             order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
@@ -178,7 +182,7 @@ class WorkerShares:
 
     def take(self, part: EpochShare, carried: RemoteBatch) -> Batch:
         """Return a batch for the framework that was read elsewhere, as if it had been read here."""
-        self._hooks.reading().raise_error()
+        self._rank.heartbeat.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
         self._hooks.acknowledger.hand(batch)
@@ -197,10 +201,10 @@ class WorkerShares:
             part: the pass.
             last: the position of the last batch.
         """
-        hooks, reading = self._hooks, self._hooks.reading()
+        hooks = self._hooks
         manifest = find_manifest(hooks.client, hooks.loader.stream, part.epoch)
-        reading.member.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
-        reading.cursor = max(reading.cursor, part.epoch)
+        self._rank.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
+        hooks.member.passed(part.epoch)
         is_feed = runs_on(hooks.loader, part.epoch)
         hooks.end_epoch(part.epoch, is_feed=is_feed)
         hooks.tally.rest()

@@ -178,7 +178,7 @@ def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url
         next(batches)
         with pytest.raises(WaitTimeout):
             next(batches)
-        loader._joined().member.flush()
+        loader._joined().claim.flush()
         assert delivered(any_url) == [BATCH]
 
 

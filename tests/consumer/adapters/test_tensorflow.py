@@ -264,7 +264,7 @@ def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str,
 
     class Watch(keras.callbacks.Callback):  # type: ignore[name-defined]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            loader._joined().member.flush()
+            loader._joined().claim.flush()
             seen.append(delivered(any_url)[0])
 
     with loader_of(any_url) as loader:

@@ -98,7 +98,7 @@ def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
         batches = iter(source)
         assert int(train(batches, 3)) == sum(range(3 * BATCH))
         assert loader.state_dict()["position"] == 3 * BATCH
-        loader._joined().member.flush()
+        loader._joined().claim.flush()
         assert delivered(any_url) == [2 * BATCH]  # the third is in the step
         assert int(train_to_the_end(batches)) == sum(range(3 * BATCH, SAMPLES))
     assert delivered(any_url) == [SAMPLES]

@@ -93,7 +93,7 @@ def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) ->
         seen = []
         for steps, batch in enumerate(batches, 1):
             seen.append(batch["y"].tolist())
-            loader._joined().member.flush()
+            loader._joined().claim.flush()
             assert positions(any_url) == [(steps - 1) * 8]
             if steps == 5:
                 break

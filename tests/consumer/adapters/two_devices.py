@@ -48,7 +48,7 @@ def main(url: str) -> None:
         def seen(loss: Any) -> None:
             losses.append(int(loss))
             if len(losses) == 3:
-                loader._joined().member.flush()
+                loader._joined().claim.flush()
                 told["delivered in the third step"] = delivered(url)[0]
 
         exec(snippet, {**names, "seen": seen})

@@ -1,0 +1,615 @@
+"""The two kinds of claim that a member has on samples: leases in a shared group, a position in an ordered group.
+
+A claim says what is acknowledged, what is read again, and which heartbeat keeps it. `member.Member` uses either kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from penstock_common.errors import (
+    EpochIncomplete,
+    EpochNotFound,
+    GroupBusy,
+    ReplayTruncated,
+    ServerUnavailable,
+    WaitTimeout,
+)
+from penstock_common.explain.deadlock import BlockedPartition, find_blocked
+from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
+from penstock_common.stream.groups.forgetting import reset_group
+from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
+from penstock_common.stream.groups.losses import Witness
+from penstock_common.stream.groups.outbox import Outbox
+from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
+from penstock_common.stream.groups.presence import liveness_of
+from penstock_common.stream.groups.roster import (
+    Membership,
+    Order,
+    Roster,
+    close_for_group,
+    join_group,
+    leave,
+    load_roster,
+    rank_member,
+)
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
+from penstock_common.stream.ranges import parse_ranges
+from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.waiting import Notify, Outage, Wait
+from penstock_consumer.read.canonical import EpochSteps
+from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, LeaseRenewer, UnusedRankCheck
+from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
+from penstock_consumer.read.receive import CommitCheck
+from penstock_consumer.stages.batch import Batch, Lease
+
+JOIN_EVERY_S = 0.2
+QUIET_PER_LEASE = 6
+"""Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone."""
+MIN_QUIET_MS = 1000
+
+
+class Claim:
+    """A member's claim on samples of its group, and their acknowledgement. The base of both kinds."""
+
+    heartbeat: Heartbeat
+    """The thread that keeps the claim."""
+
+    def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
+        self.client, self.who = client, who
+        self.first = 0
+        """The first epoch that the group reads."""
+        self.unclosed: set[int] = set()
+        """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
+        by = f"member {who.group}/{who.member}"
+        self._witness = Witness(client.impatient(), who.stream, by, notify)
+        self._notify, self._outbox = notify, Outbox(client, who, notify=notify)
+        self._known: dict[int, Manifest] = {}
+        self._returned: set[int] = set()
+        """The epochs of which something was handed back and is not read again yet."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that is read."""
+        return self.who.stream
+
+    def learn(self, manifest: Manifest) -> None:
+        """Learn what is known already of an epoch that is to be read."""
+        self._known[manifest.epoch] = manifest
+
+    # --- joining ---
+
+    def join(self, start: str | int) -> None:
+        """Put group and member on the roster. Any ``start`` but 'resume' makes this member read again from there."""
+        raise NotImplementedError
+
+    def keep(self) -> None:
+        """Keep the claim from now on, and learn which run of the server knows it."""
+        with suppress(ServerUnavailable):  # then the first heartbeat does it
+            self._witness.check()
+        self.heartbeat.start()
+
+    def recover(self) -> set[int]:
+        """Claim again what the server gave to this member's name and nobody here has. Return the epochs of it."""
+        return set()
+
+    def _floor(self, start: str | int) -> int:
+        """Return the first epoch that may be there."""
+        if isinstance(start, int):
+            return start
+        ranges = parse_ranges(read_counters(self.client, self.stream)[2])
+        return ranges[0][1] + 1 if ranges and ranges[0][0] == 0 else 0
+
+    def _restart_at(self, start: str | int, roster: Roster) -> int:
+        """Return the epoch to read again from: by default the first that no partition lost entries of."""
+        if isinstance(start, int):
+            return start
+        trimmed = max((e for p in self.stream.partitions for e in load_roster(self.client, p).trimmed), default=-1)
+        return min((epoch for epoch in roster.epochs if epoch > trimmed), default=trimmed + 1)
+
+    # --- which epochs to read ---
+
+    def has_read(self, epoch: int) -> bool:
+        """Return whether an epoch that the group has not closed is known to have nothing more for this member."""
+        return False
+
+    def reopened(self) -> set[int]:
+        """Return the epochs that have something for this member again."""
+        return set()
+
+    def tell_absent(self, epoch: int) -> None:
+        """Say once, after an epoch, that others never read their share of it."""
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+        """See `member.Member.hand_back`. Return whether the epoch being read begins anew."""
+        raise NotImplementedError
+
+    def take_returned(self) -> set[int]:
+        """Return, once, the epochs of which something was handed back and is not read again yet."""
+        returned, self._returned = self._returned, set()
+        return returned
+
+    # --- acknowledging ---
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Send the acknowledgement of a batch that was trained on. `flush` waits for the answer."""
+        raise NotImplementedError
+
+    def has_unacknowledged(self, epoch: int) -> bool:
+        """Return whether this member still holds something of an epoch."""
+        raise NotImplementedError
+
+    def is_all_acknowledged(self) -> bool:
+        """Return whether every acknowledgement sent was answered."""
+        return self._outbox.is_empty
+
+    def flush(self) -> None:
+        """Return once every acknowledgement is on the server."""
+        self._outbox.flush()
+
+    def close_epochs(self, ended: int) -> None:
+        """Close for the group the epochs that it has acknowledged, of ``ended`` and `unclosed`.
+
+        Raises EpochIncomplete for what nobody will deliver.
+        """
+        self.flush()
+        self.unclosed.add(ended)
+        for epoch in sorted(self.unclosed):
+            manifest = find_manifest(self.client, self.stream, epoch)
+            if manifest is None or manifest.state == ABANDONED or self._close(manifest):
+                self.unclosed.discard(epoch)
+                self._known.pop(epoch, None)
+
+    def _close(self, manifest: Manifest) -> bool:
+        """Close an epoch for the group if it can be closed. Return whether it is closed."""
+        raise NotImplementedError
+
+    def _manifest_of(self, epoch: int) -> Manifest | None:
+        """Return the manifest of an epoch, or None if it was released."""
+        if (known := self._known.get(epoch)) is None and (known := find_manifest(self.client, self.stream, epoch)):
+            self._known[epoch] = known
+        return known
+
+    # --- what is held ---
+
+    def _held(self, partition: PartitionKeys) -> Mapping[int, Sequence[bytes]]:
+        """Return, by epoch, the ids of the entries that others may have once this member leaves."""
+        return {}
+
+    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
+        """Return the partitions where writers wait for quota, and what this member holds there.
+
+        ``together``: and all others.
+        """
+        me = (self.who.group, self.who.member)
+        return find_blocked(self.client, self.stream, me, self._held_bytes, together=together)
+
+    def _held_bytes(self, partition: PartitionKeys) -> int:
+        raise NotImplementedError
+
+    # --- the end ---
+
+    def hurry(self, patience_s: float) -> None:
+        """Wait no longer than this for a server that went away, from now on."""
+        self._outbox.hurry(patience_s)
+
+    def leave(self) -> None:
+        """Return what is held to the group, and leave it."""
+        try:
+            self.flush()
+            self._witness.check()
+        finally:
+            self.close()
+        for partition in self.stream.partitions:
+            leave(self.client, self.who, partition, self._held(partition))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._outbox.close()
+
+
+class LeaseClaim(Claim):
+    """The claim of a member of a shared group: the entries that it was given, each for as long as its lease is renewed.
+
+    Entries that were handed back, or left by the dead, are claimed and read again.
+    """
+
+    heartbeat: LeaseRenewer
+
+    def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
+        super().__init__(client, who, notify)
+        self.leases = Leases()
+        self.heartbeat = LeaseRenewer(client, who, self.leases, lease_s, notify, witness=self._witness)
+        self.commit_check = CommitCheck(client, who.stream)
+
+    def join(self, start: str | int) -> None:
+        """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
+        force = start != "resume"
+        if force:
+            self._restart(start)
+        self.first = join_group(self.client, self.who, first=self._floor(start), force=force)
+
+    def _restart(self, start: str | int) -> None:
+        roster = load_roster(self.client, self.stream.partitions[0])
+        if isinstance(start, int) and start not in roster.epochs and start < read_counters(self.client, self.stream)[0]:
+            there = ", ".join(map(str, roster.epochs)) or "none"
+            raise EpochNotFound(f"epoch {start} of {self.stream.name!r} is not retained; retained: {there}")
+        if self.who.group not in roster.groups or roster.groups[self.who.group].kind != self.who.kind:
+            return  # nothing to reset, or not this member's to reset; joining reports that
+        others = [
+            member
+            for (group, member), liveness in liveness_of([roster], server_ms(self.client)).items()
+            if group == self.who.group and member != self.who.member and liveness.may_be_at_work
+        ]
+        if others:
+            raise GroupBusy(
+                f"group {self.who.group!r} is read by {', '.join(others)}: start={start!r} would reset it under them; "
+                "stop them first, or use another group"
+            )
+        reset_group(self.client, self.stream, self.who.group, self._restart_at(start, roster))
+
+    def keep(self) -> None:
+        """See `Claim.keep`. First claims what is left of an earlier process of this name, and of dead members."""
+        self.recover()
+        self._bear(self.heartbeat.look)
+        super().keep()
+
+    def recover(self) -> set[int]:
+        """See `Claim.recover`: what an earlier process of this name had, or a server that went back forgot."""
+        self._bear(lambda: self.heartbeat.recover(self.is_all_acknowledged))
+        return self._claimed()
+
+    def _claimed(self) -> set[int]:
+        """Return the epochs of entries that were claimed and are not read yet."""
+        return {one.epoch for one in list(self.heartbeat.claims)}
+
+    def _bear(self, ask: Callable[[], object]) -> None:
+        """Call a method of the heartbeat in the loop's thread, and wait through outages of the server."""
+        patience = self.client.patience
+        outage = Outage(patience.notify, patience.seconds, "asking the server")
+        while True:
+            try:
+                ask()
+                return
+            except ServerUnavailable as error:
+                outage.bear(error)
+
+    # --- which epochs to read ---
+
+    def reopened(self) -> set[int]:
+        """See `Claim.reopened`: a member that held a part of an epoch died, or what the epoch lacked was repaired."""
+        return self._claimed() | {epoch for epoch in self.unclosed if self.has_unread(epoch)}
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+        """Give leases up and claim their entries anew. The ledger, and ``kept``, say what is handed out of them."""
+        self.flush()
+        spans: dict[Lease, list[tuple[int, int]]] = {}
+        for span in (span for batch in kept for span in batch.spans):
+            spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
+        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
+            if self.leases.drop(lease):
+                # held meanwhile, so that it is renewed, until the reader's lease replaces it
+                self.leases.keep_place(lease, spans.get(lease, []))
+                self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
+                self._returned.add(lease.epoch)
+        return False
+
+    def take_returned(self) -> set[int]:
+        """See `Claim.take_returned`. The reader takes up by itself what it can."""
+        return super().take_returned() & self._claimed()
+
+    # --- acknowledging ---
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Acknowledge the samples of a batch, and the entries that have no others left."""
+        manifest = self._manifest_of(batch.epoch)
+        for number, due in plan_acknowledgement(batch).items():
+            if manifest is not None:
+                partition = self.stream.partitions[number]
+                self._outbox.send(acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
+                self._witness.acknowledged(manifest, due.entries)
+            self.leases.remove(number, batch.epoch, due.ids)
+
+    def end_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
+        """Acknowledge an entry whose samples are all acknowledged, so that it alone is due."""
+        acknowledge(self.client, partition, manifest, self.who.group, [entry_id], {})
+        self.leases.remove(partition.number, manifest.epoch, [entry_id])
+
+    def has_unacknowledged(self, epoch: int) -> bool:
+        """Return whether this member still holds an entry of an epoch."""
+        return self.leases.holds_epoch(epoch)
+
+    def _close(self, manifest: Manifest) -> bool:
+        epoch, name, group = manifest.epoch, self.stream.name, self.who.group
+        if not manifest.is_ended:
+            return False
+        is_pending = any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
+        missing = uncovered(self.client, self.stream, manifest, group)
+        if missing and self._is_released(epoch):
+            return True  # another member closed it meanwhile: the missing ledgers had gone already
+        if not missing:
+            close_for_group(self.client, self.stream, group, epoch)
+            return True
+        if not is_pending and not self.has_unread(epoch):
+            ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
+            raise EpochIncomplete(
+                f"epoch {epoch} of {name!r} is produced, but group {group!r} was never given "
+                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): "
+                f"`penstock audit {name} --repair SOURCE...` makes them again, "
+                f"`penstock bad drop {name} {epoch} --group {group}` goes on without",
+                missing,
+            )
+        return False
+
+    def _is_released(self, epoch: int) -> bool:
+        """Return whether an epoch is off the roster. It leaves the roster before anything of it is unlinked."""
+        return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
+
+    def has_unread(self, epoch: int) -> bool:
+        """Return whether an epoch has entries that no member was given.
+
+        In an epoch that was read, those are repairs.
+        """
+        return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
+
+    def other_holders(self, epoch: int) -> set[str]:
+        """Return the names of other members that hold entries of an epoch."""
+        keys = [(partition, epoch) for partition in self.stream.partitions]
+        return {*pending_members(self.client, keys, self.who.group)} - {self.who.member}
+
+    def live_members(self, since_ms: int) -> set[str]:
+        """Return the names of members that gave a heartbeat after a moment of the server's clock."""
+        roster = load_roster(self.client, self.stream.partitions[0])
+        return {name for (group, name), seen in roster.members.items() if group == self.who.group and seen > since_ms}
+
+    # --- what is held ---
+
+    def close(self) -> None:
+        """See `Claim.close`."""
+        super().close()
+        self.commit_check.close()
+
+    def _held(self, partition: PartitionKeys) -> Mapping[int, Sequence[bytes]]:
+        return self.leases.ids(partition.number)
+
+    def _held_bytes(self, partition: PartitionKeys) -> int:
+        """Return the payload bytes of the entries that this member holds, by the shards' indexes."""
+        return sum(
+            record.nbytes
+            for (epoch, shard), ids in self.leases.shards(partition.number).items()
+            if shard >= 0
+            for record in index_records(self.client, partition, epoch, shard)
+            if record.entry_id in ids
+        )
+
+
+class RankClaim(Claim):
+    """The claim of a rank of an ordered group: its steps from its position on."""
+
+    def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
+        super().__init__(client, who, notify)
+        peers = UnusedRankCheck(client, who, notify)
+        self.heartbeat = Heartbeat(client, who, lease_s, witness=self._witness, peers=peers)
+        self._quiet_ms = max(MIN_QUIET_MS, int(lease_s * 1000 / QUIET_PER_LEASE))
+        self._again: dict[int, int] = {}
+        """Epoch -> position from which it is read again, though the server knows another position."""
+        self._is_absence_told = False
+        self._reported: dict[int, int] = {}
+        """Epoch -> position that was reported from here."""
+        self._ends: dict[int, tuple[int, int]] = {}
+        """Epoch that was read to its end here -> (end of its last step, position where all of it is acknowledged)."""
+
+    @property
+    def order(self) -> Order:
+        """Rank, world size and batch size."""
+        assert self.who.order is not None
+        return self.who.order
+
+    # --- joining ---
+
+    def join(self, start: str | int) -> None:
+        """See `Claim.join`. This rank alone reads again.
+
+        Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.
+        """
+        force = start != "resume"
+        self.first = self._enter(self._floor(start), force=force)
+        if force:
+            self.rewind(self._restart_at(start, load_roster(self.client, self.stream.partitions[0])), 0)
+
+    def _enter(self, floor: int, *, force: bool) -> int:
+        wait = Wait(self._notify, 2 * self._quiet_ms / 1000)
+        while True:
+            try:
+                return join_group(self.client, self.who, first=floor, force=force, quiet_ms=self._quiet_ms)
+            except GroupBusy as error:  # a rank that died a moment ago looks alive for a moment
+                busy = error
+            try:
+                wait.because("ranks", lambda: str(busy))  # noqa: B023  called at once
+            except WaitTimeout:
+                raise busy from None
+            time.sleep(JOIN_EVERY_S)
+
+    def tell_absent(self, epoch: int) -> None:
+        """See `Claim.tell_absent`."""
+        if not self._is_absence_told and (absent := self._absent_ranks(epoch)):
+            self._is_absence_told = True
+            self._notify(absent_notice(self.who, epoch, absent))
+
+    def _absent_ranks(self, epoch: int) -> list[int]:
+        """Return the ranks that are not there and have acknowledged nothing of an epoch."""
+        members = load_roster(self.client, self.stream.partitions[0]).members
+        reported = known_positions(self.client, self.stream, epoch, self.who.group).ranks
+        here = {rank for rank in range(self.order.world) if (self.who.group, rank_member(rank)) in members}
+        return sorted({*range(self.order.world)} - here - {*reported, self.order.rank})
+
+    # --- positions ---
+
+    def steps(self, epoch: int, remainder: str) -> int | None:
+        """Return the batches of a whole epoch, the same for each rank, or None while it has no size."""
+        manifest = find_manifest(self.client, self.stream, epoch)
+        if manifest is None or manifest.samples is None:
+            return None
+        return EpochSteps(0, self.order.rank, self.order.world, self.order.batch, remainder).count(manifest.samples)
+
+    def position(self, epoch: int) -> int:
+        """Return where this rank's next step begins, as the server knows it."""
+        return known_positions(self.client, self.stream, epoch, self.who.group).of(self.order.rank)
+
+    def start_of(self, epoch: int) -> int:
+        """Return the position where reading an epoch begins."""
+        start = self._again.get(epoch)
+        return self.position(epoch) if start is None else start
+
+    def take_start(self, epoch: int) -> int:
+        """Return the same to a reader. What was handed back is due once."""
+        start = self.start_of(epoch)
+        self._again.pop(epoch, None)
+        return start
+
+    def step_of(self, batch: Batch) -> int:
+        """Return the position where the step of a batch begins."""
+        return batch.position - self.order.world * self.order.batch
+
+    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+        """Read every epoch again from the first of its batches."""
+        for batch in batches:
+            self._again[batch.epoch] = min(self.step_of(batch), self._again.get(batch.epoch, batch.position))
+        self._returned.update(self._again)
+        return bool(self._again)
+
+    def take_returned(self) -> set[int]:
+        """See `Claim.take_returned`. They have no end any more; their reader was ended before."""
+        returned = super().take_returned()
+        for epoch in returned:
+            self._ends.pop(epoch, None)
+            self.unclosed.discard(epoch)
+        return returned
+
+    def has_read(self, epoch: int) -> bool:
+        """Return whether this rank has acknowledged all of an epoch. Then it waits for the other ranks."""
+        manifest = find_manifest(self.client, self.stream, epoch)
+        samples = None if manifest is None else manifest.samples
+        return bool(samples) and self.position(epoch) >= (samples or 0)
+
+    def rewind(self, epoch: int, position: int) -> None:
+        """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
+
+        Raises ReplayTruncated if something of it may be gone, and EpochNotFound.
+        """
+        self._again.clear()
+        self.flush()
+        self._require_retained(epoch)
+        for number in retained_epochs(self.client, self.stream):
+            manifest = find_manifest(self.client, self.stream, number)
+            if manifest is None or manifest.state == ABANDONED:
+                continue
+            if number >= epoch:
+                self._go_back(manifest, position if number == epoch else 0)
+            elif number >= self.first and manifest.samples is not None:
+                report(self.client, self.who, manifest, manifest.samples)
+                self.unclosed.add(number)
+            self._reported.pop(number, None)
+            self._ends.pop(number, None)
+        self.first = min(self.first, epoch)
+
+    def _require_retained(self, epoch: int) -> None:
+        if epoch in retained_epochs(self.client, self.stream) or epoch >= read_counters(self.client, self.stream)[0]:
+            return
+        there = ", ".join(map(str, retained_epochs(self.client, self.stream))) or "none"
+        raise ReplayTruncated(
+            f"epoch {epoch} of {self.stream.name!r} was released, so it cannot be gone back to; retained: {there}"
+        ) from EpochNotFound(f"epoch {epoch}")
+
+    def _go_back(self, manifest: Manifest, position: int) -> None:
+        """Move the rank back, unless it stands there already."""
+        if self.position(manifest.epoch) != position:
+            rewind(self.client, self.who, manifest, position)
+
+    # --- acknowledging ---
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Acknowledge everything of this rank up to and with this batch."""
+        manifest = self._manifest_of(batch.epoch)
+        self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
+        if manifest is None:  # released: nothing is left to acknowledge
+            return
+        self._outbox.send(position_report(manifest, self.who, batch.position))
+        settled = acknowledged_entries(batch)
+        if all(one.lease.entry_id for one in settled):
+            self._witness.acknowledged(manifest, settled)
+        else:  # another process read it, and sent its rows without their entries
+            self._witness.reached(manifest, batch.position)
+
+    def ended(self, epoch: int, last: int, total: int) -> None:
+        """Note that the epoch was read to its end.
+
+        Once all up to ``last`` is acknowledged, all ``total`` positions are.
+        """
+        self._ends[epoch] = (last, max(last, total))
+
+    def is_end(self, epoch: int, position: int) -> bool:
+        """Return whether no step of an epoch that was read to its end lies behind this position."""
+        return epoch not in self._ends or position >= self._ends[epoch][0]
+
+    def has_unacknowledged(self, epoch: int) -> bool:
+        """Return whether batches of an epoch that was read to its end are outstanding."""
+        return epoch in self._ends and self._reached(epoch) < self._ends[epoch][0]
+
+    def _reached(self, epoch: int) -> int:
+        if epoch not in self._reported:
+            self._reported[epoch] = self.position(epoch)
+        return self._reported[epoch]
+
+    def _close(self, manifest: Manifest) -> bool:
+        epoch = manifest.epoch
+        if epoch in self._ends and not self.has_unacknowledged(epoch):
+            report(self.client, self.who, manifest, self._ends[epoch][1])
+        positions = known_positions(self.client, self.stream, epoch, self.who.group)
+        if not manifest.is_ended or positions.minimum(self.order.world) < (manifest.samples or 0):
+            return False
+        close_for_group(self.client, self.stream, self.who.group, epoch)
+        self._ends.pop(epoch, None)
+        return True
+
+    # --- what is held ---
+
+    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
+        """See `Claim.blocked_partitions`. If a rank behind this one holds the space, this one holds none."""
+        # a rank's holdings are counted by the lowest rank's position, which are the group's already
+        found = [replace(blocked, group=None) for blocked in super().blocked_partitions(together=together)]
+        for epoch in retained_epochs(self.client, self.stream):
+            positions = known_positions(self.client, self.stream, epoch, self.who.group)
+            if positions.minimum(self.order.world) < positions.of(self.order.rank):
+                return [replace(blocked, mine_bytes=0, has_others=True) for blocked in found]
+        return found
+
+    def _held_bytes(self, partition: PartitionKeys) -> int:
+        """Return the payload bytes of the entries that this group's lowest rank has not acknowledged."""
+        record = load_roster(self.client, partition).groups.get(self.who.group)
+        held = 0
+        for epoch in retained_epochs(self.client, self.stream) if record is not None else ():
+            manifest = find_manifest(self.client, self.stream, epoch)
+            if manifest is None or record is None or epoch < record.first:
+                continue
+            for shard, lo, hi in behind(self.client, self.stream, manifest, self.who.group, record):
+                if self.stream.partition_of(shard) == partition:
+                    held += sum(r.nbytes for r in index_records(self.client, partition, epoch, shard, lo, hi))
+        return held
+
+
+def absent_notice(who: Membership, epoch: int, absent: Sequence[int]) -> str:
+    """Return the notice on ranks that never came, at the end of an epoch that another rank read."""
+    assert who.order is not None
+    world, first = who.order.world, absent[0]
+    ranks = f"rank {first}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
+    return (
+        f"epoch {epoch} ended here, and {ranks} of the {world} ranks of group {who.group!r} did not come: "
+        f"{len(absent)}/{world} of its samples wait for them. If no process has rank={first} and this world_size, "
+        "start one; for one process alone, give world_size=1 and a new group"
+    )
