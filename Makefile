@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js bench bench-quick chaos fuzz format wheel clean
+.PHONY: help venv demo test lowest check format-check lint types layers js bench bench-quick chaos fuzz format wheel release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -89,6 +89,9 @@ format: $(VENV)/.dev ## rewrite the code in the house format
 
 wheel: $(VENV)/.dev ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+release-check: $(VENV)/.dev ## what a release needs: changelog and versions agree, sdist and wheel install clean on two Pythons
+	$(BIN)/python -m pytest -v tests/release_check.py tests/test_wheel.py $(ARGS)
 
 clean: ## remove what was built and cached (.venv stays: rm -rf .venv)
 	rm -rf build dist js/dist js/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -453,3 +453,11 @@ def test_an_undescribed_key_of_a_script_is_found(tmp_path: Path) -> None:
     wrong.write_text("-- Does it.\n--\n-- KEYS: roster\n-- ARGV: none\n-- Callers: a.py\n\nreturn 1\n")
     with pytest.raises(AssertionError, match="headings"):
         parse_lua(wrong)
+
+
+def test_every_file_that_names_the_version_names_the_same_one() -> None:
+    """A citation or an npm package of another version sends its reader to another code."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert json.loads((ROOT / "js" / "package.json").read_text())["version"] == version
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert penstock.__version__ == version

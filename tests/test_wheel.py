@@ -58,7 +58,7 @@ def _version_of(python: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _newer_python() -> Path | None:
+def newer_python() -> Path | None:
     """A Python newer than this one: on PATH, or installed beside it as version managers do."""
     beside = Path(sys.base_prefix).parent
     for version in NEWER:
@@ -83,7 +83,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     folder = tmp_path_factory.mktemp(f"venv-{request.param}")
     if request.param == "this":
         venv.create(folder, with_pip=False)
-    elif newer := _newer_python():
+    elif newer := newer_python():
         _run(newer, "-m", "venv", "--without-pip", folder, cwd=folder)
     else:
         pytest.skip(f"no Python newer than {sys.version.split()[0]} on this machine")
