@@ -13,7 +13,7 @@ export { Batch, type Identity, type Span } from "./batch.js";
 export * from "./errors.js";
 export type { LoaderBatch } from "./group/batch.js";
 export { Loader, type LoaderFacts, load } from "./group/loader.js";
-export type { Acknowledge, CanonicalOrder, LoaderOptions, LoaderState } from "./group/options.js";
+export type { Acknowledge, LoaderOptions, LoaderState } from "./group/options.js";
 export { Replay, type ReplayFacts, type ReplayOptions, type ReplayState, replay } from "./replay/replay.js";
 export type { RedisLike, ServerOptions } from "./server/server.js";
 export { BadName } from "./stream/keys.js";

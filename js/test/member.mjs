@@ -2,11 +2,13 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { load } from "../dist/index.js";
 
-const { stream, pause_s: pauseS, lease_s: leaseS, batch_size: batchSize, ...options } = JSON.parse(process.argv[2]);
+const given = JSON.parse(process.argv[2]);
+const { stream, pause_s: pauseS, lease_s: leaseS, batch_size: batchSize, rank: place, ...options } = given;
 const say = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
 
 const tuning = { leaseMs: 1000 * leaseS, prefetchBytes: 2000 };
-const loader = load(stream, { acknowledge: "manual", batchSize, ...tuning, ...options });
+const order = place === undefined ? {} : { rank: place[0], worldSize: place[1] };
+const loader = load(stream, { acknowledge: "manual", batchSize, ...order, ...tuning, ...options });
 await loader.open();
 say({ joined: options.member ?? null });
 for await (const batch of loader) {

@@ -65,9 +65,13 @@ def produce(
     holes: Sequence[int] = (),
     epochs: int = 1,
     block_bytes: int | None = None,
+    pause_s: float = 0.0,
     **options: Any,
 ) -> None:
-    """Write epochs of shards of these sizes. Every offset in ``holes`` is a bad sample in each shard."""
+    """Write epochs of shards of these sizes. Every offset in ``holes`` is a bad sample in each shard.
+
+    ``pause_s`` is the time from one sample to the next.
+    """
     tuning = Tuning(block_bytes=block_bytes) if block_bytes else None
     with penstock.Writer(stream, spec=SPECS[spec], tuning=tuning, **options) as writer:
         for number in range(epochs):
@@ -75,6 +79,7 @@ def produce(
                 for index, size in enumerate(sizes):
                     with epoch.shard(index) as shard:
                         for offset in range(size):
+                            time.sleep(pause_s)
                             if offset in holes:
                                 shard.quarantine("made bad on purpose")
                             else:
@@ -112,6 +117,14 @@ def open_epoch(stream: str, url: str) -> None:
     penstock.Writer(stream, spec=SPECS["fixed"], url=url).epoch(sizes=[3])
 
 
+def open_shards(stream: str, url: str) -> None:
+    """Leave two shards of an epoch without sizes open, each by a writer of its own."""
+    for _ in range(2):
+        WRITERS.append(penstock.Writer(stream, spec=SPECS["fixed"], url=url))
+        WRITERS[-1].write(sample("fixed", 0))
+        WRITERS[-1].flush()
+
+
 def told(value: Any) -> list[str]:
     """Return digests of a tensor's bytes and of its shapes."""
     arrays = [value.values, value.shapes] if isinstance(value, Ragged) else [value]
@@ -144,12 +157,14 @@ def load(
     rank: tuple[int, int] | None = None,
     drop_last: bool = False,
     state: dict[str, Any] | None = None,
+    lease_s: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Read epochs as a member of a group, at most so many batches, and return what came and the state behind it."""
     order = penstock.Canonical(*rank, drop_last=drop_last) if rank else None
     found: list[Any] = []
-    with penstock.Loader(stream, order=order, tuning=Tuning(notify=lambda text: None), **options) as loader:
+    tuning = Tuning(notify=lambda text: None, lease_s=lease_s)
+    with penstock.Loader(stream, order=order, tuning=tuning, **options) as loader:
         if state is not None:
             loader.load_state_dict(state)
         for _ in range(epochs):
@@ -160,10 +175,18 @@ def load(
         return {"batches": found, "state": loader.state_dict()}
 
 
-def member(stream: str, pause_s: float, lease_s: float, member: str | None = None, **options: Any) -> None:
+def member(
+    stream: str,
+    pause_s: float,
+    lease_s: float,
+    member: str | None = None,
+    rank: tuple[int, int] | None = None,
+    **options: Any,
+) -> None:
     """Be a member that takes its time for each batch, and say what it was given and what it acknowledged."""
+    order = penstock.Canonical(*rank) if rank else None
     tuning = Tuning(lease_s=lease_s, member=member, prefetch_bytes=2000)
-    with penstock.Loader(stream, acknowledge="manual", tuning=tuning, **options) as loader:
+    with penstock.Loader(stream, acknowledge="manual", order=order, tuning=tuning, **options) as loader:
         say({"joined": loader.member})
         for batch in loader:
             say({"given": identities(batch)})
@@ -180,6 +203,8 @@ def audit(stream: str, url: str) -> list[Any]:
     return [done.returncode, done.stdout + done.stderr]
 
 
+WRITERS: list[penstock.Writer] = []
+"""The writers that `open_shards` leaves open."""
 SERVERS: list[EmbeddedServer] = []
 """The servers of their own that tests have stopped and started again."""
 

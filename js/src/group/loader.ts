@@ -46,7 +46,8 @@ export interface LoaderFacts {
 
 /**
  * Read the batches of a stream as a member of a group. Every group gets every sample, and its members share them. Python
- * processes may be members of the same group.
+ * processes may be members of the same group. With `rank` and `worldSize` the order is canonical: the same for the same
+ * plan, whichever workers produced it.
  *
  * @param stream The stream's name.
  * @returns The batches. Each iteration is the group's next epoch, or a feed without end.
@@ -99,7 +100,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
    * Connect and join the group. The first iteration does the same.
    *
    * @throws ServerUnavailable, StreamNotFound, GroupNotFound, GroupBusy, GroupKindMismatch, EpochsReleased,
-   *   EpochNotFound, StateMismatch or SegmentsUnseen.
+   *   EpochNotFound, StateMismatch, ReplayTruncated or SegmentsUnseen.
    */
   async open(): Promise<LoaderFacts> {
     const { spec, reading } = await this.#open();
@@ -204,8 +205,8 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       const receive = { server: server.patient(outage), stream, spec, segments, checksum };
       const who = { stream, group, member, order, incarnation: newIncarnation() };
       const { state } = this.#options;
-      if (state !== undefined) checkState(state, identityOf(stream, spec, this.#chosen));
-      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen }, who);
+      const place = state === undefined ? null : checkState(state, identityOf(stream, spec, this.#chosen));
+      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen, place }, who);
       const acknowledger = new Acknowledger(acknowledge, reading);
       this.#known = { server, line, silence, outage, segments, spec, reading, acknowledger };
       return this.#known;

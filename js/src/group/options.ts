@@ -19,19 +19,6 @@ const STATE_VERSION = 1;
 /** When a batch counts as trained on: when the loop asks for the next one, or when `ack()` is called. */
 export type Acknowledge = "next" | "manual";
 
-/** Canonical order: a position of the epoch belongs to one rank. */
-export interface CanonicalOrder {
-  /** The number of this rank, from 0. */
-  readonly rank: number;
-  /** The number of ranks. */
-  readonly worldSize: number;
-  /**
-   * Whether a last step that the epoch does not fill is left out. Otherwise several ranks fill it with the epoch's first
-   * samples, and one rank alone gets a smaller batch. Default false.
-   */
-  readonly dropLast?: boolean;
-}
-
 /** How a group is joined and read. */
 export interface LoaderOptions extends ServerOptions {
   /** The group's name. Each training has a group of its own. */
@@ -46,8 +33,15 @@ export interface LoaderOptions extends ServerOptions {
   readonly wait?: boolean;
   /** When a batch counts as trained on. Default 'next'. */
   readonly acknowledge?: Acknowledge;
-  /** Makes this loader one rank of an ordered group. */
-  readonly order?: CanonicalOrder;
+  /** Makes this loader one rank of an ordered group, with `worldSize`. The number of this rank, from 0. */
+  readonly rank?: number;
+  /** The number of ranks. Each position of an epoch belongs to one of them. */
+  readonly worldSize?: number;
+  /**
+   * Whether ranks leave out a last step that the epoch does not fill. Otherwise several ranks fill it with the epoch's
+   * first samples, and one rank alone gets a smaller batch. Default false.
+   */
+  readonly dropLast?: boolean;
   /** What `state()` returned. In canonical order the next batch is the one behind it. */
   readonly state?: LoaderState;
   /** The name of this process in the group. Default host and process id. */
@@ -101,6 +95,12 @@ export interface Chosen {
   readonly notify: Notify;
 }
 
+/** An epoch, and the position in it where a rank's next step begins. */
+export interface RankPlace {
+  readonly epoch: number;
+  readonly position: number;
+}
+
 /** What becomes of a last step that the epoch does not fill. */
 export type Remainder = "pad" | "drop" | "keep";
 
@@ -114,11 +114,7 @@ export function chosen(options: LoaderOptions): Chosen {
     throw new BadOption(`acknowledge is '${String(acknowledge)}', expected 'next' or 'manual'`);
   }
   const batchSize = whole("batchSize", options.batchSize, 1);
-  const order = orderOf(options.order, batchSize);
-  if (order !== null && options.member !== undefined) {
-    throw new BadOption("a rank's member name is its number: leave member out with order");
-  }
-  const { worldSize = 1, dropLast = false } = options.order ?? {};
+  const order = orderOf(options, batchSize);
   return {
     group: checkedName("group", options.group),
     member: order === null ? checkedName("member", options.member ?? defaultMember()) : rankMember(order.rank),
@@ -128,7 +124,7 @@ export function chosen(options: LoaderOptions): Chosen {
     wait: options.wait ?? true,
     acknowledge,
     order,
-    remainder: dropLast ? "drop" : worldSize > 1 ? "pad" : "keep",
+    remainder: options.dropLast ? "drop" : order !== null && order.world > 1 ? "pad" : "keep",
     timeoutMs: options.timeoutMs === undefined ? null : whole("timeoutMs", options.timeoutMs, 1),
     prefetchBytes: whole("prefetchBytes", prefetchBytes, 1),
     leaseMs: whole("leaseMs", leaseMs, SHORTEST_LEASE_MS),
@@ -137,12 +133,23 @@ export function chosen(options: LoaderOptions): Chosen {
   };
 }
 
-function orderOf(order: CanonicalOrder | undefined, batch: number): Order | null {
-  if (order === undefined) return null;
-  const world = whole("order.worldSize", order.worldSize, 1);
-  const rank = whole("order.rank", order.rank, 0);
-  if (rank >= world) throw new BadOption(`rank is ${rank} of worldSize ${world}, expected 0 to ${world - 1}`);
-  return { rank, world, batch };
+function orderOf({ rank, worldSize, dropLast, member }: LoaderOptions, batch: number): Order | null {
+  if (rank === undefined && worldSize === undefined) {
+    if (dropLast) throw new BadOption("dropLast goes with rank and worldSize");
+    return null;
+  }
+  if (rank === undefined || worldSize === undefined) {
+    throw new BadOption("rank and worldSize go together: this process's number from 0, and the number of ranks");
+  }
+  whole("worldSize", worldSize, 1);
+  whole("rank", rank, 0);
+  if (rank >= worldSize) {
+    throw new BadOption(`rank is ${rank} of worldSize ${worldSize}, expected 0 to ${worldSize - 1}`);
+  }
+  if (member !== undefined) {
+    throw new BadOption("a rank's member name is its number: leave member out with rank and worldSize");
+  }
+  return { rank, world: worldSize, batch };
 }
 
 /** Host and process: two processes of a host are two members. */
@@ -186,17 +193,21 @@ const HINTS = {
     "keep one `penstock server` and run `penstock produce` beside it",
   spec: "the stream's tensors differ from those the state was taken with",
   group: "a group's place is its own: use the same group, or begin without this state",
-  kind: "give the loader the order it had",
+  kind: "give the loader rank and worldSize if it had them",
   batch_size: "positions are counted in batches: give the loader the batchSize it had",
 } as const;
 
-/** Raise StateMismatch unless a state is of the same stream, spec, group, way of reading and batch size. */
-export function checkState(state: LoaderState, own: ReturnType<typeof identityOf>): void {
+/**
+ * Return where a rank continues by a state, or null in a shared group.
+ *
+ * @throws StateMismatch unless the state is of the same stream, spec, group, way of reading and batch size.
+ */
+export function checkState(state: LoaderState, own: ReturnType<typeof identityOf>): RankPlace | null {
   for (const [what, hint] of Object.entries(HINTS)) {
     const [found, expected] = [state[what as keyof LoaderState], own[what as keyof typeof own]];
     if (found !== expected) throw mismatch(what, found, expected, hint);
   }
-  if (own.kind === "shared") return;
+  if (own.kind === "shared") return null;
   for (const [what, unit] of [
     ["epoch", 1],
     ["position", own.batch_size],
@@ -206,6 +217,7 @@ export function checkState(state: LoaderState, own: ReturnType<typeof identityOf
       throw mismatch(what, found, unit === 1 ? "an epoch" : `batches of ${unit}`, HINTS.version);
     }
   }
+  return { epoch: state.epoch as number, position: state.position as number };
 }
 
 function mismatch(what: string, found: unknown, expected: unknown, hint: string): StateMismatch {

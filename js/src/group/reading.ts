@@ -1,21 +1,27 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { BadOption } from "../errors.js";
+import { GroupFinished } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { BlockingLine } from "../stream/line.js";
-import { loadManifest, type Manifest } from "../stream/manifest.js";
+import { findManifest, loadManifest, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { Membership } from "../stream/roster.js";
 import { loadRoster, unknownGroup } from "../stream/roster.js";
 import type { Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
-import { type Heartbeat, LeaseRenewer } from "./heartbeat.js";
+import { EpochSteps } from "./canonical.js";
+import { Heartbeat, LeaseRenewer } from "./heartbeat.js";
 import { Member } from "./member.js";
-import type { Chosen } from "./options.js";
+import type { Chosen, RankPlace } from "./options.js";
+import { OrderedReader } from "./orderedReader.js";
 import { PrefetchLimit, PrefetchQueue } from "./queue.js";
+import { RankMember } from "./rankMember.js";
 import type { ReceiveOptions } from "./receive.js";
-import { newGroupNotice } from "./sentences.js";
+import { absentNotice, newGroupNotice, noStepNotice } from "./sentences.js";
 import { SharedReader } from "./sharedReader.js";
 
 const LEASES_LOOK_MS = 20;
+/** Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone. */
+const QUIET_PER_LEASE = 6;
+const LEAST_QUIET_MS = 1000;
 
 /** A reader of one epoch, which fills a prefetch queue. */
 export interface EpochReader {
@@ -24,6 +30,8 @@ export interface EpochReader {
   run(): Promise<void>;
   /** Return why there is no batch. */
   whyWaiting(ms: number): Promise<string>;
+  /** Return whether no step of a rank begins at this position of the epoch or beyond. */
+  isLast(position: number): boolean;
 }
 
 /** One epoch that is being read. */
@@ -42,6 +50,8 @@ export interface Resources {
   readonly outage: Outage;
   readonly receive: ReceiveOptions;
   readonly chosen: Chosen;
+  /** Where a rank is to continue, or null for where the group stands. */
+  readonly place: RankPlace | null;
 }
 
 /** A joined member at work, with its heartbeat and the epoch being read. */
@@ -58,6 +68,9 @@ export abstract class Reading {
   constructor({ chosen }: Resources) {
     this.#limit = new PrefetchLimit(chosen.prefetchBytes);
   }
+
+  /** Join the group, and keep its member alive from now on. */
+  abstract join(): Promise<void>;
 
   protected abstract readerOf(manifest: Manifest, queue: PrefetchQueue): EpochReader | Promise<EpochReader>;
 
@@ -130,7 +143,7 @@ export class SharedReading extends Reading {
   }
 
   /** Join the group, and find what an earlier process of this name was given. */
-  async join(): Promise<void> {
+  override async join(): Promise<void> {
     await this.member.join(this.#made.chosen.start);
     await this.member.patiently(() => this.heartbeat.recover());
     await this.member.patiently(() => this.heartbeat.look());
@@ -168,6 +181,88 @@ export class SharedReading extends Reading {
   }
 }
 
+/** Reading by position, as one rank. */
+export class OrderedReading extends Reading {
+  override readonly member: RankMember;
+  override readonly heartbeat: Heartbeat;
+  override readonly isOrdered = true;
+  readonly #made: Resources;
+  /** Where this rank stands before its first batch. */
+  #begin: { epoch: number | null; position?: number } = { epoch: null };
+  #isAbsenceTold = false;
+  #isNoStepTold = false;
+
+  constructor(made: Resources, who: Membership) {
+    super(made);
+    this.#made = made;
+    const { server, outage, chosen } = made;
+    const quietMs = Math.max(LEAST_QUIET_MS, Math.floor(chosen.leaseMs / QUIET_PER_LEASE));
+    this.member = new RankMember(server, who, outage, chosen.notify, quietMs);
+    this.heartbeat = new Heartbeat(server, who, chosen.leaseMs);
+  }
+
+  /** Join the group, and go to where a state was taken, if there is one. */
+  override async join(): Promise<void> {
+    const { chosen, place } = this.#made;
+    await this.member.join(chosen.start);
+    if (place !== null) {
+      await this.member.rewind(place.epoch, place.position);
+      this.cursor = place.epoch - 1;
+    }
+    this.#begin = place ?? (await this.#found());
+    this.heartbeat.start();
+  }
+
+  async #found(): Promise<{ epoch: number | null; position?: number }> {
+    try {
+      const epoch = await this.nextEpoch();
+      if (epoch === null) return { epoch: this.member.first, position: 0 };
+      return { epoch, position: await this.member.position(epoch) };
+    } catch (error) {
+      if (error instanceof GroupFinished) return { epoch: null };
+      throw error;
+    }
+  }
+
+  protected override async readerOf(manifest: Manifest, queue: PrefetchQueue): Promise<EpochReader> {
+    const { member, heartbeat } = this;
+    const { line, receive, chosen } = this.#made;
+    const { remainder, notify } = chosen;
+    const made = { member, heartbeat, line, receive, remainder, notify };
+    return await OrderedReader.open(made, manifest, await member.position(manifest.epoch), queue);
+  }
+
+  /** End an epoch, and say once if other ranks never came, or if the epoch has no step. */
+  override async finish(run: EpochRun): Promise<void> {
+    await super.finish(run);
+    const { epoch } = run.reader;
+    const { notify } = this.#made.chosen;
+    const { who } = this.member;
+    const absent = this.#isAbsenceTold ? [] : await this.member.absentRanks(epoch);
+    if (absent.length > 0) {
+      this.#isAbsenceTold = true;
+      notify(absentNotice(who, epoch, absent));
+    }
+    const manifest = this.#isNoStepTold ? null : await findManifest(this.member.server, who.stream, epoch);
+    const samples = (manifest && plannedSamples(manifest)) ?? 0;
+    const steps = new EpochSteps(0, this.member.order, this.#made.chosen.remainder);
+    if (samples > 0 && steps.count(samples) === 0) {
+      this.#isNoStepTold = true;
+      notify(noStepNotice(who.stream.name, epoch, samples, steps.size));
+    }
+  }
+
+  override here(last: LoaderBatch | null): { epoch: number | null; position?: number } {
+    if (last === null) return this.#begin;
+    const { run } = this;
+    const isRead = run === null || run.reader.epoch !== last.epoch;
+    const isLast = isRead
+      ? (last.epoch <= this.cursor || run !== null) && this.member.isEnd(last.epoch, last.position)
+      : run.reader.isLast(last.position);
+    return isLast ? { epoch: last.epoch + 1, position: 0 } : { epoch: last.epoch, position: last.position };
+  }
+}
+
 /**
  * Join the group and keep its member alive from now on. A new group beside others is announced.
  *
@@ -175,8 +270,7 @@ export class SharedReading extends Reading {
  */
 export async function openReading(made: Resources, who: Membership): Promise<Reading> {
   const { create, notify } = made.chosen;
-  if (who.order !== null) throw new BadOption("order: this version reads without ranks only");
-  const reading = new SharedReading(made, who);
+  const reading = who.order === null ? new SharedReading(made, who) : new OrderedReading(made, who);
   const { groups } = await loadRoster(reading.member.server, reading.member.begin);
   if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, groups.keys());
   await reading.join();

@@ -1,6 +1,6 @@
 import { near } from "../near.js";
 import type { Server } from "../server/server.js";
-import { loadRoster, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
+import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
 
 // What a member says to its user, in the words of the Python consumer.
@@ -107,4 +107,24 @@ export function newGroupNotice(group: string, others: readonly string[], first: 
   const question = meant ? `. Did you mean '${meant}'?` : "";
   const names = others.slice(0, 10).join(", ");
   return `new group '${group}' (there are: ${names}${more}); it starts at epoch ${first}${question}`;
+}
+
+/** Return the notice on ranks that never came, at the end of an epoch that another rank read. */
+export function absentNotice({ order, group }: Membership, epoch: number, absent: readonly number[]): string {
+  const { world } = order as Order;
+  const [first] = absent;
+  const ranks = absent.length === 1 ? `rank ${first}` : `ranks ${absent.join(", ")}`;
+  return (
+    `epoch ${epoch} ended here, and ${ranks} of the ${world} ranks of group '${group}' did not come: ` +
+    `${absent.length}/${world} of its samples wait for them. If no process has rank: ${first} and this worldSize, ` +
+    "start one; for one process alone, give worldSize: 1 and a new group"
+  );
+}
+
+/** Return the notice on an epoch that is smaller than one step of ranks that leave out the last one. */
+export function noStepNotice(stream: string, epoch: number, samples: number, step: number): string {
+  return (
+    `epoch ${epoch} of '${stream}' gave no batch: its ${samples} samples do not fill one step of ${step}, and dropLast ` +
+    "leaves the rest out"
+  );
 }

@@ -125,6 +125,11 @@ export class SharedReader {
     );
   }
 
+  /** Return false: members share an epoch, so nobody knows who gets its last batch. */
+  isLast(): boolean {
+    return false;
+  }
+
   get #partitions(): readonly PartitionKeys[] {
     return this.#made.member.stream.partitions;
   }

@@ -6,6 +6,8 @@ import { integer, readable } from "./stream.js";
 /** Index records in the first page and in the largest one. */
 const FIRST_PAGE = 32;
 const PAGE = 1000;
+/** Index records in a page of `recordsBehind`, whose reader follows the shard. */
+const PAGE_BEHIND = 128;
 const ENTRY_ID = /^[0-9]{1,20}-[0-9]{1,20}$/;
 
 /** The index record of a committed block. */
@@ -53,6 +55,27 @@ export async function* indexRecords(
     standing.push(repair);
   }
   yield* standing.sort((a, b) => a.first - b.first);
+}
+
+/**
+ * Return a page of a shard's records by offset: those that end beyond `after`. Of a repaired shard all of them come.
+ */
+export async function recordsBehind(
+  server: Server,
+  partition: PartitionKeys,
+  epoch: number,
+  shard: number,
+  after: number,
+): Promise<IndexRecord[]> {
+  const key = partition.index(epoch, shard);
+  const [repairs, page] = await Promise.all([
+    server.call("EXISTS", partition.repairs(epoch, shard)),
+    server.call("XRANGE", key, after > 0 ? `(${after}-0` : "-", "+", "COUNT", PAGE_BEHIND),
+  ]);
+  if (Number(repairs) === 0) return entriesOf(page).map(([id, fields]) => indexRecord(id, fields, key));
+  const found: IndexRecord[] = [];
+  for await (const record of indexRecords(server, partition, epoch, shard)) if (record.end > after) found.push(record);
+  return found;
 }
 
 async function* basePages(server: Server, key: string, first: StreamEntry[]): AsyncGenerator<IndexRecord> {

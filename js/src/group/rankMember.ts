@@ -1,0 +1,195 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { GroupBusy, ReplayTruncated, WaitTimeout } from "../errors.js";
+import type { Server } from "../server/server.js";
+import { findManifest, isEnded, type Manifest, plannedSamples, retainedEpochs } from "../stream/manifest.js";
+import {
+  explainRefusal,
+  knownPositions,
+  lowestPosition,
+  positionOf,
+  positionReport,
+  report,
+  rewind,
+} from "../stream/positions.js";
+import { closeForGroup, joinGroup, loadRoster, type Membership, type Order, rankMember } from "../stream/roster.js";
+import { readCounters } from "../stream/stream.js";
+import { type Notify, type Outage, Wait } from "../waiting.js";
+import type { LoaderBatch } from "./batch.js";
+import { Member, type Start } from "./member.js";
+
+const JOIN_EVERY_MS = 200;
+
+/** The end of an epoch that was read to its end. */
+interface EpochEnd {
+  /** The end of its last step. */
+  readonly last: number;
+  /** The position that is reported once all up to `last` is acknowledged. */
+  readonly reported: number;
+}
+
+/** A rank of an ordered group. Its claim on samples is by position. */
+export class RankMember extends Member {
+  readonly order: Order;
+  readonly #notify: Notify;
+  readonly #quietMs: number;
+  /** Epoch to the position up to which everything of this rank is acknowledged. */
+  readonly #acknowledged = new Map<number, number>();
+  readonly #ends = new Map<number, EpochEnd>();
+
+  /** @param quietMs Ranks of another world size that were unseen for so long are gone. */
+  constructor(server: Server, who: Membership, outage: Outage, notify: Notify, quietMs: number) {
+    super(server, who, outage, (error) => explainRefusal(who, error));
+    this.order = who.order as Order;
+    this.#notify = notify;
+    this.#quietMs = quietMs;
+  }
+
+  // --- joining ---
+
+  /**
+   * Put group and rank on the roster. Any `start` but 'resume' makes this rank read again from there.
+   *
+   * @throws GroupKindMismatch, EpochsReleased, or GroupBusy if ranks of another world size are alive.
+   */
+  override async join(start: Start): Promise<void> {
+    const force = start !== "resume";
+    this.first = await this.#enter(await this.floorOf(start), force);
+    if (!force) return;
+    const roster = await loadRoster(this.server, this.begin);
+    await this.rewind(typeof start === "number" ? start : await this.firstWhole(roster), 0);
+  }
+
+  async #enter(first: number, force: boolean): Promise<number> {
+    const wait = new Wait(this.#notify, 2 * this.#quietMs);
+    for (;;) {
+      try {
+        return await joinGroup(this.server, this.who, { first, force, quietMs: this.#quietMs });
+      } catch (busy) {
+        if (!(busy instanceof GroupBusy)) throw busy;
+        // a rank that died a moment ago looks alive for a moment
+        await wait
+          .because("ranks", () => busy.message)
+          .catch((error) => {
+            throw error instanceof WaitTimeout ? busy : error;
+          });
+      }
+      await sleep(JOIN_EVERY_MS);
+    }
+  }
+
+  // --- positions ---
+
+  /** Return where this rank's next step begins, as the server knows it. */
+  async position(epoch: number): Promise<number> {
+    const positions = await knownPositions(this.server, this.stream, epoch, this.who.group);
+    return positionOf(positions, this.order.rank);
+  }
+
+  /** Return the ranks that are not there and have acknowledged nothing of an epoch. */
+  async absentRanks(epoch: number): Promise<number[]> {
+    const { members } = await loadRoster(this.server, this.begin);
+    const { ranks } = await knownPositions(this.server, this.stream, epoch, this.who.group);
+    const here = new Set(members.filter(({ group }) => group === this.who.group).map(({ member }) => member));
+    return Array.from({ length: this.order.world }, (_, rank) => rank).filter(
+      (rank) => rank !== this.order.rank && !ranks.has(rank) && !here.has(rankMember(rank)),
+    );
+  }
+
+  /**
+   * Move this rank to a position in an epoch, to the start of later epochs, and to the end of earlier ones.
+   *
+   * @throws ReplayTruncated if something of it may be gone.
+   */
+  async rewind(epoch: number, position: number): Promise<void> {
+    await this.flush();
+    const retained = [...(await retainedEpochs(this.server, this.stream)).keys()];
+    if (!retained.includes(epoch) && epoch < (await readCounters(this.server, this.stream)).next) {
+      throw new ReplayTruncated(
+        `epoch ${epoch} of '${this.stream.name}' was released, so it cannot be gone back to; retained: ` +
+          `${retained.join(", ") || "none"}`,
+      );
+    }
+    for (const number of retained) {
+      const manifest = await findManifest(this.server, this.stream, number);
+      if (manifest === null || manifest.state === "abandoned") continue;
+      if (number < epoch) await this.#skip(manifest);
+      else await this.#goBack(manifest, number === epoch ? position : 0);
+      this.#acknowledged.delete(number);
+      this.#ends.delete(number);
+    }
+    this.first = Math.min(this.first, epoch);
+  }
+
+  async #skip(manifest: Manifest): Promise<void> {
+    const samples = plannedSamples(manifest);
+    if (manifest.epoch < this.first || samples === null) return;
+    await report(this.server, this.who, manifest, samples);
+    this.unclosed.add(manifest.epoch);
+  }
+
+  /** Move the rank back, unless it stands there already. */
+  async #goBack(manifest: Manifest, position: number): Promise<void> {
+    if ((await this.position(manifest.epoch)) !== position) await rewind(this.server, this.who, manifest, position);
+  }
+
+  /** Return the lowest epoch above `after` that this rank has not read. */
+  override async nextEpoch(after: number): Promise<number | null> {
+    for (let above = after; ; ) {
+      const epoch = await super.nextEpoch(above);
+      if (epoch === null || !(await this.#hasRead(epoch))) return epoch;
+      this.unclosed.add(epoch); // other ranks have not read it
+      above = epoch;
+    }
+  }
+
+  async #hasRead(epoch: number): Promise<boolean> {
+    const manifest = await findManifest(this.server, this.stream, epoch);
+    const samples = manifest === null ? null : plannedSamples(manifest);
+    return Boolean(samples) && (await this.position(epoch)) >= (samples as number);
+  }
+
+  // --- acknowledging ---
+
+  /** Note that an epoch is read from a position on. All below it is acknowledged. */
+  begins(epoch: number, position: number): void {
+    this.#acknowledged.set(epoch, Math.max(position, this.#acknowledged.get(epoch) ?? 0));
+  }
+
+  /** Acknowledge everything of this rank up to and with this batch. */
+  override async acknowledge({ epoch, position }: LoaderBatch): Promise<Promise<void>[]> {
+    this.begins(epoch, position);
+    await this.outbox.hasRoom();
+    const manifest = await this.manifestOf(epoch);
+    if (manifest === null) return []; // released: nothing is left to acknowledge
+    return [this.outbox.send("report_position", ...positionReport(this.who, manifest, position))];
+  }
+
+  /** Note that the epoch was read to its end: once all up to `last` is acknowledged, all `total` positions are. */
+  ended(epoch: number, last: number, total: number): void {
+    this.#ends.set(epoch, { last, reported: Math.max(last, total) });
+  }
+
+  /** Return whether no step of an epoch that was read to its end lies behind this position. */
+  isEnd(epoch: number, position: number): boolean {
+    return position >= (this.#ends.get(epoch)?.last ?? 0);
+  }
+
+  override hasUnacknowledged(epoch: number): boolean {
+    return (this.#acknowledged.get(epoch) ?? 0) < (this.#ends.get(epoch)?.last ?? 0);
+  }
+
+  protected override async close(epoch: number): Promise<boolean> {
+    const { stream, group } = this.who;
+    const manifest = await findManifest(this.server, stream, epoch);
+    if (manifest === null || manifest.state === "abandoned") return true;
+    const end = this.#ends.get(epoch);
+    if (end !== undefined && !this.hasUnacknowledged(epoch)) {
+      await report(this.server, this.who, manifest, end.reported);
+    }
+    const lowest = lowestPosition(await knownPositions(this.server, stream, epoch, group), this.order.world);
+    if (!isEnded(manifest) || lowest < (plannedSamples(manifest) ?? 0)) return false;
+    await closeForGroup(this.server, stream, group, epoch);
+    this.#ends.delete(epoch);
+    return true;
+  }
+}
