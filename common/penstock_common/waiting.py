@@ -7,6 +7,7 @@ The caller knows the reason, and chooses where lines go.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -147,3 +148,12 @@ class Outage:
     def over(self) -> None:
         """Note that the server answered."""
         self._began, self._told, self._pause_s = None, "", 0.0
+
+
+def join(thread: threading.Thread, timeout_s: float | None = None) -> None:
+    """Wait until a thread has ended.
+
+    Returns at once in that thread itself, and for a thread that was never started.
+    """
+    if thread.ident is not None and thread is not threading.current_thread():
+        thread.join(timeout_s)

@@ -14,8 +14,15 @@ import pytest
 
 from penstock_common import settings
 from penstock_common.errors import ServerUnsuitable
-from penstock_common.local_servers import announced, find_servers_of_user, private_folder
-from penstock_common.private_files import NotPrivate, read_private, require_private_folder, write_private
+from penstock_common.local_servers import (
+    NotPrivate,
+    announced,
+    find_servers_of_user,
+    private_folder,
+    read_private,
+    require_private_folder,
+    write_private,
+)
 from penstock_common.settings import DEFAULT_URL, Settings
 
 COMMON = str(Path(settings.__file__).parents[1])

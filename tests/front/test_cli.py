@@ -23,7 +23,7 @@ import penstock
 from penstock import __main__ as command_line
 from penstock.cli import COMMANDS, Entry, byte_size, load_command, url_of
 from penstock.cli.console import Console
-from penstock_common.private_files import read_private
+from penstock_common.local_servers import read_private
 from penstock_common.settings import BadSettings
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 

@@ -20,7 +20,7 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
 from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
-from penstock_common.segments.scanning import scan
+from penstock_common.segments.reader import scan
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records

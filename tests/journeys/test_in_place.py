@@ -11,7 +11,7 @@ import pytest
 
 from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, TooLarge
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.registry import registered_segments

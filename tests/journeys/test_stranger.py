@@ -21,8 +21,7 @@ import redis
 from PIL import Image
 
 from penstock.__main__ import main
-from penstock_common.local_servers import Announced
-from penstock_common.private_files import read_private
+from penstock_common.local_servers import Announced, read_private
 from penstock_common.settings import Settings
 from penstock_producer.jobs.worker import WorkerOptions
 from tests.contracts.processes import ROOT

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock_common.errors import PenstockError
+from penstock_common.segments import reader as readers
 from penstock_common.segments.folder import OpenSegment, SegmentFolder
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
@@ -138,9 +139,8 @@ def train(url: str, member: str, deadly_read: str = "0") -> None:
 
 
 def _die_reading(turn: int) -> None:
-    from penstock_common.segments import reading
 
-    real, calls = reading._require_same, [0]
+    real, calls = readers._require_same, [0]
 
     def require(segment: OpenSegment) -> None:
         calls[0] += 1
@@ -148,7 +148,7 @@ def _die_reading(turn: int) -> None:
             die()
         real(segment)
 
-    reading._require_same = require
+    readers._require_same = require
 
 
 # --- what is left ---

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_common.segments.reading import AHEAD_BYTES
+from penstock_common.segments.reader import AHEAD_BYTES
 from penstock_common.stream import streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from penstock_common.errors import BadExport, BadSegment, SegmentGone
 from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
-from penstock_common.segments.scanning import ScannedRecord, scan
-from penstock_common.segments.writing import write_all
+from penstock_common.segments.reader import ScannedRecord, scan
+from penstock_common.segments.writer import write_all
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.export import (
     CONTENTS,

@@ -1,4 +1,4 @@
-"""A stream's folder of segments: names, locks, and files that writers take and give back. No Redis.
+"""A stream's folder of segments: the setting that names it, names, locks, and files taken and given back. No Redis.
 
 A file's name holds a random token that changes each time the file is used again, so a name always means one content.
 A process that reads or writes a file holds a shared lock on it (flock). A file is used again only under an exclusive
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE, S_ISGID, S_ISREG
 
-from penstock_common.errors import BadSegment, PenstockError, SegmentGone, SegmentsUnseen
-from penstock_common.segments.trust import Step, User, walk, why_not_read, why_not_write
+from penstock_common.errors import BadOption, BadSegment, PenstockError, SegmentGone, SegmentsUnseen
+from penstock_common.segments.permissions import FileUser, PathStep, walk, why_not_read, why_not_write
 from penstock_common.wire.header import NAME
 from penstock_common.wire.segment import SegmentInfo, info_bytes, pack_info, parse_info
 
@@ -39,7 +39,7 @@ REMOVALS = 5
 _OURS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors of this process or host, not of the file: another process may be able to read it."""
 
-WhyNot = Callable[[Sequence[Step], Sequence[Step], User], str | None]
+WhyNot = Callable[[Sequence[PathStep], Sequence[PathStep], FileUser], str | None]
 
 
 def new_token() -> str:
@@ -141,7 +141,7 @@ class SegmentFolder:
         user: The user who reads or writes, by default the process's user.
     """
 
-    def __init__(self, root: str | Path, stream: str, stream_id: str, user: User | None = None) -> None:
+    def __init__(self, root: str | Path, stream: str, stream_id: str, user: FileUser | None = None) -> None:
         self.root = Path(root).expanduser().absolute()
         self.path = self.root / f"{stream}.{stream_id}"
         self.stream, self.stream_id, self._user = stream, stream_id, user
@@ -216,12 +216,12 @@ class SegmentFolder:
         """Raise SegmentsUnseen if another user could replace the folder, or a component of its path."""
         try:
             root = walk(self.root)
-            folder: list[Step] = []
+            folder: list[PathStep] = []
             with suppress(PermissionError):  # the root decides who may enter
                 folder = walk(self.path)[len(root) :]
         except OSError as error:
             raise SegmentsUnseen(f"{what}: {error.strerror}") from None
-        if (reason := why_not(root, folder, self._user or User.current())) is not None:
+        if (reason := why_not(root, folder, self._user or FileUser.current())) is not None:
             raise SegmentsUnseen(f"{what}: {reason}")
 
     def _limit_rights(self) -> None:
@@ -412,3 +412,32 @@ class SegmentFolder:
             if not self.path.exists():
                 return True
         return False
+
+
+# --- the payload setting of a stream ----------------------------------------------------------------------------------
+
+
+INLINE = "inline"
+SEGMENTS = "segments:"
+
+
+def parse_payload(text: str) -> Path | None:
+    """Return the folder of a ``payload`` setting, or None for ``inline``. Raises BadOption."""
+    if text == INLINE:
+        return None
+    folder = Path(text.removeprefix(SEGMENTS)).expanduser()
+    if not text.startswith(SEGMENTS) or not folder.is_absolute() or "\n" in text:
+        raise BadOption(
+            f"payload is {text!r}, expected 'inline' or 'segments:' and an absolute folder, such as "
+            "segments:/dev/shm/penstock"
+        )
+    return folder
+
+
+def folder_of(payload: str, stream: str, stream_id: str, seen_at: Path | None = None) -> SegmentFolder | None:
+    """Return a stream's folder of segments, or None for inline payloads.
+
+    ``seen_at`` is its mount point on this host.
+    """
+    root = parse_payload(payload)
+    return None if root is None else SegmentFolder(seen_at or root, stream, stream_id)

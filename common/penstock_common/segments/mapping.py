@@ -48,7 +48,7 @@ def lies_in_memory(path: Path) -> bool:
         return False
 
 
-class Maps:
+class SegmentMaps:
     """The files of one folder that a process keeps mapped, for all its readers and writers of the folder."""
 
     def __init__(self) -> None:
@@ -110,16 +110,16 @@ class Maps:
         return array
 
 
-_shared: weakref.WeakValueDictionary[Path, Maps] = weakref.WeakValueDictionary()
+_shared: weakref.WeakValueDictionary[Path, SegmentMaps] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
 
 
-def maps_of(folder: Path) -> Maps:
+def maps_of(folder: Path) -> SegmentMaps:
     """Return the maps of a folder of segments, which all callers share as long as one keeps them."""
     with _sharing:
         found = _shared.get(folder)
         if found is None:
-            found = _shared[folder] = Maps()
+            found = _shared[folder] = SegmentMaps()
         return found
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock_common.errors import SegmentsUnseen
-from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.mapping import Maps, maps_of
-from penstock_common.segments.plane import INLINE, folder_of
-from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.folder import INLINE, SegmentFolder, folder_of
+from penstock_common.segments.mapping import SegmentMaps, maps_of
+from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, run_script
@@ -45,7 +44,7 @@ def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = Fals
     return SegmentReader(folder, gives_views=gives_views, maps=maps_of(folder.path))
 
 
-def maps_of_stream(stream: Stream) -> Maps | None:
+def maps_of_stream(stream: Stream) -> SegmentMaps | None:
     """Return the maps of a stream's segments. Later readers and writers use them again while the caller keeps them."""
     folder = segments_of(stream)
     return None if folder is None else maps_of(folder.path)

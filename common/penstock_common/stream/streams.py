@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
-from penstock_common.segments.plane import INLINE
+from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
 from penstock_common.stream.keys import (
@@ -70,7 +70,7 @@ class Stream:
     durability: str
     """The condition under which a write counts as committed; see ``durability``."""
     payload: str
-    """``inline``, or ``segments:`` and a folder; see ``segments.plane``."""
+    """``inline``, or ``segments:`` and a folder; see ``segments.folder``."""
     info: dict[str, Any]
     """JSON of the source: class names, file names, units."""
     keys: StreamKeys

@@ -19,8 +19,7 @@ from penstock_common.stream.groups.presence import count_live, ended_members, is
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
-from penstock_common.threads import join
-from penstock_common.waiting import Notify, Outage
+from penstock_common.waiting import Notify, Outage, join
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
 from penstock_consumer.stages.batch import Lease
 

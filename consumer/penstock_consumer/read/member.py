@@ -19,8 +19,7 @@ from penstock_common.stream.groups.roster import Membership, load_roster, unknow
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream, read_counters
-from penstock_common.threads import join
-from penstock_common.waiting import Wait
+from penstock_common.waiting import Wait, join
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader

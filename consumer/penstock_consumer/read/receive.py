@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, SegmentGone, ServerUnavailable, UncommittedEntry
-from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, ReplyError, Skip
 from penstock_common.server.connection import open_channel
 from penstock_common.server.scripts import load_script

@@ -17,8 +17,7 @@ from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
-from penstock_common.threads import join
-from penstock_common.waiting import Notify, Wait, to_stderr
+from penstock_common.waiting import Notify, Wait, join, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.loader import POLL_S, Loader, LoaderHooks

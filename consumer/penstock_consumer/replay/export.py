@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
 from penstock_common.segments.exports import EXPORT_BYTES, ExportWriter, exporting
-from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.reader import SegmentReader
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.manifest import PRODUCED, retained_epochs

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadExport
 from penstock_common.hints import explained
 from penstock_common.segments.exports import ExportFolder, complete_epoch
-from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.reader import SegmentReader
 from penstock_common.tuning import Tuning, takes_old_names, tuning_of
 from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META, Spec

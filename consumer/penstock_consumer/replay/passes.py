@@ -9,11 +9,10 @@ from typing import TypeVar
 
 from penstock_common.errors import BadEntry
 from penstock_common.hints import Passing, callable_of, whole
-from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
+from penstock_common.segments.reader import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
-from penstock_common.threads import join
 from penstock_common.tuning import PREFETCH_BYTES, Tuning, chosen
-from penstock_common.waiting import to_stderr
+from penstock_common.waiting import join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META, Spec

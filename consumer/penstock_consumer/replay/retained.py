@@ -17,8 +17,7 @@ from penstock_common.stream.entries import Record, index_records
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
-from penstock_common.threads import join
-from penstock_common.waiting import BETWEEN_TRIES_S
+from penstock_common.waiting import BETWEEN_TRIES_S, join
 
 RENEWALS_PER_LEASE = 10
 

@@ -100,7 +100,7 @@ def _stream(client: Client, name: str) -> StreamFacts:
     from penstock.views.doctor import StreamFacts
     from penstock_common.errors import SegmentsUnseen
     from penstock_common.explain.monitor import StreamMonitor
-    from penstock_common.segments.plane import folder_of
+    from penstock_common.segments.folder import folder_of
     from penstock_common.settings import Settings
     from penstock_common.stream.servers.checkup import following, has_waitaof
     from penstock_common.stream.streams import load_stream

@@ -72,7 +72,7 @@ class ProductionPlan(BaseModel):
     durability: str | None = None
     """The condition for a write to count as committed (stream/servers/durability.py). None takes the stream's."""
     payload: str | None = None
-    """The place of payloads (segments/plane.py). None takes the stream's. Jobs need not name it, because the stream
+    """The place of payloads (segments/folder.py). None takes the stream's. Jobs need not name it, because the stream
     knows.
     """
 

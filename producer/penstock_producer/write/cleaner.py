@@ -30,8 +30,7 @@ from penstock_common.stream.registry import free_segments, registered_segments, 
 from penstock_common.stream.removal.release import release_epoch, unlink_epoch
 from penstock_common.stream.servers.durability import Durability, is_safe
 from penstock_common.stream.streams import Stream, deleted, find_stream
-from penstock_common.threads import join
-from penstock_common.waiting import Notify
+from penstock_common.waiting import Notify, join
 from penstock_producer.write.retention import (
     EpochFacts,
     RetentionPolicy,

@@ -25,7 +25,7 @@ from penstock_common.errors import (
     ServerUnavailable,
     ShardMismatch,
 )
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address

@@ -14,8 +14,7 @@ from typing import Any
 
 from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
 from penstock_common.segments.exports import ExportFolder, complete_epoch
-from penstock_common.segments.reading import SegmentReader
-from penstock_common.segments.scanning import ScannedRecord
+from penstock_common.segments.reader import ScannedRecord, SegmentReader
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import Record, index_records

@@ -1,6 +1,6 @@
 """The segments of one shard: how large they are made, and when the server learns that they are full.
 
-``segments.writing`` writes them, and `cleaner` says which may be used again.
+``segments.writer`` writes them, and `cleaner` says which may be used again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BudgetRefused, SegmentsUnseen
-from penstock_common.segments.plane import parse_payload
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments.folder import parse_payload
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Command, Reply
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, Run

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock_common.segments.ahead import Ahead
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.reading import AHEAD_BYTES, SegmentReader
+from penstock_common.segments.readahead import Readahead
+from penstock_common.segments.reader import AHEAD_BYTES, SegmentReader
 from penstock_common.wire.header import SegmentRef
 from tests.common.segments.test_segments import STREAM, entry, ref_of, writer_in
 
@@ -73,7 +73,7 @@ def eventually(is_so: Callable[[], bool]) -> bool:
 
 def test_all_of_what_is_asked_for_comes_however_much_it_is(tmp_path: Path) -> None:
     """A kernel takes only as much of one call as the disk reads at once."""
-    fd, ahead = cold_file(tmp_path / "cold", MANY_BYTES), Ahead()
+    fd, ahead = cold_file(tmp_path / "cold", MANY_BYTES), Readahead()
     ahead.fetch(tmp_path / "cold", 0, MANY_BYTES)
     assert eventually(lambda: cached(fd) > 0.999)
     ahead.close()
@@ -82,7 +82,7 @@ def test_all_of_what_is_asked_for_comes_however_much_it_is(tmp_path: Path) -> No
 
 def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
     """A folder may be unmounted, and a file be used again, once no process reads it."""
-    ahead = Ahead()
+    ahead = Readahead()
     for number in range(50):
         os.close(cold_file(tmp_path / f"{number}", 1 << 20))
         ahead.fetch(tmp_path / f"{number}", 0, 1 << 20)
@@ -95,7 +95,7 @@ def test_no_file_stays_open_that_was_asked_for(tmp_path: Path) -> None:
 
 def test_what_cannot_be_asked_for_harms_nobody(tmp_path: Path) -> None:
     """Readahead is optional: a later read of such a file reports the error."""
-    ahead = Ahead()
+    ahead = Readahead()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("cold")
     for name in ("gone", "pipe", "link"):

@@ -13,9 +13,9 @@ import pytest
 from penstock_common.errors import SegmentGone
 from penstock_common.segments import mapping
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.mapping import Maps, maps_of
-from penstock_common.segments.reading import SegmentReader
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments.mapping import SegmentMaps, maps_of
+from penstock_common.segments.reader import SegmentReader
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import Fields, encode, meta_bytes
 from penstock_common.wire.header import SegmentRef, parse_header
@@ -203,7 +203,7 @@ def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
     monkeypatch.setattr(mapping, "KEPT_BYTES", 3 * FILE_BYTES)
     lanes = [lane_of(folder) for _ in range(4)]
     stored = [lane.append(fields_of(BlockBuilder(SPEC, 1 << 20, 100), 0, 100)) for lane in lanes]
-    maps = Maps()
+    maps = SegmentMaps()
     reader = SegmentReader(folder, maps=maps)
     for entry, _ in stored:
         assert numbers(reader.read(ref_of(entry))) == list(range(100))

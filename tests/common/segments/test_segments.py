@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BadEntry, BadOption, BadSegment, SegmentGone, SegmentsUnseen
-from penstock_common.segments import reading
-from penstock_common.segments.folder import SegmentFolder, new_token
-from penstock_common.segments.plane import parse_payload
-from penstock_common.segments.reading import SegmentReader
-from penstock_common.segments.scanning import scan
-from penstock_common.segments.writing import SegmentWriter
+from penstock_common.segments import reader as readers
+from penstock_common.segments.folder import SegmentFolder, new_token, parse_payload
+from penstock_common.segments.reader import SegmentReader, scan
+from penstock_common.segments.writer import SegmentWriter
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import Fields, decode, encode
 from penstock_common.wire.header import ALIGN, SegmentRef, parse_header, parse_ref
@@ -292,7 +290,7 @@ def test_a_file_is_locked_while_it_is_copied_from(folder: SegmentFolder, monkeyp
         return copied
 
     for copy in ("_copy_all", "_read_all"):
-        monkeypatch.setattr(reading, copy, watched(getattr(reading, copy)))
+        monkeypatch.setattr(readers, copy, watched(getattr(readers, copy)))
     assert reader.read(ref_of(stored)) == [value for _, value in entry(0)[1:]]
     assert seen
     assert not any(seen)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_common.errors import SegmentsUnseen
 from penstock_common.segments.folder import MARK, SegmentFolder, new_token
-from penstock_common.segments.trust import Step, User, walk, why_not_read, why_not_write
+from penstock_common.segments.permissions import FileUser, PathStep, walk, why_not_read, why_not_write
 from penstock_common.wire.segment import SegmentInfo
 from penstock_common.wire.spec import Spec
 from tests.contracts.processes import within
@@ -25,17 +25,17 @@ PRIVATE = {ALICE: ALICE, BOB: BOB, 0: 0}
 HOME: list[Told] = [("/", 0, 0o755), ("/dev", 0, 0o755), ("/dev/shm", 0, 0o1777)]
 
 
-def steps(*told: Told) -> list[Step]:
+def steps(*told: Told) -> list[PathStep]:
     """Return folders as (path, owner, mode and, unless it is the owner's own, group)."""
     return [
-        Step(Path(path), uid, gid[0] if gid else PRIVATE.get(uid, uid), stat.S_IFDIR | mode)
+        PathStep(Path(path), uid, gid[0] if gid else PRIVATE.get(uid, uid), stat.S_IFDIR | mode)
         for path, uid, mode, *gid in told
     ]
 
 
-def link(path: str, uid: int) -> Step:
+def link(path: str, uid: int) -> PathStep:
     """Return a symlink."""
-    return Step(Path(path), uid, uid, stat.S_IFLNK | 0o777)
+    return PathStep(Path(path), uid, uid, stat.S_IFLNK | 0o777)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_writer_keeps_streams_only_where_nobody_else_can_replace_them(
     root: list[Told], folder: list[Told], found: str
 ) -> None:
     """A user who can rename a component chooses the files that a producer writes and a trainer reads."""
-    reason = why_not_write(steps(*root), steps(*folder), User(ALICE, frozenset({ALICE, TRAINERS})), PRIVATE.get)
+    reason = why_not_write(steps(*root), steps(*folder), FileUser(ALICE, frozenset({ALICE, TRAINERS})), PRIVATE.get)
     assert (reason is None) == (not found), reason
     assert found in (reason or "")
 
@@ -104,14 +104,14 @@ def test_a_reader_trusts_another_users_folder_only_in_a_setgid_root_of_its_group
     root: list[Told], folder: list[Told], groups: set[int], found: str
 ) -> None:
     """The owner of such a root shares it on purpose. A user who made a folder of that name first is not a producer."""
-    reason = why_not_read(steps(*root), steps(*folder), User(BOB, frozenset({BOB, *groups})), PRIVATE.get)
+    reason = why_not_read(steps(*root), steps(*folder), FileUser(BOB, frozenset({BOB, *groups})), PRIVATE.get)
     assert (reason is None) == (not found), reason
     assert found in (reason or "")
 
 
 def test_root_reads_in_the_setgid_root_of_any_user_and_nowhere_else_of_one() -> None:
     """Root has the rights of each group, and a replaced folder would give most to a process of root."""
-    superuser = User(0, frozenset({0}))
+    superuser = FileUser(0, frozenset({0}))
     assert why_not_read(steps(*SHARED), steps(*ALICES), superuser, PRIVATE.get) is None
     refused = why_not_read(steps(*OPEN), steps(("/dev/shm/p/s", ALICE, 0o755)), superuser, PRIVATE.get)
     assert "run as user 70001" in (refused or "")
@@ -121,7 +121,7 @@ def test_root_reads_in_the_setgid_root_of_any_user_and_nowhere_else_of_one() -> 
 def test_a_symlink_counts_by_its_owner(owner: int, is_fine: bool) -> None:
     """Its mode is always 0777 and means nothing. Its owner decides where it leads."""
     way = [*steps(*HOME), link("/dev/shm/p", owner), *steps(("/mnt", 0, 0o755), ("/mnt/p", ALICE, 0o700))]
-    reason = why_not_write(way, [], User(ALICE, frozenset({ALICE})), PRIVATE.get)
+    reason = why_not_write(way, [], FileUser(ALICE, frozenset({ALICE})), PRIVATE.get)
     assert (reason is None) == is_fine
     assert is_fine or "/dev/shm/p belongs to another user" in str(reason)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, DamagedKey
-from penstock_common.segments.reading import SegmentReader
+from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import (

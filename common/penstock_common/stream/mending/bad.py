@@ -17,7 +17,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
-from penstock_common.segments.plane import INLINE
+from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import Record, index_records, is_gone

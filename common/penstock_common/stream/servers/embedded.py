@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, ServerUnsuitable
 from penstock_common.hints import explained
-from penstock_common.private_files import read_private, write_private
-from penstock_common.segments.trust import User, walk, why_not_write
+from penstock_common.local_servers import read_private, write_private
+from penstock_common.segments.permissions import FileUser, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
 from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
 from penstock_common.waiting import Wait
@@ -334,7 +334,7 @@ def _require_own(data: Path) -> None:
     The server runs every command of an append-only file, and trusts the password in its folder.
     """
     steps = walk(data)
-    if why := why_not_write(steps[:-1], steps[-1:], User.current()):
+    if why := why_not_write(steps[:-1], steps[-1:], FileUser.current()):
         raise ServerUnsuitable(f"the server's files are not safe in {data}: {why}")
     for name in _AOF_NAMES:
         with contextlib.suppress(FileNotFoundError):

@@ -24,14 +24,14 @@ SUPERUSER = 0
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class FileUser:
     """The user and the groups on whose behalf a process opens files."""
 
     uid: int
     groups: frozenset[int]
 
     @classmethod
-    def current(cls) -> User:
+    def current(cls) -> FileUser:
         """Return the effective user of this process, with all its groups."""
         return cls(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
 
@@ -41,7 +41,7 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """One component that the kernel passes on the way to a path: a folder, a symlink, or the file at its end."""
 
     path: Path
@@ -59,7 +59,7 @@ class Step:
         return f"user {user_name(self.uid)}, group {group_name(self.gid)}, mode {S_IMODE(self.mode):04o}"
 
 
-def walk(path: Path) -> list[Step]:
+def walk(path: Path) -> list[PathStep]:
     """Return the components of an absolute path, those of symlinks' targets included, as far as they exist.
 
     Raises OSError if a component cannot be examined, or if symlinks form a cycle.
@@ -89,9 +89,9 @@ def walk(path: Path) -> list[Step]:
     return steps
 
 
-def _step(path: Path) -> Step:
+def _step(path: Path) -> PathStep:
     found = path.lstat()
-    return Step(path, found.st_uid, found.st_gid, found.st_mode)
+    return PathStep(path, found.st_uid, found.st_gid, found.st_mode)
 
 
 @lru_cache(maxsize=64)
@@ -130,7 +130,7 @@ PrivateGroup = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Trust:
+class _TrustedUsers:
     """The users who may own components, and the groups that admit no other user."""
 
     owners: frozenset[int]
@@ -140,11 +140,11 @@ class _Trust:
     closed: frozenset[int | None]
 
     @classmethod
-    def of(cls, owners: AbstractSet[int], writers: AbstractSet[int], private: PrivateGroup) -> _Trust:
+    def of(cls, owners: AbstractSet[int], writers: AbstractSet[int], private: PrivateGroup) -> _TrustedUsers:
         """Look up the private groups of all these users."""
         return cls(frozenset(owners), frozenset(writers), frozenset(private(uid) for uid in owners | writers))
 
-    def weak_step(self, way: Sequence[Step], end: Step | None) -> Step | None:
+    def weak_step(self, way: Sequence[PathStep], end: PathStep | None) -> PathStep | None:
         """Return the first component that another user owns, or in which another user can replace the next one.
 
         A sticky bit protects the entries of the folders on the way, but does not forbid new files in the last folder.
@@ -154,14 +154,14 @@ class _Trust:
                 return step
         return end if end is not None and (end.uid not in self.writers or self.is_open(end)) else None
 
-    def is_open(self, step: Step) -> bool:
+    def is_open(self, step: PathStep) -> bool:
         """Return whether users who may not own a folder may write to it."""
         is_shared = step.has(S_IWGRP) and step.gid not in self.closed
         return S_ISDIR(step.mode) and (is_shared or step.has(S_IWOTH))
 
 
 def why_not_write(
-    root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
+    root: Sequence[PathStep], folder: Sequence[PathStep], user: FileUser, private: PrivateGroup = private_group
 ) -> str | None:
     """Return why a writer may not keep a stream in a folder, and what helps, or None if it may.
 
@@ -171,7 +171,7 @@ def why_not_write(
         user: The user of the writer.
         private: Tells groups of one member.
     """
-    trust = _Trust.of(_owners(root, user), {user.uid}, private)
+    trust = _TrustedUsers.of(_owners(root, user), {user.uid}, private)
     step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
     if step is None:
         return None
@@ -184,7 +184,7 @@ def why_not_write(
 
 
 def why_not_read(
-    root: Sequence[Step], folder: Sequence[Step], user: User, private: PrivateGroup = private_group
+    root: Sequence[PathStep], folder: Sequence[PathStep], user: FileUser, private: PrivateGroup = private_group
 ) -> str | None:
     """Return why a reader may not trust a stream's folder, and what helps, or None if it may.
 
@@ -195,7 +195,7 @@ def why_not_read(
     if last.has(S_ISGID) and not last.has(S_IWOTH) and user.is_in(last.gid):
         owners |= {last.uid}
         writers |= {last.uid, *(step.uid for step in folder[-1:])}
-    trust = _Trust.of(owners, writers, private)
+    trust = _TrustedUsers.of(owners, writers, private)
     step = trust.weak_step([*root, *folder[:-1]], folder[-1] if folder else None)
     if step is None:
         return None
@@ -209,7 +209,7 @@ def why_not_read(
     )
 
 
-def _owners(steps: Sequence[Step], user: User) -> set[int]:
+def _owners(steps: Sequence[PathStep], user: FileUser) -> set[int]:
     """Return the users who may own a component, for any caller.
 
     Inside a user namespace root may have another number. It still owns ``/``, and can replace everything below.
@@ -217,7 +217,7 @@ def _owners(steps: Sequence[Step], user: User) -> set[int]:
     return {user.uid, SUPERUSER, steps[0].uid}
 
 
-def _told_open(step: Step) -> str:
+def _told_open(step: PathStep) -> str:
     path = shlex.quote(str(step.path))
     who = "every user" if step.has(S_IWOTH) else f"every member of group {group_name(step.gid)}"
     return (

@@ -18,7 +18,7 @@ ASK_BYTES = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Ahead:
+class Readahead:
     """Asks the kernel to fetch parts of files, in the order of the calls. For use by one thread."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import PenstockError, SegmentGone
-from penstock_common.segments.ahead import Ahead
+from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
 from penstock_common.segments.folder import OpenSegment, unreadable
-from penstock_common.segments.mapping import Maps, lies_in_memory
-from penstock_common.wire.header import SegmentRef
+from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
+from penstock_common.segments.readahead import Readahead
+from penstock_common.wire.header import PAGE, Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
+from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record
 
 OPEN_FILES = 32
 """Files kept open. An open file without a lock may be used again by writers."""
@@ -38,7 +39,7 @@ STEP_BYTES = 8 << 20
 """The smallest such request, except at the end of a file, because each request wakes the thread."""
 
 
-class Folder(Protocol):
+class PayloadFolder(Protocol):
     """A folder of segments: a stream's, or an export's."""
 
     path: Path
@@ -53,13 +54,13 @@ class Folder(Protocol):
 class SegmentReader:
     """Reads the payloads of entries. For use by one thread."""
 
-    def __init__(self, folder: Folder, *, gives_views: bool = False, maps: Maps | None = None) -> None:
-        self._folder, self.gives_views, self._maps = folder, gives_views, maps or Maps()
+    def __init__(self, folder: PayloadFolder, *, gives_views: bool = False, maps: SegmentMaps | None = None) -> None:
+        self._folder, self.gives_views, self._maps = folder, gives_views, maps or SegmentMaps()
         self._held: OrderedDict[str, tuple[OpenSegment, NDArray[np.uint8]]] = OrderedDict()
         """Name to a locked file and its array, which owns the descriptor."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
-        self._ahead, self._is_told = Ahead(), False
+        self._ahead, self._is_told = Readahead(), False
         """``_is_told``: whether callers announce what they read next, so that the reader does not guess."""
 
     def require(self) -> None:
@@ -187,7 +188,7 @@ def _close_all(opened: OrderedDict[str, _Source]) -> None:
         opened.popitem()[1].segment.close()
 
 
-def _held_whole(opened: OpenSegment, maps: Maps) -> NDArray[np.uint8]:
+def _held_whole(opened: OpenSegment, maps: SegmentMaps) -> NDArray[np.uint8]:
     """Return all bytes of a file, read-only, locked as long as any view of them lives. Raises SegmentGone."""
     try:
         fcntl.flock(opened.fd, fcntl.LOCK_SH)
@@ -235,3 +236,49 @@ def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: 
             left.pop(0)
         if left and done:
             left[0] = left[0][done:]
+
+
+# --- scanning a file --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedRecord:
+    """A record of a segment file."""
+
+    meta: bytes
+    """The entry's header, with its ``ref``."""
+    header: Header
+
+
+def scan(opened: OpenSegment) -> Iterator[ScannedRecord]:
+    """Yield the records of a file in the order written.
+
+    They end at the first place where no record of the file's token begins. A file that was truncated between two
+    records therefore looks like one with fewer records. Compare the number with the expected one.
+
+    Raises:
+        BadSegment: A record is damaged.
+    """
+    info, at = parse_info(opened.head), len(opened.head)
+    while at < opened.nbytes:
+        first = os.pread(opened.fd, PAGE, at)
+        record = parse_record(first[:RECORD_BYTES], info.token)
+        if record is None:
+            return
+        meta = first[RECORD_BYTES : RECORD_BYTES + record.meta_bytes]
+        if len(meta) < record.meta_bytes:
+            meta = os.pread(opened.fd, record.meta_bytes, at + RECORD_BYTES)
+        try:
+            record.check(meta)
+            header = parse_header(meta, info.spec, takes_refs=True)
+        except (BadEntry, BadSegment) as error:
+            raise BadSegment(f"{opened.name} at {at}: {error}") from None
+        ref, end = header.ref, at + record.nbytes
+        if ref is None or ref.file != opened.name or not at + RECORD_BYTES + len(meta) <= ref.at <= ref.end <= end:
+            raise BadSegment(f"{opened.name} at {at}: a record whose payload lies elsewhere")
+        if end > opened.nbytes:
+            raise BadSegment(f"{opened.name} at {at}: a record of {record.nbytes} bytes, and the file ends before")
+        if (header.stream, header.epoch) != (info.stream, info.epoch):
+            raise BadSegment(f"{opened.name} at {at}: a record of stream {header.stream}, epoch {header.epoch}")
+        yield ScannedRecord(meta, header)
+        at = end
