@@ -1,6 +1,6 @@
 """What a release needs beyond the tests, run by `make release-check` together with test_wheel.py.
 
-pytest does not collect this file by itself, because a tree between releases fails it: its changelog has no version yet.
+pytest collects this file only by name, because a tree between releases fails it: its changelog has no version yet.
 """
 
 from __future__ import annotations

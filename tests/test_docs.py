@@ -35,7 +35,7 @@ WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md", *(f"intern
 
 
 def rows(page: str, columns: int) -> Iterator[list[str]]:
-    """The cells of every table row of so many columns, heads and rules left out."""
+    """Yield the cells of each table row with ``columns`` columns, without heads and rules."""
     lines = (DOCS / page).read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -196,7 +196,7 @@ def anchor(heading: str) -> str:
 
 @pytest.mark.parametrize("page", MECHANISMS, ids=lambda page: page.stem)
 def test_every_mechanism_names_a_test(page: Path) -> None:
-    """A promise without a test belongs into the list of what is not there yet."""
+    """A promise without a test belongs to the section "Not yet"."""
     sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
     assert sections
     assert [section.splitlines()[0] for section in sections if "`tests/" not in section] == []
@@ -278,7 +278,7 @@ def test_every_decision_is_told_alike() -> None:
 
 
 def test_the_diagrams_are_what_their_script_draws() -> None:
-    """A picture that was changed by hand is lost with the next run of the script."""
+    """The next run of the script overwrites a picture that was changed without it."""
     diagrams = runpy.run_path(str(DOCS / "img" / "diagrams.py"))["DRAWINGS"]
     for name, draw in diagrams.items():
         assert (DOCS / "img" / name).read_text(encoding="utf-8") == draw().svg(), "run python docs/img/diagrams.py"

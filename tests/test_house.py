@@ -204,7 +204,7 @@ def test_only_settings_reads_the_environment() -> None:
 
 
 def test_only_the_command_prints() -> None:
-    """A library that prints breaks somebody's pipe."""
+    """A library that prints breaks a user's pipe."""
     found = {_name(p) for p in _package_files() if any(map(_writes_output, ast.walk(ast.parse(p.read_text()))))}
     rooms = ("front/penstock/cli/", "front/penstock/demo/", "front/penstock/__main__.py")
     assert {name for name in found if not name.startswith(rooms)} == set()

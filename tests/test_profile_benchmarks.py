@@ -1,4 +1,4 @@
-"""Where CPU goes, one commit beside another, and the least that moving bytes costs: sums, and tiny real rounds."""
+"""Profiles, comparisons of commits, and the limits of moving bytes: their sums, and small real rounds."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_process_that_computes_is_seen_to_compute(
 def test_who_may_not_look_at_other_processes_is_told_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a container nothing may be traced, and `Permission denied` alone sends nobody anywhere."""
+    """A container forbids tracing, and `Permission denied` alone does not say what to do."""
     refusing = tmp_path / "py-spy"
     refusing.write_text("#!/bin/sh\necho Permission Denied >&2\nexit 1\n")
     refusing.chmod(0o755)
@@ -139,7 +139,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_commit_is_measured_beside_this_tree_as_it_lies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is compared is what is said: the last commit here has no Writer, and the tree has one again."""
+    """The output names the compared commits: the last one has no Writer, and the tree has one again."""
     monkeypatch.setattr(between, "CASES", [SMALL])
     path = tmp_path / "figures.json"
     what = ["--size", "4 kB", "--side", "inline", "--rounds", "2", "--seconds", "0.05"]
@@ -203,7 +203,7 @@ def test_growth_is_compared_by_size_and_beside_the_smallest() -> None:
 
 
 def test_a_target_below_what_moving_bytes_costs_is_called_out_of_reach() -> None:
-    """Nobody should look for the last tenth in Python when sockets take it."""
+    """The last tenth is not in Python if sockets take it."""
     assert "does not leave room" in limits.verdict({limits.LEAST: [0.41, 0.5], limits.PENSTOCK: [0.82, 1.0]})
     told = limits.verdict({limits.LEAST: [0.2], limits.PENSTOCK: [0.5]})
     assert "leaves room" in told

@@ -69,7 +69,7 @@ def workplace(tmp_path: Path) -> Path:
 
 
 class Reader:
-    """Somebody at a shell in ``folder``, who types what the README says."""
+    """A user at a shell in ``folder``, who types the README's lines."""
 
     def __init__(self, folder: Path, url: str | None = None) -> None:
         self._folder = folder

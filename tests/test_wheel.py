@@ -59,7 +59,7 @@ def _version_of(python: Path) -> str:
 
 
 def newer_python() -> Path | None:
-    """A Python newer than this one: on PATH, or installed beside it as version managers do."""
+    """Return a newer Python, from PATH or from the folder in which version managers install."""
     beside = Path(sys.base_prefix).parent
     for version in NEWER:
         on_path = shutil.which(f"python{version}")
@@ -118,7 +118,7 @@ def test_the_wheel_carries_licence_and_command(wheel: Path) -> None:
 
 
 def test_the_wheel_works_in_an_empty_environment(installed: Path, wheel: Path, tmp_path: Path) -> None:
-    """What works only beside the repository does not work."""
+    """A package that works only in the repository is broken."""
     where = _run(
         installed / "bin" / "python", "-W", "error", "-c", "import penstock; print(penstock.__file__)", cwd=tmp_path
     )
@@ -127,7 +127,7 @@ def test_the_wheel_works_in_an_empty_environment(installed: Path, wheel: Path, t
 
 
 def test_every_dependency_is_declared(installed: Path, tmp_path: Path) -> None:
-    """A module that imports what nobody declared works for its author only."""
+    """A module that imports an undeclared package works for its author only."""
     code = "import penstock; penstock.Writer, penstock.Loader, penstock.Replay, penstock.EmbeddedServer"
     _run(installed / "bin" / "python", "-W", "error", "-c", code, cwd=tmp_path)
     _run(sys.executable, "-m", "pip", "--python", installed / "bin" / "python", "check", cwd=tmp_path)

@@ -265,7 +265,7 @@ class TestEnded:
     def test_a_group_is_read_again_from_a_start_though_a_trainer_was_killed_just_now(
         self, scene: Scene, holder: tuple[subprocess.Popen[bytes], bytes]
     ) -> None:
-        """Otherwise a user who starts over after a crash would learn for 30 s that the group is being read."""
+        """Otherwise a user who restarts after a crash would see for 30 s that the group is being read."""
         process, _ = holder
         claim = LeaseClaim(scene.client, replace(scene.who, member="new"), LEASE_S, print)
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]

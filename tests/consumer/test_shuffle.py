@@ -142,7 +142,7 @@ def test_what_the_window_holds_is_renewed_for_as_long_as_it_takes(any_url: str) 
 def test_what_a_framework_had_read_ahead_comes_again_and_nothing_else(
     policy: Any, any_url: str, any_client: Client
 ) -> None:
-    """An interrupted pass returns its batches: samples of entries of which others are trained on, or in the window."""
+    """An interrupted pass returns its batches, also if other samples of their entries are trained on."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, acknowledge=policy) as loader:
         feed = Feed.of(loader.shuffle(samples=WINDOW, seed=2))

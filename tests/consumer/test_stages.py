@@ -77,7 +77,7 @@ class TestRebatchKeep(StageContract):
         holds()
 
     def test_full_batches_pass_without_a_copy(self) -> None:
-        """A user who asks for equal sizes pays only for unequal batches."""
+        """Equal sizes cost time for unequal batches only."""
         batches = arrivals([BATCH, BATCH])
         assert [one["x"] is two["x"] for one, two in zip(through(self.stage(setting()), batches), batches, strict=True)]
         assert through(self.stage(setting()), batches) == batches

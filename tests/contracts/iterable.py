@@ -180,7 +180,7 @@ class IterableContract:
         assert source.make(next(items), 1, sample_rng(1, 0, 0, 1))
 
     def test_an_iterable_that_raises_or_has_nothing_is_named(self, failing: SourceConfig, empty: SourceConfig) -> None:
-        """The pass is over, and the epoch so far would look complete, so this is not a bad sample."""
+        """The pass has ended and the epoch would look complete, so this is not a bad sample."""
         broken = open_items(failing)
         items = iter(broken)
         assert number_of(samples(broken, [dict(broken.make(next(items), 0, sample_rng(1, 0, 0, 0)))])[0]) == 0

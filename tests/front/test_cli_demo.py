@@ -34,7 +34,7 @@ def result() -> DemoResult:
 
 
 def test_a_good_outcome_is_told_with_every_number(result: DemoResult) -> None:
-    """A user who reads nothing else must see accuracy, speed, waiting, the comparison and the audit."""
+    """The output must have accuracy, speed, waiting, the comparison and the audit."""
     out = io.StringIO()
     assert failures(result.outcome, result.audit, needs_goal=True) == []
     report(result, [], Console(out=out, err=out))

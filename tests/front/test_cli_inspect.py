@@ -232,7 +232,7 @@ def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: s
 
 
 def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, writer: penstock.Writer) -> None:
-    """Three members of which one has died look like three that train."""
+    """Three members, one of them dead, look like three that train."""
     produced(writer)
     partition = writer.stream.partitions[0]
     with penstock.Loader(
@@ -261,7 +261,7 @@ def hold_and_wait(url: str) -> None:
 def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
     told: Told, url: str, writer: penstock.Writer
 ) -> None:
-    """For a whole lease nobody could drop its group or delete its stream, and no list said why."""
+    """For a whole lease its group could not be dropped, nor its stream deleted, and no list said why."""
     produced(writer)
     with child(hold_and_wait, url) as trainer:
         assert trainer.line() == "holds", trainer.errors()
@@ -293,7 +293,7 @@ def test_a_group_made_anew_under_an_old_name_reads_everything_again(
 
 
 def test_an_epoch_whose_producer_died_is_closed_as_it_stands(told: Told, url: str, writer: penstock.Writer) -> None:
-    """Trainers then end it with what is there, instead of waiting for ever."""
+    """Trainers then end it with the committed samples, and do not wait for ever."""
     epoch = writer.epoch(sizes=[10, 10])
     write(epoch, 0, 10)
     said = "epoch 0 of 'train' is closed as it stands; samples committed: 10 of 20 planned\n"

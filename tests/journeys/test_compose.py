@@ -1,6 +1,6 @@
 """The compose stack: its file against the specification, its servers' settings on real servers, its commands run here.
 
-What needs an engine (images, networks, restarts) is not tested; docs/compose.md says what was tried by hand.
+Images, networks and restarts need an engine and are not tested. docs/internals/compose-runs.md lists manual runs.
 """
 
 from __future__ import annotations

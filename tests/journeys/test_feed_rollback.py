@@ -159,7 +159,7 @@ def test_a_writer_whose_shard_was_forgotten_takes_it_again(rollback: Rollback) -
 
 
 def test_a_writer_whose_epoch_went_on_without_it_writes_in_the_next(rollback: Rollback) -> None:
-    """It was silent while the others completed the epoch: nothing of it may go into a shard that nobody reads."""
+    """It was silent while the others completed the epoch, so none of its samples may enter a shard without readers."""
     first = feeder(rollback.url)
     feed(first, 0, 30)
     first.flush()

@@ -1,4 +1,4 @@
-"""`rq info`, `rq worker`, forged jobs and a bomb beside a running `penstock produce`: nothing is lost, nobody ends."""
+"""`rq info`, `rq worker`, forged jobs and a bomb lose nothing and end no process of a running `penstock produce`."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_reserved_is_said(any_url: str, payload: str) -> None:
 
 
 def test_a_reservation_waits_for_room_as_a_write_does(any_url: str, payload: str) -> None:
-    """Back-pressure holds for whoever fills arrays in place, and what is committed stands."""
+    """Back-pressure also holds for arrays that are filled in place, and committed samples stay."""
     with writer_of(any_url, payload, budget_bytes=200_000, room_wait_s=0.5) as writer:
         epoch, done = writer.epoch(), 0
         with pytest.raises(BudgetFull):
@@ -163,7 +163,7 @@ def test_a_reservation_waits_for_room_as_a_write_does(any_url: str, payload: str
 
 
 class TestViews:
-    """Batches that lie in the segment itself."""
+    """Batches that share the segment's memory."""
 
     @pytest.fixture(params=["disk", "memory"])
     def made(self, request: pytest.FixtureRequest, any_url: str, tmp_path: Path, memory_path: Path) -> str:

@@ -25,7 +25,7 @@ def way(order: str) -> dict[str, Any]:
 
 
 def train(url: str, policy: str, every: str, stop_at: str, order: str) -> None:
-    """A trainer that is told what counts: prints each batch before its step, and a line when it was settled."""
+    """A trainer with a given policy, which prints each batch before its step, and a line when it is acknowledged."""
     settings: dict[str, Any] = {"acknowledge": policy, "lease_s": 600, **way(order)}
     loader = Loader("t", group="g", batch_size=10, url=url, **tuned("Loader", settings))
     step = 0
@@ -62,7 +62,7 @@ def settled_steps(policy: str, steps: int, lines: list[str]) -> set[int]:
         ("manual", 3, 17, "shared"),
         ("on_checkpoint", 100, 14, "shared"),  # no checkpoint yet
         ("on_checkpoint", 4, 7, "shared"),
-        ("on_checkpoint", 8, 14, "shared"),  # the last one lies in the epoch before
+        ("on_checkpoint", 8, 14, "shared"),  # the last one is in the epoch before
         ("on_checkpoint", 5, 20, "shared"),
         ("on_next", 1, 14, "canonical"),
         ("on_checkpoint", 100, 14, "canonical"),

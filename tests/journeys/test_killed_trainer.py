@@ -127,7 +127,7 @@ def test_a_member_that_had_gone_on_takes_up_what_one_that_died_later_left_behind
 
 
 def test_a_member_that_closes_hands_over_without_a_lease(any_url: str) -> None:
-    """A scaled-down trainer says goodbye: nobody waits for it."""
+    """A trainer that is scaled down leaves the group, so no other member waits for it."""
     produce(any_url, "t", COUNT, block_samples=7)
     settings: dict[str, Any] = {"group": "g", "batch_size": 10, "url": any_url, "timeout_s": 20, "prefetch_bytes": 3000}
     with Loader("t", **tuned("Loader", settings, Tuning(member="stays", lease_s=600))) as stays:

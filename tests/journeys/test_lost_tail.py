@@ -51,7 +51,7 @@ class AgingServer:
         self._kept = self._log().stat().st_size
 
     def restart(self, *, older: bool) -> None:
-        """Kill the server and start it anew, from the whole file, or as ``remember`` found it."""
+        """Kill the server and start it again, from the whole file, or from what ``remember`` found."""
         self._server.kill()
         if older:
             assert self._log().stat().st_size > self._kept
@@ -89,12 +89,12 @@ def write(epoch: EpochWriter | ShardWriter, first: int, end: int) -> None:
 
 
 def training(url: str, said: list[str], **settings: Any) -> AbstractContextManager[Loader]:
-    """A trainer that acknowledges by hand; its heartbeat comes ten times a second."""
+    """A trainer with manual acknowledgement and ten heartbeats a second."""
     return loader_of(url, batch_size=10, lease_s=3, notify=said.append, acknowledge="manual", **settings)
 
 
 def train(loader: Loader, batches: Iterator[Any], count: int) -> None:
-    """Train on so many samples, and acknowledge them."""
+    """Train on ``count`` samples, and acknowledge them."""
     found: list[int] = []
     while len(found) < count:
         batch = next(batches)
@@ -172,7 +172,7 @@ def test_a_writer_names_every_shard_that_a_server_lost_a_part_of(aging: AgingSer
 
 
 def test_a_writer_that_only_closes_names_what_was_lost_since(aging: AgingServer) -> None:
-    """It was told that its epoch is complete, and has nothing more to write that would be refused."""
+    """The script confirmed that its epoch is complete, so it writes nothing more that could be refused."""
     said: list[str] = []
     with writing(aging.url, said) as epoch:
         write(epoch, 0, 20)

@@ -1,4 +1,4 @@
-"""No circular wait: whoever is killed, stopped or late, the shard that everybody waits for finds room and is made.
+"""No deadlock: with any process killed, stopped or late, the shard that all wait for gets quota and is made.
 
 Budgets are a fraction of an epoch, so that every rule of room is met in every run; processes and servers are real.
 """
@@ -193,7 +193,7 @@ def test_a_checkpoint_window_below_the_budget_passes_and_a_larger_one_is_named(a
 
 
 def train(loader: Loader, window: int) -> int:
-    """One epoch with a checkpoint every so many steps, and at its end; returns the steps."""
+    """Read one epoch with a checkpoint every ``window`` steps and at its end, and return the steps."""
     step = 0
     for batch in loader:
         step += 1

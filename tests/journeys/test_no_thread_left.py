@@ -58,7 +58,7 @@ def before() -> set[str]:
 
 
 def require_none_beyond(before: set[str]) -> None:
-    """A thread that was told to end has ended within moments."""
+    """A thread that must end has ended within moments."""
     deadline = time.monotonic() + END_S
     while left := threads() - before:
         assert time.monotonic() < deadline, left
@@ -67,7 +67,7 @@ def require_none_beyond(before: set[str]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_closing_leaves_no_thread(any_url: str, kind: str, before: set[str]) -> None:
-    """In the midst of an epoch, after an error in the loop, and where nobody closed what nobody uses any more."""
+    """Cover the middle of an epoch, an error in the loop, and an unused object that was never closed."""
     produce(any_url, "t", SAMPLES)
     with opened(any_url, kind) as loader:
         next(iter(loader))
@@ -85,7 +85,7 @@ def test_closing_leaves_no_thread(any_url: str, kind: str, before: set[str]) -> 
 
 
 class Cycle:
-    """Holds something in a reference cycle: only the garbage collector finds that nobody uses it any more."""
+    """Keep an object in a reference cycle, so that only the garbage collector can free it."""
 
     def __init__(self, held: Any) -> None:
         self.held, self.itself = held, self
@@ -125,7 +125,7 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_a_loader_that_its_own_thread_collects_leaves_its_group(
     any_url: str, any_client: Client, kind: str, thread: str, before: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Garbage is collected in whichever thread runs just then. The leases must lapse, whoever that is."""
+    """Garbage is collected in whichever thread runs just then. The leases must lapse in every case."""
     produce(any_url, "t", SAMPLES)
     with collected_in(thread, monkeypatch):
         held = Cycle(opened(any_url, kind, lease_s=3.0))
@@ -139,7 +139,7 @@ def test_a_loader_that_its_own_thread_collects_leaves_its_group(
 def test_an_iteration_that_its_own_thread_collects_ends(
     any_url: str, before: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread of a replay reads for an iterator that nobody may have any more."""
+    """The thread of a replay reads for an iterator that may no longer be in use."""
     produce(any_url, "t", SAMPLES)
     with opened(any_url, "replay") as replay:
         with collected_in("penstock-replay", monkeypatch):

@@ -59,7 +59,7 @@ def committed(url: str) -> int:
 
 
 def await_committed(url: str, count: int, process: Child) -> None:
-    """Returns once so many are there."""
+    """Return once ``count`` samples are committed."""
     deadline = time.monotonic() + 60
     while committed(url) < count:
         assert time.monotonic() < deadline, process.errors()

@@ -72,7 +72,7 @@ def test_each_command_of_the_keys_page_prints_something_readable(server: Embedde
 
 
 def test_the_keys_page_has_a_command_for_each_kind_of_key() -> None:
-    """A key that nobody can look at is a key that nobody understands."""
+    """An operator understands only the keys that redis-cli can show."""
     text = "\n".join(COMMANDS)
     for key in (":meta", ":epochs", ":events", ":manifest", ":roster", ":entries", ":index", ":state", ":quarantine",
                 ":ledger:", ":dead:", ":paces", ":watched", ":segments"):  # fmt: skip

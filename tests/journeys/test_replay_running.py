@@ -1,4 +1,4 @@
-"""Replay beside production and training: the same bytes every time, or ReplayTruncated, in processes of their own."""
+"""Replay during production and training gives the same bytes every time, or ReplayTruncated, in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another user of the host beside a stream in segments: it reads nothing, writes nothing, and its traps are refused.
+"""Another user of the host reads and writes nothing of a stream in segments, and its traps are refused.
 
 Where root runs the tests that user is real, a child process that becomes ``nobody``. Else the same rights are looked at
 from outside; the rules for owners are tried with made-up users in tests/common/segments/test_trust.py.
@@ -130,7 +130,7 @@ def test_a_producer_keeps_nothing_where_another_user_was_first(any_url: str, sha
 def test_a_trainer_of_another_user_reads_in_a_setgid_root_and_only_as_a_member_of_its_group(
     any_url: str, any_client: redis.Redis, shared: Path
 ) -> None:
-    """Producers and trainers need not be one user; that a group may read is said by the owner of the root."""
+    """Producers and trainers may be different users, and the owner of the root decides if a group may read."""
     root = shared / "segments"
     root.mkdir(0o700)
     group = TRAINERS if IS_ROOT else os.getegid()

@@ -1,4 +1,4 @@
-"""Segments in trouble: late commits, full and vanished folders, hosts that do not see them; each named, and mended."""
+"""Segments in trouble: late commits, full and vanished folders, and hosts that do not see them are named and fixed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def plane(tmp_path: Path) -> str:
 
 @pytest.fixture
 def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many bytes: a real one where this user may mount, else files are refused as by a full one."""
+    """Give file systems of a given size: real ones if this user may mount, else refusals as of a full one."""
     mounted: list[Path] = []
     real = os.posix_fallocate
 
@@ -91,7 +91,7 @@ def read_all(url: str, name: str = "t", epoch: int = 0) -> list[int]:
 
 
 def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: str, plane: str) -> None:
-    """A writer is killed while the server stands still: what lies in a buffer must not name another's file."""
+    """A writer is killed while the server is stopped, and a buffered commit must not name another writer's file."""
     writer = writer_of(any_url, spec=SPEC, payload=plane, block_bytes=10 * SAMPLE_BYTES)
     epoch = writer.epoch(0, sizes=[20])
     client, stream, manifest = writer.client, writer.stream, load_manifest(writer.client, writer.stream, 0)

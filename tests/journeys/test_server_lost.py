@@ -40,7 +40,7 @@ def require_named(writer: Lines, trainer: Lines, error: str, words: str, timeout
 
 
 def test_a_server_restarted_without_its_data_stops_writer_and_trainer_by_name(fresh_server: Fresh) -> None:
-    """Going on would leave an epoch of which a part never existed."""
+    """Continuing would leave an epoch with a part that never existed."""
     server = fresh_server()
     with both(server.url) as sides:
         server.kill()
@@ -61,7 +61,7 @@ def test_a_flushed_server_stops_writer_and_trainer_by_name(fresh_server: Fresh, 
                 assert Lines(anew).end() == "done"
         else:
             require_named(*sides, "StreamDeleted", "the server lost its data")
-            assert admin.keys() == []  # and nobody leaves half a stream behind
+            assert admin.keys() == []  # and no process leaves half a stream behind
 
 
 def test_a_read_only_replica_that_is_never_promoted_ends_both_with_what_to_do(fresh_server: Fresh) -> None:
@@ -75,7 +75,7 @@ def test_a_read_only_replica_that_is_never_promoted_ends_both_with_what_to_do(fr
 
 
 def test_a_server_that_never_comes_back_ends_both_after_the_stated_time(fresh_server: Fresh) -> None:
-    """Not at once, since servers restart; not never, since somebody must be told."""
+    """It must not be at once, because servers restart, and it must come at some time."""
     server = fresh_server()
     with both(server.url, outage_s=3) as sides:
         server.kill()

@@ -80,7 +80,7 @@ def test_a_server_killed_twice_and_restarted_with_its_append_only_file_loses_not
 def test_a_lost_tail_of_the_append_only_file_is_named_and_a_job_started_again_mends_it(
     fresh_server: Fresh, tmp_path: Path
 ) -> None:
-    """With `everysec` a power cut takes the last second: never a gap that nobody sees, and a retried job fills it."""
+    """With `everysec` a power cut loses the last second. The gap is always found, and a retried job fills it."""
     settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path, "extra": {"appendfsync": "everysec"}}
     server = fresh_server(**settings)
     url, port = server.url, server.port
@@ -101,7 +101,7 @@ def test_a_lost_tail_of_the_append_only_file_is_named_and_a_job_started_again_me
 
 
 def test_a_server_that_stands_still_longer_than_a_lease_takes_nothing_from_the_living(fresh_server: Fresh) -> None:
-    """Every lease ages at once while the server sleeps: nobody may take that for a death."""
+    """Every lease ages while the server sleeps, and no member may count as dead for that."""
     server = fresh_server()
     with (
         child(write, server.url, COUNT, 0.02) as writing,
@@ -129,7 +129,7 @@ def test_connections_cut_in_the_middle_of_a_payload_lose_and_double_nothing(
     any_server: EmbeddedServer, seed: int
 ) -> None:
     """Half a command, half an answer, an answer that never comes: again and again, both ways, for every connection."""
-    count = 4 * COUNT  # a writer is told far less than it says: fewer answers are cut than commands
+    count = 4 * COUNT  # a writer receives far fewer bytes than it sends, so fewer answers are cut than commands
     proxy = CuttingProxy(any_server.url, seed, longest=12_000)
     try:
         with child(write, proxy.url, count, 0) as writing, child(train, proxy.url) as training:

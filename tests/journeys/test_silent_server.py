@@ -1,4 +1,4 @@
-"""A server that stands still: whoever waits for it names it within five seconds, and goes on when it answers again."""
+"""A server that is stopped: every wait names it within five seconds, and continues when it answers again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Heard:
 
 
 def require_named(heard: dict[str, Heard], where: str, since_s: float) -> None:
-    """All of them name the server in time, and blame nobody else."""
+    """All of them name the server in time, and nothing else."""
     deadline = since_s + PROMISED_S + LATE_S
     while silent := [name for name, one in heard.items() if not one.since(since_s)]:
         assert time.monotonic() < deadline, (silent, heard)
@@ -70,7 +70,7 @@ def require_named(heard: dict[str, Heard], where: str, since_s: float) -> None:
 
 
 class Users:
-    """A writer, a feed, and readers of every kind, each in a thread, until they are told to end."""
+    """Run a writer, a feed and readers of every kind, each in a thread, until the test ends them."""
 
     def __init__(self, url: str) -> None:
         self._url, self.ending = url, threading.Event()
@@ -408,7 +408,7 @@ def servers_below(pid: int) -> list[int]:
 def test_producers_and_workers_name_a_server_that_stands_still_and_make_all_samples(
     fresh_server: Fresh, tmp_path: Path
 ) -> None:
-    """They blamed nobody for half a minute, or the wrong one; each kind of process that makes data is here."""
+    """They named no cause for half a minute, or a wrong one. Each kind of process that makes data is here."""
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "train.py").write_text(TRAINER)
     server = fresh_server()

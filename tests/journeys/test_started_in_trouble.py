@@ -1,4 +1,4 @@
-"""A server in trouble while somebody starts: borne as by who is running already, once it was heard; else soon told.
+"""A server in trouble at a start: a server that answered once is waited for, and any other gives an error soon.
 
 And while somebody replays: for as long as the lease keeps the epoch.
 """
@@ -99,7 +99,7 @@ STARTS: dict[str, Callable[[str], Loader | Replay | Writer]] = {
 def test_a_server_that_was_never_there_is_told_at_once_and_one_that_hangs_up_soon(
     who: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistyped port, and a port that wants TLS: nobody should wait a minute for either."""
+    """A mistyped port and a port that needs TLS must not cost a minute of waiting."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = f"redis://127.0.0.1:{probe.getsockname()[1]}"
     began = time.monotonic()
@@ -124,7 +124,7 @@ def test_a_server_that_was_never_there_is_told_at_once_and_one_that_hangs_up_soo
 
 @pytest.mark.parametrize("who", STARTS)
 def test_a_server_that_is_full_when_somebody_starts_is_waited_for(fresh_server: Fresh, who: str) -> None:
-    """It answers, so the address is right: whoever fills it may be gone in a moment."""
+    """It answers, so the address is right, and the program that fills it may end soon."""
     server = fresh_server()
     produce(server.url, "t", 10)
     with redis.Redis.from_url(server.url) as admin:

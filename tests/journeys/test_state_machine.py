@@ -1,4 +1,4 @@
-"""Writers, groups and ledger driven by chance on a real server, step by step beside a model of dictionaries.
+"""Random steps of writers, groups and ledger on a real server, compared with a model of dictionaries.
 
 Long: ``make fuzz TARGET=model SECONDS=600``. What breaks shrinks to a few steps that read as a program.
 """
@@ -21,7 +21,7 @@ SEEN = ("written", "delivered", "killed", "removed", "replayed")
 def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_committed(
     any_server: EmbeddedServer, any_client: redis.Redis
 ) -> None:
-    """The promises hold in every order of steps, not only in those somebody thought of."""
+    """The promises hold in every order of steps, also in those that no test names."""
     Machine.url = any_server.url
     Machine.steps.clear()
     for chance in range(10):  # which walks a seed gives changes with the code: some see little

@@ -1,4 +1,4 @@
-"""Another user of the host beside `penstock run` and `penstock server`: no port, file or process lets it in."""
+"""Another user of the host gets in by no port, file or process of `penstock run` and `penstock server`."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def found_by(household: Household, user: int | None) -> Any:
 
 
 def test_another_user_reads_writes_and_runs_nothing(household: Household) -> None:
-    """Hosts are shared, and whoever writes to the queue has code run as the user of the workers."""
+    """Hosts are shared, and a user who can write to the queue can run code as the workers' user."""
     assert len(household.ports) == 2
     # 1. what the owner finds shows that the search works; nobody needs to be root for the rest of it
     own = found_by(household, None)

@@ -129,7 +129,7 @@ class Lines:
             self.lines.append(line)
 
     def until(self, enough: int, timeout_s: float = 60) -> None:
-        """Returns once so many lines were printed."""
+        """Return once ``enough`` lines were printed."""
         deadline = time.monotonic() + timeout_s
         while len(self.lines) < enough:
             assert time.monotonic() < deadline, (self.lines[-3:], self.child.errors())
@@ -220,7 +220,7 @@ class CuttingProxy:
 
 
 class StandingProxy:
-    """A TCP proxy to a server that stands still before it passes on one of its answers, until it is told to go on."""
+    """A TCP proxy to a server that stops before it forwards one of its answers, until the test continues it."""
 
     def __init__(self, url: str, answers: int) -> None:
         """``answers``: pieces of answers that are passed on before it stands still."""

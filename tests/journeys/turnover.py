@@ -105,7 +105,7 @@ def write(url: str, point: str = "", pause_s: str = "0") -> None:
 
 
 def recycle(url: str, point: str = "") -> None:
-    """Passes over the folder without end, and takes whoever closed a file for dead at once."""
+    """Pass over the folder without end, and count a writer that closed a file as dead at once."""
     deadly(RECYCLING, point)
     if "removing" in point:
         cleaner.FOLDER_SHARE = 0

@@ -53,7 +53,7 @@ def put_back(client: redis.Redis, tmp_path: Path, url: str, monkeypatch: pytest.
 
 
 def _as_written(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-    """With the rights it had, and as the owner of whoever runs the tests."""
+    """Keep its rights, and give it to the user who runs the tests."""
     found = tarfile.data_filter(member, path)
     return found.replace(mode=0o700 if member.isdir() else member.mode)
 
@@ -227,7 +227,7 @@ def test_another_member_takes_over_what_a_dead_one_held_in_segments() -> None:
 
 @pytest.mark.usefixtures("kept")
 def test_dead_letters_are_listed_as_they_were_and_have_their_way_back() -> None:
-    """One that nobody can read, which may be tried again, and one that an operator gave up for good."""
+    """One is unreadable and may be tried again, and an operator gave up the other one."""
     given_up, unreadable = [{**letter, "why": ""} for letter in EXPECTED["bad"]["dead"]]
     assert [{**letter, "why": ""} for letter in asked("bad", "list", "hurt")["dead"]] == [given_up, unreadable]
     told("bad", "retry", "hurt", "--group", "g")

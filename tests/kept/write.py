@@ -38,7 +38,7 @@ from tests.kept.samples import SAMPLE_BYTES, SPEC, numbers, sample
 HERE = Path(__file__).parent
 COMMIT = "0be23fc"
 ROOT = "/kept/segments"
-"""Stands in the fixture for the folder of segments; whoever restores it names his own."""
+"""Replaces the folder of segments in the fixture, and a test puts its own folder there."""
 BATCH = 4
 Writer: Any = penstock.Writer
 Loader: Any = penstock.Loader
@@ -306,7 +306,7 @@ def read_the_feed(say: Callable[[Any], None]) -> None:
 
 
 def write_files(root: Path) -> None:
-    """One epoch in segments, of which a group has read a part."""
+    """Write one epoch in segments, of which a group has read a part."""
     with Writer(
         "files",
         spec=SPEC,

@@ -63,7 +63,7 @@ def files(any_url: str, tmp_path: Path) -> Iterator[list[int]]:
 def test_while_a_batch_is_trained_on_the_disk_fetches_those_after_it(
     any_url: str, files: list[int], shuffle: int | None
 ) -> None:
-    """Over the ends of files and in whatever order, as many bytes as are said, however little is kept in memory."""
+    """Across the ends of files and in any order, the reader reads ahead the stated number of bytes in little memory."""
 
     def fetched() -> float:
         return sum(cached(fd) * os.fstat(fd).st_size for fd in files)

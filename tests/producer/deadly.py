@@ -31,7 +31,7 @@ def good(number: int) -> dict[str, Any]:
 
 
 def deadly(number: int) -> dict[str, Any]:
-    """Some samples are the end of whoever makes them, always."""
+    """Some samples always end the process that makes them."""
     faulthandler.disable()  # pytest's, which would fill the screen
     match DEEDS.get(number):
         case "segfault":

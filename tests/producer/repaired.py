@@ -112,7 +112,7 @@ def stream_of(client: redis.Redis) -> Stream:
 
 
 def records(client: redis.Redis, shard: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The shard's index, as it lies on the server."""
+    """Return the shard's index from the server."""
     found: Any = client.xrange(stream_of(client).partition_of(shard).index(0, shard))
     return list(found)
 
@@ -132,7 +132,7 @@ def lose_record(client: redis.Redis, shard: int, position: int) -> None:
 
 def lose_tail(client: redis.Redis, shard: int, count: int) -> None:
     """The last blocks of a shard, entries and records: what a failover to a stale replica leaves under a manifest that
-    says done. An index's last id would stay with XDEL, so it is written anew.
+    says done. An index's last id would stay with XDEL, so the index is written again.
     """
     partition = stream_of(client).partition_of(shard)
     kept = records(client, shard)

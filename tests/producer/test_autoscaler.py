@@ -214,7 +214,7 @@ def test_nothing_known_changes_nothing() -> None:
 
 
 def test_fleets_on_several_hosts_share_the_wish() -> None:
-    """Each follows by itself: together they must come to the wish, not each of them alone."""
+    """Each follows the target alone, and their sum must reach it."""
     fleets = {"a": FleetReport(8, 1), "b": FleetReport(8, 3), "c": FleetReport(16, 2)}
     for wanted in range(3, 40):
         parts = {name: part_of(name, wanted, fleets, others=0) for name in fleets}

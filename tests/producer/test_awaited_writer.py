@@ -43,7 +43,7 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
 
 @pytest.mark.parametrize("hindered", ["by the rule", "by the server", "by the folder"])
 def test_nothing_is_sent_ahead_while_a_writer_waits(any_url: str, any_client: Client, hindered: str) -> None:
-    """A block that goes with the one before it asks nobody: after a refusal each would be refused, and sent again."""
+    """A block that is sent with the one before it asks nothing. After a refusal each would be sent again."""
     with writer_of(any_url, spec=SPEC, budget_bytes=100 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
         resources = SharedResources(any_client, writer.stream, lambda _: None)
         room = AdmissionControl(any_client, writer.stream, epoch.manifest, 0, lambda: 0.0, resources)

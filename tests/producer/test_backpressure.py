@@ -38,7 +38,7 @@ class TestTheRule:
     """Room: who may write now."""
 
     def test_the_top_quarter_is_only_for_the_shard_everyone_waits_for(self) -> None:
-        """Otherwise shards that are ahead could fill the budget with what nobody can use yet."""
+        """Otherwise shards that are ahead could fill the budget with samples that no group can use yet."""
         assert QuotaState(74, 1, 100, is_next=False).is_enough
         assert not QuotaState(75, 1, 100, is_next=False).is_enough
         assert QuotaState(99, 1, 100, is_next=True).is_enough
@@ -88,7 +88,7 @@ class TestTheRule:
         assert looks(60, 0.0) < 140
 
     def test_the_janitor_frees_down_to_the_low_mark(self) -> None:
-        """With less, a writer would wait for what nobody frees; with more, replays would lose data for nothing."""
+        """With less, a writer would wait for ever. With more, replays would lose data without need."""
         assert LOW_SHARE == SLACK_SHARE
 
     @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def loader_of(url: str, group: str, **settings: Any) -> Iterator[Loader]:
 def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_it(
     any_url: str, any_client: Client
 ) -> None:
-    """Starting the producer first is normal: it must wait, say for whom, and go on by itself."""
+    """Starting the producer first is normal. It must wait, name the group, and continue without help."""
     producing = Producing(any_url, 300)
     assert producing.heard.wait(5)
     assert "no group reads it yet" in producing.said[-1]
@@ -323,7 +323,7 @@ class TestSteps:
             require_step_fits(stream, 231)
 
     def test_each_partition_has_its_own_part(self, any_url: str, any_client: Client) -> None:
-        """A step may lie in one partition whole."""
+        """A whole step may be in one partition."""
         stream = self.stream(any_client, any_url, partitions=2)
         require_step_fits(stream, 105)
         with pytest.raises(TooLarge, match=r"122 KiB.*a partition.*raise budget_bytes"):
@@ -348,7 +348,7 @@ class TestTheNote:
     """Writers that wait are seen by trainers and operators: a field of the roster while the wait lasts."""
 
     def test_a_writer_that_waits_says_so_in_its_roster_until_it_goes_on(self, url: str, client: Client) -> None:
-        """A trainer that holds everything back has to be told that somebody waits, since when and for how much."""
+        """A trainer that blocks its writers must learn that one waits, since when, and for how many bytes."""
         producing = Producing(url, 300)
         place, waiter = _awaited_waiter(client)
         assert place == (0, 0)

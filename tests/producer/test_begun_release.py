@@ -1,4 +1,4 @@
-"""A release that was begun by a writer that died: the next pass ends it, nobody is shown half an epoch."""
+"""A release whose writer died: the next pass completes it, and no reader sees half an epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contracts.ordered import plan
 def test_the_next_pass_ends_a_release_that_somebody_began_and_did_not_live_to_end(
     any_url: str, any_client: Any
 ) -> None:
-    """Without any need for room: half of an epoch must not lie there until a budget is full."""
+    """This needs no full budget: half an epoch must not remain until then."""
     plan(any_url, [40, 40, 40], partitions=3)
     with loader_of(any_url) as loader:
         assert sorted(numbers(loader)) == list(range(120))

@@ -157,7 +157,7 @@ def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
 
 
 def test_samples_of_different_shapes_are_no_block() -> None:
-    """They come one by one: padding is the user's choice."""
+    """They come one at a time, because padding is the user's choice."""
     transform = BlockTransform(Transform.of(lambda block: block, "mine"))
     with pytest.raises(UnequalSamples, match="different shapes"):
         transform([{"x": np.zeros(2)}, {"x": np.zeros(3)}], np.random.default_rng(0), "key")

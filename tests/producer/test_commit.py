@@ -160,7 +160,7 @@ def test_an_abandoned_epoch_takes_nothing_more(any_url: str, any_client: Client)
 
 
 def test_a_server_that_lost_committed_blocks_is_named(any_url: str, any_client: Client) -> None:
-    """After a failover acknowledged writes may be gone; going on would leave a gap nobody sees."""
+    """After a failover acknowledged writes may be lost, and continuing would leave an unseen gap."""
     with writer_of(any_url) as writer:
         shard = writer.epoch(0, sizes=[SIZE]).shard(0)
         for number in range(8):
@@ -223,7 +223,7 @@ def test_a_server_that_is_away_just_when_a_shard_is_opened_is_waited_for(
 def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_again(
     fresh_server: Callable[..., EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others may fill a server that had room a moment ago: whoever sends at once again only loads it further."""
+    """Other programs may fill the server in between, and a retry without a pause only adds load."""
     sent: list[int] = []
     execute = Committer._execute
 
@@ -234,7 +234,7 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
         return sending
 
     monkeypatch.setattr(Committer, "_execute", executed)
-    monkeypatch.setattr("penstock_producer.write.quota.ASK_EVERY_S", 3600.0)  # it goes by what was told before
+    monkeypatch.setattr("penstock_producer.write.quota.ASK_EVERY_S", 3600.0)  # it uses the earlier answer
     server = fresh_server()
     with redis.Redis.from_url(server.url) as client, writer_of(server.url, room_wait_s=0.05) as writer:
         shard = writer.epoch(0, sizes=[8]).shard(0)

@@ -70,7 +70,7 @@ def test_samples_that_crash_hang_or_walk_out_are_named_and_the_rest_is_made(
 
 
 def test_an_item_of_an_iterator_that_ends_its_worker_is_left_out(any_url: str, any_client: redis.Redis) -> None:
-    """A generator begins anew for each worker: what is noted must be the item's place in it."""
+    """A generator begins again for each worker, so the note must have the item's position."""
     name = "tests.producer.deadly:numbers"
     source = GeneratorConfig(name=name, transform="tests.producer.deadly:fifth_walks_out")
     summary = produce(any_url, source)
@@ -92,7 +92,7 @@ def test_a_transform_that_crashes_at_random_completes_with_every_sample(
 
 
 def test_a_transform_that_always_crashes_is_said_before_any_worker_tries_it(any_url: str) -> None:
-    """The command itself must live to say it, and nobody waits for hundreds of dying workers."""
+    """The command itself must survive to report it, without a wait for hundreds of dying workers."""
     with pytest.raises(TooManyBad, match=r"none of the first 5 samples can be made; the last: .*by SIGSEGV"):
         produce(any_url, "always_segfaults")
 

@@ -65,7 +65,7 @@ def pair(fresh_server: Fresh, request: pytest.FixtureRequest) -> tuple[EmbeddedS
 
 @every_server
 def test_fsync_is_kept_where_the_server_can_and_refused_where_it_cannot(fresh_server: Fresh, executable: Path) -> None:
-    """A user who asks for the disk must get the disk, or an error before the first sample."""
+    """A user who requests the disk must get the disk, or an error before the first sample."""
     server = fresh_server(executable, appendonly=True, extra={"appendfsync": "always"})
     with redis.Redis.from_url(server.url) as client:
         can = "waitaof" in client.command()
@@ -190,7 +190,7 @@ def test_fewer_replicas_than_asked_for_are_refused_at_opening(any_url: str, any_
 
 
 def test_the_level_is_the_streams_and_holds_for_every_writer(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:
-    """Jobs open the stream by its name: what was promised must not depend on who writes."""
+    """Jobs open the stream by its name, and its promise must not depend on the writer."""
     primary, _replica = pair
     with durable_writer(primary.url, "replicas=1"):
         pass

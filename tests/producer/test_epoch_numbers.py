@@ -33,7 +33,7 @@ def test_a_number_that_a_partition_has_under_another_manifest_leaves_no_open_epo
 ) -> None:
     """A process that was opening it when the server went down registers it afterwards, and may die then.
 
-    The error was redis-py's, and trainers waited for ever in the epoch that nobody could write.
+    The error was redis-py's, and trainers waited for ever in an epoch without a writer.
     """
     with writer_of(any_url, **QUIET) as writer:
         roster = writer.stream.partitions[0].roster

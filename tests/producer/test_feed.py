@@ -1,4 +1,4 @@
-"""The endless feed: it ends its epochs by itself, with any number of writers, and loses nothing."""
+"""The endless feed ends its own epochs, with any number of writers, and loses nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestFeed:
     """The endless feed."""
 
     def test_a_feed_rotates_its_epochs_and_loses_nothing(self, any_url: str) -> None:
-        """Old data can only go by whole epochs, so a feed must end them by itself."""
+        """Old data is released in whole epochs, so a feed must end its epochs."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 1000, "budget_bytes": 80_000}
         with writer_of(any_url, **settings) as writer:
             for number in range(2000):
@@ -51,7 +51,7 @@ class TestFeed:
 
     @pytest.mark.parametrize("batched", [False, True])
     def test_two_writers_of_a_feed_rotate_together(self, any_url: str, any_client: Client, batched: bool) -> None:
-        """An epoch is produced when its last writer has left it: nobody may stay behind."""
+        """An epoch is produced when its last writer has left it, so every writer must leave."""
         settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 1000, "budget_bytes": 200_000}
         with writer_of(any_url, **settings) as one, writer_of(any_url, **settings) as two:
             for start in range(0, 64 * 64, 64):
@@ -143,7 +143,7 @@ class TestRefusedBlocks:
     def test_a_writer_that_ends_by_a_full_budget_ends_its_epoch_as_committed(
         self, any_url: str, any_client: Client
     ) -> None:
-        """Its epoch claimed samples that were never committed: every group met a gap that nobody could fill."""
+        """Its epoch claimed samples that were never committed, so every group met a gap that could not be filled."""
         with pytest.raises(BudgetFull), writer_of(any_url, **self.SETTINGS) as writer:
             for number in count():
                 writer.write(sample(number))

@@ -33,7 +33,7 @@ def test_a_shard_that_reservations_and_bad_samples_filled_is_followed_by_the_nex
 
 
 def test_a_shard_takes_no_more_than_was_planned_however_it_was_filled(any_url: str) -> None:
-    """One sample too many would have an identity that belongs to nobody, or to a sample of another shard."""
+    """One sample too many would have an unplanned identity, or that of another shard's sample."""
     with writer_of(any_url, spec=SPEC) as writer:
         epoch = writer.epoch(0, sizes=[4])
         with epoch.shard(0) as shard:

@@ -1,4 +1,4 @@
-"""Full segments are said to be full behind a later block: only the right ones, and whatever becomes of the answer."""
+"""Full segments are reported with a later block: only full ones, also when the answer is lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refuse_questions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_segment_is_sealed_behind_a_later_block(
     any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that nobody knows to be full is not used again, and a question for each costs more than a small block."""
+    """A file that is not reported as full is not used again, and a request for each costs more than a small block."""
     with writer_in(tmp_path, any_url) as writer:
         shard = writer.epoch(0, sizes=[10 * BLOCK]).shard(0)
         with monkeypatch.context() as patched:
@@ -125,7 +125,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(any_url: str, any_client: Cli
 def test_a_refused_sealing_keeps_nobody_from_going_on(
     any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The block before it is committed all the same, and whoever ends says it once more."""
+    """The block before it is committed, and a writer that ends reports it again."""
     with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[8 * BLOCK]).shard(0) as shard:
         with monkeypatch.context() as patched:
             patched.setattr(segments, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))

@@ -64,7 +64,7 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
 
 
 def test_a_writer_of_many_shards_removes_each_entry_once(any_url: str, any_client: Client) -> None:
-    """Each shard's writer used to begin anew, and to remove again what those before it had removed."""
+    """Each shard's writer used to begin from the start, and to remove removed entries again."""
     shards = 120
     with Writer(
         "t", url=any_url, spec=SPEC, budget_bytes=20 * SAMPLE_BYTES, tuning=Tuning(notify=lambda _: None)
@@ -104,7 +104,7 @@ def test_a_shard_in_the_last_quarter_asks_only_for_what_was_not_known_to_be_comp
 
 
 def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, any_client: Client) -> None:
-    """Each shard used to be asked for, and removed, by itself: small ones cost more than the samples in them."""
+    """Each shard used to have its own request and removal, which cost more than a small shard's samples."""
     shards = 60
     with Writer("t", url=any_url, spec=SPEC) as writer:
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
@@ -205,7 +205,7 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
         assert turns.is_next(0, 0)
         write(older, 0)
         assert turns.is_next(1, 0)
-        turns.end(1, 1)  # by itself it says nothing of the one before it
+        turns.end(1, 1)  # alone it says nothing about the one before it
         assert not turns.is_next(1, 1)
         turns.end(1, 0)
         assert turns.is_next(1, 1)

@@ -50,7 +50,7 @@ def test_an_epoch_begins_and_goes_in_as_many_steps_however_many_partitions_there
 
 
 def test_a_server_that_forgot_its_scripts_is_told_them_again(any_url: str, any_client: Client) -> None:
-    """It was restarted, or somebody flushed them: asked many at once it must not fail either."""
+    """After a restart or a flush of scripts it must not fail either when many calls come at once."""
     with writer_of(any_url, spec=SPEC, partitions=3) as writer:
         for number in range(2):
             any_client.script_flush()

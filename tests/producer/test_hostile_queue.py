@@ -1,4 +1,4 @@
-"""A queue that others write to: forged jobs, bombs, `rq info` and a plain `rq worker` cost no sample and end nobody."""
+"""Forged jobs, bombs, `rq info` and a plain `rq worker` on a shared queue cost no sample and end no process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rq(*words: str) -> list[str]:
 
 
 def bomb(nbytes: int = BOMB_BYTES) -> bytes:
-    """A field that inflates to so many bytes."""
+    """Return a field that inflates to ``nbytes`` bytes."""
     packer, block = zlib.compressobj(1), b"[" * (1 << 20)
     return b"".join([*(packer.compress(block) for _ in range(nbytes >> 20)), packer.flush()])
 
@@ -443,7 +443,7 @@ def _raises(error: Exception) -> Callable[..., None]:
 
 @pytest.mark.parametrize("call", [[FUNCTION, "os", [], {}], [FUNCTION, None, [1], {}], [FUNCTION, None, [], [1]]])
 def test_a_call_of_anything_but_named_arguments_is_refused(call: list[object]) -> None:
-    """An instance would be a method's object, and positional arguments would reach fields that nobody checks."""
+    """An instance would be a method's object, and positional arguments would reach unchecked fields."""
     with pytest.raises(UnreadableField, match="an object or positional arguments"):
         checked({"data": zlib.compress(json.dumps(call).encode())}, FUNCTION)
 

@@ -1,4 +1,4 @@
-"""Jobs with real workers: shards are made once by whoever is there, and what cannot be made is said."""
+"""Jobs with real workers: any worker makes a shard once, and what cannot be made is reported."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_broken_off_production_is_continued(any_url: str) -> None:
 
 
 def test_workers_outlive_their_servers_restart(fresh_server: Callable[..., EmbeddedServer], tmp_path: Path) -> None:
-    """A fleet on ten hosts is not started anew because Redis was."""
+    """A fleet on ten hosts must survive a restart of Redis."""
     server = fresh_server(appendonly=True, directory=tmp_path)
     fleet = Fleet(options_of(server.url), 1)
     try:
@@ -374,7 +374,7 @@ def test_a_job_that_an_older_version_queued_is_done(any_url: str) -> None:
 
 
 def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: Fleet) -> None:
-    """A stream deleted and made anew has other contents; an old job must not write into it."""
+    """A stream that was deleted and made again has other contents, so an old job must not write to it."""
     asked = ProductionPlan(stream="train", source=dataset())
     with Production(asked, options_of(any_url), workers=0) as production:
         stale = production._task(production._writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
@@ -433,7 +433,7 @@ def test_a_full_budget_is_explained_and_does_not_end_the_production(any_url: str
 
 
 def test_a_production_broken_off_leaves_no_job_behind(any_url: str) -> None:
-    """A job that waits for room would hold up the next production's workers, and nobody waits for it any more."""
+    """A job that waits for budget would block the next production's workers, and its own production has ended."""
     small = ProductionPlan(stream="train", source=dataset(), shard_samples=10, budget_bytes=1500, block_bytes=250)
     with Production(small, options_of(any_url), workers=1) as production:
         assert any(look.waits for look in production.run())

@@ -81,7 +81,7 @@ def test_shards_cover_the_epoch(n: int, shard_samples: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])
 def test_later_shards_are_smaller_so_that_workers_end_together(workers: int) -> None:
-    """The end of an epoch must not wait for one worker: simulated with workers of which one is half as fast."""
+    """The end of an epoch must not wait for one worker. The simulation has one worker that is half as fast."""
 
     def ends(sizes: list[int]) -> list[float]:
         free = [0.0] * workers

@@ -1,4 +1,4 @@
-"""Pins and alarms: what an operator keeps stays; whoever waits for what nobody works off is told so, and what helps."""
+"""Pins and alarms: a pinned epoch stays, and a wait for an inactive group says so and names the fix."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TestPins:
     def test_a_group_that_joins_stops_a_removal_that_was_planned_before_it(
         self, any_url: str, any_client: Client
     ) -> None:
-        """It was told that it reads from epoch 0 on."""
+        """The script promised it all epochs from epoch 0."""
         settled_epochs(any_url, 1)
         stream = load_stream(any_client, "t")
         partition = stream.partitions[0]
@@ -131,10 +131,10 @@ class TestPins:
 
 
 class TestAlarm:
-    """Groups that nobody reads for."""
+    """Groups without a member."""
 
     def test_a_group_whose_trainers_are_gone_is_named_with_the_time_and_the_command(self) -> None:
-        """Without the name nobody knows which of ten experiments to look for."""
+        """Without the name a user does not know which of ten experiments it is."""
         silent = roster_of({"a": group(), "b": group()}, members={("b", "m"): 10 * MINUTE_MS})
         text = explain_holds("train", silent, ["a", "b"], 10 * MINUTE_MS + 5000, 10 * MINUTE_MS)
         assert text == (
@@ -150,7 +150,7 @@ class TestAlarm:
         assert explain_holds("t", Roster("1", pinned=frozenset({1}), epochs={1: "a"}), [], 0, 0) == ""
 
     def test_a_declared_group_without_a_trainer_is_named_to_who_waits(self, any_url: str, any_client: Client) -> None:
-        """It never expires: somebody has to start its trainer, or to drop it."""
+        """It never expires. An operator starts its trainer, or drops it."""
         with writer_of(any_url, room_wait_s=0.1) as writer, loader_of(any_url, "day") as day:
             join_group(any_client, Membership(writer.stream, "night", "", ""), declared=True)
             with pytest.raises(BudgetFull) as refused:

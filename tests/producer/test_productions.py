@@ -78,7 +78,7 @@ OTHERS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_production_refuses_an_epoch_that_another_began_with_other_samples(any_url: str, other: str) -> None:
-    """Both planned the same epoch, and each made some of its shards: a mixture that nobody had asked for."""
+    """Both planned the same epoch, and each made some of its shards, so the epoch was an unplanned mixture."""
     options = WorkerOptions(url=any_url, queue_url=any_url)
     first = Production(numbers(), options, workers=1)
     second = Production(numbers(**OTHERS[other]), options, workers=0)

@@ -52,7 +52,7 @@ def drawn_by(url: str, workers: int) -> dict[Any, bytes]:
 
 
 def test_global_generators_repeat_themselves_whoever_makes_a_sample(any_url: str, any_client: redis.Redis) -> None:
-    """Libraries draw from numpy's and Python's own generators, and nobody reads all of their code."""
+    """Libraries draw from numpy's and Python's own generators, which a user cannot see in their code."""
     first = drawn_by(any_url, workers=1)
     any_client.flushall()
     assert drawn_by(any_url, workers=2) == first

@@ -88,7 +88,7 @@ def test_what_does_not_come_next_is_taken_back_before_anybody_can_see_it(url: st
 
 
 def test_an_epoch_that_takes_nothing_more_is_left_as_it_is(url: str, client: Client) -> None:
-    """A transaction may lie in a socket's buffer while its epoch is abandoned, or released."""
+    """A transaction may be in a socket's buffer while its epoch is abandoned or released."""
     with writer_of(url, spec=SPEC) as writer:
         partition = writer.stream.partitions[0]
         epoch = writer.epoch(0, sizes=[20])
@@ -145,7 +145,7 @@ def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client
 
 
 def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(any_url: str, any_client: Client) -> None:
-    """The writer reconnects, finds no room and says so. Whoever waits and goes on must not lack that block."""
+    """The writer reconnects, finds no room and says so. A reader that waits and continues must not lack that block."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 1000, "budget_bytes": 100_000, "room_wait_s": 0.05}
     with writer_of(any_url, **settings) as writer, writer_of(any_url, **settings) as other:
         ahead = writer.epoch(0, sizes=[1, 3]).shard(1)  # of what the others leave, since shard 0 is not there

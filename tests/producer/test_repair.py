@@ -155,7 +155,7 @@ def test_the_lost_end_of_an_index_is_made_again(url: str, client: redis.Redis, c
 def test_the_lost_middle_of_an_index_is_made_again_and_stands_in_its_place(
     any_url: str, any_client: redis.Redis
 ) -> None:
-    """Record ids only rise, so the record of a gap lies in a key of its own, and every reader must see it in order."""
+    """Record ids only rise, so the record of a gap has its own key, and every reader must see it in order."""
     produce(any_url)
     before = replay(any_url)
     lose_entry(any_client, 0, 1)
@@ -376,7 +376,7 @@ class TestRefusals:
             repair(any_url, Numbers(count=SAMPLES + 1))
 
     def test_a_source_in_its_own_order_is_found_out_by_itself(self, any_url: str, any_client: redis.Redis) -> None:
-        """Whether it was shuffled is a part of the fingerprint: nobody has to remember."""
+        """The fingerprint says if it was shuffled, so an operator need not remember."""
         produce(any_url, shuffle=False)
         before = replay(any_url)
         lose_entry(any_client, 0, 1)

@@ -77,7 +77,7 @@ def test_inspect_shows_the_wish_and_what_it_is_made_of(
 def test_a_loop_that_does_nothing_wishes_for_more_workers_than_can_be_told(
     any_url: str, stream: Stream, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A dry run without a training step takes millions of samples a second: nobody should start so many workers."""
+    """A dry run without a training step takes millions of samples a second, for which no fleet should grow."""
     with connect(any_url) as client:
         RateReporter(client, stream, worker_field("one")).send({"rate": 20.0, "shares": {"busy": 1.0}, "samples": 7})
         RateReporter(client, stream, trainer_field("dry", "host-1")).send({"rate": 4e6, "shares": {}, "samples": 64})

@@ -69,7 +69,7 @@ class TestPlans:
         assert plan_release(self.facts, roster, 0, 100) == [1]
 
     def test_without_any_group_nothing_is_settled(self) -> None:
-        """A producer started first must not throw away what nobody could read yet."""
+        """A producer that was started first must keep samples that no group could read yet."""
         assert plan_release(self.facts, roster_of({}), 0, 100) == []
         assert not is_acknowledged(roster_of({"gone": group(holds=False)}), 0)
 
@@ -234,7 +234,7 @@ def test_a_late_group_starts_at_the_first_whole_epoch(any_url: str) -> None:
 
 
 def test_a_replay_keeps_its_epoch(any_url: str, any_client: Client) -> None:
-    """Production goes on beside a replay and frees other epochs, not this one."""
+    """Production continues during a replay, and frees other epochs than this one."""
     with writer_of(any_url) as writer, loader_of(any_url, "g") as loader:
         for _ in range(3):
             write_epoch(writer, 20)
@@ -289,7 +289,7 @@ def test_a_declared_group_holds_what_it_has_not_read(any_url: str, any_client: C
 
 
 def test_a_group_that_vanished_stops_holding_after_a_while(any_url: str, any_client: Client) -> None:
-    """A killed trainer that nobody restarts would otherwise stop production for good."""
+    """Without this, a killed trainer that is not restarted would stop production for good."""
     with writer_of(any_url) as writer:
         join_group(any_client, Membership(writer.stream, "dead", "m", "1"))
         join_group(any_client, Membership(writer.stream, "declared", "m", "1"), declared=True)

@@ -65,7 +65,7 @@ class TestForms:
         "text", ["", "budget:3", "epochs", "epochs:", "epochs:-1", "epochs:two", "time:24", "time:h", "bytes:5x", "all"]
     )
     def test_anything_else_is_refused_in_one_line_with_the_forms(self, text: str) -> None:
-        """A user who mistypes a policy is told the forms, and nothing is guessed."""
+        """A user who mistypes a policy gets the list of forms, and no guess."""
         with pytest.raises(BadOption, match=r"not one of: budget .*epochs:N.*time:.*bytes:") as refused:
             parse_policy(text)
         assert "\n" not in str(refused.value)
@@ -107,7 +107,7 @@ class TestPlans:
         assert self.plan("epochs:3", roster) == []
 
     def test_without_a_group_nothing_goes(self) -> None:
-        """A producer started first must not throw away what nobody could read yet."""
+        """A producer that was started first must keep samples that no group could read yet."""
         assert self.plan("epochs:0", roster_of({})) == []
 
     def test_many_tiny_epochs_are_bounded_under_every_policy(self) -> None:

@@ -96,7 +96,7 @@ def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
 ) -> None:
     """The server went down in an epoch: the writer goes on behind what is committed, readers read it all.
 
-    With durability ``fsync`` where the server has WAITAOF: files and entries are told to be on the disk for real here.
+    With durability ``fsync`` on a server that has WAITAOF, files and entries are really on the disk.
     """
     settings: dict[str, Any] = {"appendonly": True, "directory": tmp_path / "server"}
     server = fresh_server(executable, **settings, extra={"appendfsync": "everysec"})

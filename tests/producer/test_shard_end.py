@@ -165,7 +165,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
 
 
 def test_what_is_wrong_with_an_index_is_said_in_one_clause() -> None:
-    """The first record that does not fit is named, and where nothing is wrong nothing is said."""
+    """The first record that does not fit is named, and a correct index gives no message."""
     good = [Record(4, b"1-0", 0, 4, 96, ()), Record(6, b"", 4, 0, 0, (4, 5)), Record(9, b"2-0", 6, 2, 48, (7,))]
     assert first_fault(good, 9, "") == ""
     assert first_fault([], 0, "token") == ""

@@ -51,7 +51,7 @@ def test_each_record_of_a_feed_names_the_writer_that_took_the_shard(any_url: str
 
 
 def test_records_of_a_planned_shard_name_no_writer(any_url: str, any_client: Client) -> None:
-    """Another worker goes on with the shard of one that died: nobody may refuse it."""
+    """Another worker continues the shard of a dead one, and must not be refused."""
     produce(any_url, "t", 20)
     stream = open_stream(any_client, "t")
     assert {record.writer for record in index_records(any_client, stream.partitions[0], 0, 0)} == {""}
@@ -61,7 +61,7 @@ def test_records_of_a_planned_shard_name_no_writer(any_url: str, any_client: Cli
 
 @pytest.mark.parametrize("token", ["", "another"])
 def test_a_block_behind_another_writers_is_taken_back(url: str, client: Client, token: str) -> None:
-    """It comes next by its offsets, and would stand among samples of which its writer knows nothing."""
+    """Its offsets come next, and it would be among samples that its writer does not know."""
     with writer_of(url, **QUIET) as writer:
         for number in range(8):
             writer.write(sample(number))

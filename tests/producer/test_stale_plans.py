@@ -31,12 +31,12 @@ Act = Callable[[Client, Stream], object]
 
 
 def join(client: Client, stream: Stream) -> None:
-    """A new group, which is told that it reads from the first epoch on."""
+    """A new group, to which the script promises all epochs from the first one."""
     assert join_group(client, Membership(stream, "late", "m", "1")) == 0
 
 
 def replay(client: Client, stream: Stream) -> None:
-    """A replay, which is told that the epoch stays while it reads."""
+    """A replay, to which the script promises that the epoch stays while it reads."""
     assert hold_for_replay(client, stream.partitions[0], "token", 0, 60_000, renew=False)
 
 
@@ -46,7 +46,7 @@ def start_again(client: Client, stream: Stream) -> None:
 
 
 def reopen(client: Client, stream: Stream) -> None:
-    """An operator had something put back of which the group was never given all."""
+    """An operator returned an entry that the group had received only in part."""
     assert run_script(client, load_script("reopen_epoch_for_group"), [stream.partitions[0].roster], ["g", 0]) == 1
 
 
@@ -106,7 +106,7 @@ def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, 
 
 
 def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
-    """Entries of a running epoch go one by one, by the same plan."""
+    """The same plan removes entries of a running epoch one by one."""
     with (
         writer_of(any_url) as writer,
         writer.epoch() as epoch,
@@ -151,7 +151,7 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
 
 
 def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_client: Client) -> None:
-    """Its consumer group is made by whoever comes second: neither may take the other for the one who does it."""
+    """The second process makes its consumer group, and neither may rely on the other."""
     with writer_of(any_url) as writer:
         write_epoch(writer, 10)
         stream = writer.stream

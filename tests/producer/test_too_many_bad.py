@@ -51,7 +51,7 @@ def states(client: redis.Redis) -> Any:
     [("0", None, 0), ("20", 100, 20), ("50%", 120, 60), ("5%", 119, 5), ("0%", 10, 0), ("5%", None, None)],
 )
 def test_a_limit_is_a_number_or_a_share(max_bad: str, samples: int | None, limit: int | None) -> None:
-    """A share of what nobody knows yet limits nothing until it is known."""
+    """A share of an unknown number limits nothing until the number is known."""
     assert bad_limit(max_bad, samples) == limit
 
 
@@ -120,7 +120,7 @@ def test_what_does_not_fit_a_guessed_spec_fails_the_epoch(any_url: str, any_clie
 
 
 def test_a_batch_that_does_not_fit_a_declared_spec_is_bad_as_a_whole(any_url: str) -> None:
-    """All or nothing: which of its rows is to blame nobody knows."""
+    """All or nothing, because the bad row is unknown."""
 
     class Batches:
         def __len__(self) -> int:
@@ -136,7 +136,7 @@ def test_a_batch_that_does_not_fit_a_declared_spec_is_bad_as_a_whole(any_url: st
 
 
 def test_a_writers_epoch_is_abandoned_by_a_sample_that_does_not_fit(any_url: str, any_client: redis.Redis) -> None:
-    """Trainers end with what is there, instead of waiting for the rest; the error says what was found."""
+    """Trainers end with the committed samples, and do not wait for the rest. The error says what was found."""
     with Writer("train", url=any_url, tuning=Tuning(notify=lambda _: None)) as writer:
         with (
             pytest.raises(SpecMismatch, match=r"tensor 'x': found shape \(2,\), expected shape \(\)") as told,

@@ -1,4 +1,4 @@
-"""A foreign job runs no code and reads no file, beside a production's own workers and on shared queues."""
+"""A foreign job runs no code and reads no file, on a production's own queue and on shared queues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TASK = ShardTask(
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of two images, with a link that leads out of it, and a secret beside it."""
+    """Make a folder of two images with a link that leads out of it, and a secret outside."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for shade in range(2):

@@ -80,7 +80,7 @@ def test_files_that_are_not_read_as_images_are_said_once(any_url: str, tmp_path:
 
 
 def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
-    """Half a picture is a bad sample for ever: whoever still writes must be waited for."""
+    """Half a picture is a bad sample for ever, so the watch waits for its writer."""
     sightings = FileSightings(whole_after_s=3.0)
     small, grown, other = SourceFile("a.png", 10, 100), SourceFile("a.png", 20, 103), SourceFile("b.png", 5, 100)
     assert sightings.whole(0.0, [small, other]) == []
@@ -93,7 +93,7 @@ def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:
 
 
 def test_new_files_become_epochs_each_file_once(any_url: str, tmp_path: Path) -> None:
-    """The journey: what lies there, what comes later, what is half written, what is broken, what belongs nowhere."""
+    """Cover files that exist, arrive later, are half written, are broken, or belong to no class."""
     folder, told = tmp_path / "in", list[str]()
     for shade in range(5):
         put(folder, f"cat/{shade}.png", shade)

@@ -95,7 +95,7 @@ def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Cl
 def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
     clock: Clock, process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leak is nobody's fault; a sample that grows for ever would be made for ever if it were not held against it."""
+    """A leak is no fault of a sample. A sample that grows for ever must count as bad, or it is tried for ever."""
     monkeypatch.setattr(watchdog, "held_bytes", lambda pid: 2 << 30)
     watched = WorkerWatchdog(1 << 30, clock)
     watched.current.begin(3, 300.0)
@@ -148,7 +148,7 @@ def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: in
 
 
 def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
-    """In a burst each ends by itself, and nobody is to replace it."""
+    """In a burst each ends by itself, and none is replaced."""
     watched = WorkerWatchdog(None, clock)
     watched.current.begin(9, 300.0)
     watched.current.end()

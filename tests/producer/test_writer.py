@@ -68,7 +68,7 @@ DETECTION: dict[str, Any] = {"image": np.zeros((2, 3), np.uint8), "y": {"boxes":
 
 
 def detections(count: int) -> dict[str, Any]:
-    """Rows of so many samples like DETECTION."""
+    """Make ``count`` rows like DETECTION."""
     boxes, about = np.ones((count, 2, 4)), {"id": np.full(count, 7)}
     return {"image": np.zeros((count, 2, 3), np.uint8), "y": {"boxes": boxes, "about": about}}
 
@@ -269,7 +269,7 @@ class TestShards:
         assert replayed(any_url) == list(range(12))
 
     def test_a_begun_shard_goes_on_where_it_was_committed(self, any_url: str, any_client: Client) -> None:
-        """A retried job must not make again, nor send again, what is there."""
+        """A retried job must neither make nor send committed samples again."""
         with writer_of(any_url, spec=SPEC, block_bytes=2 * SAMPLE_BYTES) as writer:
             epoch = writer.epoch(sizes=[10])
             first = epoch.shard(0)
@@ -285,7 +285,7 @@ class TestShards:
         assert is_contiguous(index_spans(any_client, "t", 0, 0), 10)
 
     def test_more_samples_than_planned_are_refused(self, any_url: str) -> None:
-        """A source that grew since it was planned would make identities nobody planned."""
+        """A source that grew after planning would make unplanned identities."""
         with writer_of(any_url, spec=SPEC) as writer:
             shard = writer.epoch(sizes=[2]).shard(0)
             shard.write_batch({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2, np.int64)})
@@ -296,7 +296,7 @@ class TestShards:
             shard.abort()
 
     def test_fewer_samples_than_planned_do_not_complete_a_shard(self, any_url: str) -> None:
-        """A job that ended early must fail, not leave an epoch that trainers wait for in vain."""
+        """A job that ended early must fail, or trainers would wait for its epoch for ever."""
         with writer_of(any_url, spec=SPEC) as writer:
             epoch = writer.epoch(sizes=[2])
             with pytest.raises(ShardMismatch, match="plans 2"), epoch.shard(0) as shard:
@@ -428,7 +428,7 @@ class TestRefusals:
         assert said == []  # it takes nothing, so nothing is announced
 
     def test_a_sample_larger_than_a_quarter_of_the_budget_is_refused(self, any_url: str) -> None:
-        """It might wait for room for ever, so it is said at once, with numbers."""
+        """It might wait for budget for ever, so an error with numbers comes at once."""
         spec = {"x": ("uint8", (300_000,))}
         with writer_of(any_url, spec=spec, budget_bytes=1_000_000) as writer, writer.epoch() as epoch:
             with pytest.raises(TooLarge, match=r"293 KiB.*quarter"):

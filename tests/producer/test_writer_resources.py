@@ -34,7 +34,7 @@ def test_small_shards_share_a_connection(url: str, client: Client) -> None:
 
 
 def test_a_connection_that_was_closed_between_two_shards_is_replaced_without_a_word(url: str, client: Client) -> None:
-    """A server may close what is idle; nobody needs to hear of it, or to wait."""
+    """A server may close idle connections, without a message and without a wait."""
     said: list[str] = []
     with writer_of(url, spec=SPEC, notify=said.append) as writer:
         epoch = writer.epoch(0, sizes=[1] * 4)
@@ -128,7 +128,7 @@ def test_a_shard_that_nobody_has_any_more_is_gone_at_once(any_url: str, memory_p
 def test_a_shard_is_declared_complete_though_its_connection_or_the_script_is_gone(
     url: str, client: Client, trouble: str
 ) -> None:
-    """It is said on the shard's own connection, which may have been closed while the last samples were made."""
+    """The shard's own connection sends it, and may have been closed while the last samples were made."""
     said: list[str] = []
     with writer_of(url, spec=SPEC, notify=said.append) as writer:
         epoch = writer.epoch(0, sizes=[1] * 3)

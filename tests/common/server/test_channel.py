@@ -86,7 +86,7 @@ class TestChannelOverUnixSocket(ChannelContract):
 
 
 class CutSocket(PlainSocket):
-    """A socket that receives no more at a time than it is told, as a network may."""
+    """A socket that receives at most the given number of bytes at a time, as a network may."""
 
     def __init__(self, sock: socket.socket, cuts: Sequence[int]) -> None:
         super().__init__(sock)

@@ -46,7 +46,7 @@ def test_a_rank_can_have_settled_no_more_than_is_committed_without_a_gap(
 
 
 class TestRuns:
-    """The question of which run a server is, and its consequences."""
+    """How a server's run is identified, and what follows from it."""
 
     def test_a_connection_that_lasts_costs_no_question(self, any_url: str) -> None:
         """Every heartbeat and every commit asks this, so it must be free on a stable connection."""

@@ -97,7 +97,7 @@ def test_a_shard_number_beyond_every_bound_is_a_damaged_key(any_url: str, any_cl
     ids=["a long shard", "below nothing", "many shards", "many samples"],
 )  # fmt: skip
 def test_what_readers_would_refuse_is_not_planned(any_url: str, any_client: redis.Redis, sizes: list[int]) -> None:
-    """The bounds of both sides are the same: no epoch is made that nobody may read."""
+    """Both sides have the same bounds, so every epoch that is made can be read."""
     assert why_not_planned(sizes[:-1] if len(sizes) > 1 else [MAX_SHARD_SAMPLES]) is None
     with writer_of(any_url, spec={"y": ("int64", ())}) as writer:
         with pytest.raises(StreamConflict, match=why_not_planned(sizes)):

@@ -167,7 +167,7 @@ def an_epoch_is_closed_as_it_stands(w: World) -> Any:
 
 @case
 def an_epoch_is_sized(w: World) -> Any:
-    """Size an epoch with shards of which none is complete."""
+    """Size an epoch that has no complete shard."""
     return load_script("size_epoch"), manifest_keys(w, 1), [w.feed.id, 1, 2, "[5,5]"]
 
 

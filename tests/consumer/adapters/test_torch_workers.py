@@ -362,7 +362,7 @@ def train_with_checkpoints(url: str, file: str, workers: str, stop: str) -> None
 def test_a_killed_training_goes_on_exactly_at_its_checkpoint(
     killed_after: int, workers: int, any_url: str, tmp_path: Path
 ) -> None:
-    """At 10, 50 and 90 % of an epoch: the batches are those of a run that nobody interrupted."""
+    """At 10, 50 and 90 % of an epoch, the batches are those of an uninterrupted run."""
     plan(any_url, SIZES, BAD, epochs=2)
     with rank_of(any_url, group="whole") as loader:
         whole = labels(loader) + labels(loader)

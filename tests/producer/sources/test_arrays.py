@@ -19,7 +19,7 @@ Y = np.arange(7) % 3
 
 
 class TestFiles(SourceContract):
-    """Several .npy files, one in Fortran's order, beside a tensor of one file, keep every promise of a source."""
+    """Several .npy files, one of them in Fortran order, and a tensor of one file keep every promise of a source."""
 
     @pytest.fixture
     def config(self, tmp_path: Path) -> ArraysConfig:
@@ -36,7 +36,7 @@ class TestFiles(SourceContract):
         return source
 
     def test_rows_follow_each_other(self, source: Source) -> None:
-        """The seventh row lies in the second file."""
+        """The seventh row is in the second file."""
         assert [read(source, n)["x"].tolist() for n in range(7)] == X.tolist()
         assert [int(read(source, n)["y"]) for n in range(7)] == Y.tolist()
         assert source.spec == {"x": ("float32", (2, 3)), "y": ("int32", ())}

@@ -276,7 +276,7 @@ def test_each_source_has_its_share_of_every_epoch(tmp_path: Path) -> None:
 
 
 def test_choices_are_nested(tmp_path: Path) -> None:
-    """Balanced classes of one folder beside all of another: each epoch of the inner choice is one pass."""
+    """Mix balanced classes of one folder with all of another: each epoch of the inner choice is one pass."""
     skewed = BalancedConfig(source=arrays(tmp_path, "skewed", 0, SKEWED), samples=6)
     plain = arrays(tmp_path, "plain", 100, [5, 5])
     source = opened(WeightedConfig(parts=(WeightedPart(source=skewed), WeightedPart(source=plain)), samples=12))

@@ -156,7 +156,7 @@ def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
 
 
 def test_unreadable_exif_does_not_cost_the_image() -> None:
-    """Viewers show such files; so many cameras write them."""
+    """Viewers show such files, because many cameras write them."""
     data = encoded(Image.new("RGB", (8, 8), "white"), "JPEG", exif=b"Exif\0\0garbage garbage")
     assert decoded(data, resize=4)[0, 0].tolist() == [255, 255, 255]
 

@@ -96,7 +96,7 @@ class TestGenerator(IterableContract):
 
 
 class TestEndless(IterableContract):
-    """One that never ends keeps them, too, and nobody asks it for more than is wanted."""
+    """An endless generator keeps them, too, and is read no further than needed."""
 
     @pytest.fixture
     def config(self, name: str) -> GeneratorConfig:
@@ -161,7 +161,7 @@ def test_an_iterable_that_fails_says_where(name: str, attribute: str, message: s
 
 @pytest.mark.parametrize("batch", [(np.zeros(4), np.zeros(3)), (np.zeros(()),), (), 7], ids=str)
 def test_a_batch_whose_tensors_disagree_is_a_bad_item(batch: Any) -> None:
-    """Which rows belong together nobody knows; the pass goes on with the next batch."""
+    """It is unknown which rows belong together, so the pass continues with the next batch."""
     source = open_items(LocalConfig(token=register([batch, (np.zeros(4),)]), reads_as="generator", batched=True))
     bad, good = passed(source)
     assert "[0]: tensors disagree on the number of samples: " in bad

@@ -70,7 +70,7 @@ def opened(config: Any) -> BatchSource:
 
 
 def test_a_batch_may_hold_texts_of_any_length() -> None:
-    """Captions beside images: an array would fill them up to the longest, so they stay a list."""
+    """Captions of images stay a list, because an array would pad them to the longest."""
     texts = [[b"a", b"longer"], [b"the last"]]
 
     class Captioned(Batches):

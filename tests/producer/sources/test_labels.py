@@ -136,7 +136,7 @@ def test_unlabelled_images_are_refused_or_skipped(pictures: Path) -> None:
     ],
 )
 def test_a_wrong_labels_file_says_where(pictures: Path, text: str, suffix: str, message: str) -> None:
-    """Labels are written by hand; each mistake is one line that names the place."""
+    """Users write labels, and each mistake gives one line that names the place."""
     with pytest.raises(SourceError, match=message) as caught:
         labelled(pictures, text, suffix)
     assert "\n" not in str(caught.value)

@@ -58,7 +58,7 @@ def test_functions_and_classes_are_called_objects_are_not(user_module: UserModul
     ],
 )
 def test_a_wrong_name_says_what_is_nearest(name: str, message: str) -> None:
-    """Import names are typed by hand."""
+    """Users type import names."""
     with pytest.raises(SourceError, match=message):
         resolve(name)
 

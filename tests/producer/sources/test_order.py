@@ -36,7 +36,7 @@ def test_seeds_and_epochs_differ() -> None:
 
 @given(st.integers(0, 10_000), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12))
 def test_shares_add_up_and_are_exact_to_one_sample(total: int, weights: list[float]) -> None:
-    """An epoch has the size that was planned, and nobody is cheated by rounding."""
+    """An epoch has the planned size, and rounding loses no sample."""
     counts = apportion(total, weights)
     assert sum(counts) == total
     assert all(abs(count - total * w / sum(weights)) < 1.0001 for count, w in zip(counts, weights, strict=True))

@@ -30,7 +30,7 @@ LABELS = [0] * 12 + [1] * 3 + [2] * 6
 
 
 def bitmap(red: int) -> bytes:
-    """Return a BMP of 2 x 2 pixels whose columns differ, written by hand: no library's version changes a byte."""
+    """Return a BMP of 2 x 2 pixels whose columns differ, byte by byte, so no library's version changes it."""
     row = bytes((0, 0, red, 0, 255, red)) + b"\0\0"
     size = 54 + 2 * len(row)
     head = b"BM" + size.to_bytes(4, "little") + bytes(4) + (54).to_bytes(4, "little")

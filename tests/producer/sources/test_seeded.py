@@ -82,7 +82,7 @@ def test_what_has_a_generator_of_its_own_is_found_where_it_is_held(holder: str) 
 
 
 def test_class_attributes_and_globals_of_a_datasets_code_are_found() -> None:
-    """Many modules make their pipeline once, beside the class."""
+    """Many modules make their pipeline once, at module level."""
     assert [one.target for one in find_seeded(ByClass(None), "data")] == [ByClass.pipeline]
     assert [one.target for one in find_seeded(ByGlobal(None), "data")] == [SHARED]
     assert find_seeded(Images(None), "data") == ()
@@ -139,7 +139,7 @@ def test_a_samples_seed_depends_on_the_sample_alone() -> None:
 
 
 def test_a_transform_that_takes_no_generator_has_what_it_holds_seeded() -> None:
-    """One that takes the generator seeds by itself, as it always did."""
+    """A function that takes the generator seeds itself, as before."""
     pipeline = Pipeline()
     transform = Transform.of(closed_over(pipeline))
     assert transform.draws

@@ -1,4 +1,4 @@
-"""The user's function on every sample: how it is called, and how its failures are told."""
+"""The user's function on every sample: how it is called, and how its failures are reported."""
 
 from __future__ import annotations
 
