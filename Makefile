@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js bench bench-quick chaos fuzz format wheel release-check clean
+.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz format wheel release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,10 @@ js: js/node_modules/.made ## the npm package in js/: lint, types, build, tests, 
 	mkdir js/dist/scripts && cp common/penstock_common/server/scripts/*.lua js/dist/scripts/
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent
+
+docs: $(VENV)/.docs ## the site, in build/docs/index.html; a dead link or a broken docstring is an error
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
 bench: $(VENV)/.dev ## beside every peer, writer to batches and JPEGs to tensors, up to 50 minutes: tables, targets, bench-results/
 	$(BIN)/python -m benchmarks --json bench-results/bench.json --plots bench-results $(ARGS)
@@ -108,11 +112,16 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	@touch $@
 
-# dev holds all of demo, so one install answers both stamps.
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@echo "installing Penstock and what its site is built with into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
+# dev holds all of demo and docs, so one install answers the three stamps.
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing Penstock and its development tools into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	@touch $(VENV)/.demo $@
+	@touch $(VENV)/.demo $(VENV)/.docs $@
 
 js/node_modules/.made: js/package-lock.json js/package.json $(VENV)/.dev
 	@echo "installing what js/ needs into js/node_modules"

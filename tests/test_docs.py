@@ -18,6 +18,11 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
+from penstock_common.server.connection import check_url
+from penstock_common.server.sentinel import _OWN_LOGIN as SENTINEL_LOGIN
+from penstock_common.settings import _BY_FILE as BY_FILE
+from penstock_common.settings import Settings
 from penstock_common.tuning import FIELDS, LEASE_S, PREFETCH_BYTES
 from penstock_common.waiting import to_stderr
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
@@ -101,6 +106,34 @@ def test_a_setting_of_the_users_page_has_the_value_of_its_constant() -> None:
     """The two pages agree, and the constants' page is compared with the code."""
     told = {cells[0].partition(":")[0]: cells[1] for cells in rows("defaults.md", 3)}
     assert {name: told[name] for name in SETTINGS} == {name: CONSTANTS[where] for name, where in SETTINGS.items()}
+
+
+def code_in(cell: str) -> list[str]:
+    """Return the words that a cell sets in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_variable_of_the_environment_is_on_the_page() -> None:
+    """A variable that no page names is found by reading code only, and one that nothing reads has no effect."""
+    told = [name for cells in rows("defaults.md", 4) for name in code_in(cells[0]) if name.isupper()]
+    read = {each.metadata["variable"] for each in Settings.__dataclass_fields__.values()}
+    assert sorted(told) == sorted(read | {f"{name}_FILE" for name in BY_FILE})
+
+
+def test_every_option_of_an_address_on_the_page_is_taken() -> None:
+    """An option that is refused keeps a program from its server."""
+    told = {
+        code_in(cells[0])[0]: code_in(cells[1])
+        for cells in rows("defaults.md", 4)
+        if re.fullmatch("`[a-z_]+`", cells[0])
+    }
+    assert set(told) == {"db", *FILES_OF_TLS, *SENTINEL_LOGIN}
+    for option, schemes in told.items():
+        for scheme in schemes:
+            path = {"unix": "/socket"}.get(scheme, "host:6379/service" if "sentinel" in scheme else "host:6379")
+            check_url(f"{scheme}://{path}?{option}=1")
+            with pytest.raises(penstock.errors.ServerUnavailable):
+                check_url(f"{scheme}://{path}?{option}s=1")
 
 
 def argument_tables() -> dict[str, dict[str, str]]:
@@ -266,7 +299,7 @@ def test_every_table_of_the_keys_names_a_field_once() -> None:
 
 def test_every_decision_is_told_alike() -> None:
     """A reader of decisions looks for three things: what, why, and at what price."""
-    for path in sorted((DOCS / "decisions").glob("*.md")):
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         text = path.read_text()
         number = re.match(r"# (\d+)\. ", text)
         assert number, path.name

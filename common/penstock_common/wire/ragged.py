@@ -83,10 +83,11 @@ class Ragged(Sequence[Any]):
 
     def __init__(self, values: NDArray[Any], shapes: NDArray[np.int64], *, is_bytes: bool = False) -> None:
         self.values = values
-        """1-D: the elements of all samples in order, each sample in C order."""
+        """The elements of all samples in order, in one dimension, each sample in C order."""
         self.shapes = shapes
-        """int64 ``[n, ndim]``: each sample's shape, or a byte string's length."""
+        """The shape of each sample, or the length of a byte string, as int64 ``[n, ndim]``."""
         self.is_bytes = is_bytes
+        """Whether the samples are byte strings."""
         self._starts: NDArray[np.int64] = np.zeros(len(shapes) + 1, dtype=np.int64)
         np.cumsum(np.prod(shapes, axis=1), out=self._starts[1:])
         if values.ndim != 1 or shapes.ndim != 2 or len(values) != self._starts[-1]:
@@ -94,7 +95,7 @@ class Ragged(Sequence[Any]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of every sample: uint8 for byte strings."""
+        """The dtype of every sample, which is uint8 for byte strings."""
         return self.values.dtype
 
     @property

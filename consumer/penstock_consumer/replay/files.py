@@ -70,7 +70,7 @@ class Files(Passes):
             (found.meta, found.header.ref) for found in complete_epoch(self._folder, self._note) if found.header.ref
         ]
         self.info = self._folder.contents.info
-        """The facts about the stream: names of classes, files and units."""
+        """The facts about the stream, such as the names of classes."""
 
     @property
     def spec(self) -> Spec:

@@ -1,0 +1,79 @@
+"""The reference of the ``penstock`` command as Markdown, made of the parsers that read its command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from penstock.cli import COMMANDS, Parser, load_command
+
+SHARED = ("choice of samples", "production")
+"""The titles of groups that are told once if several commands have the same options."""
+
+UNTOLD = (argparse._HelpAction, argparse._SubParsersAction)
+"""What no section lists: --help, and the choices that have sections of their own."""
+
+
+def reference() -> str:
+    """Return a section for each command, and below it one for each of its actions or kinds of source."""
+    shown: dict[str, str] = {}
+    return "\n\n".join(part for name, parser in parsers() for part in _section(name, parser, shown))
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield each command line, such as ``penstock produce images``, and its parser."""
+    for name in COMMANDS:
+        command = load_command(name)
+        parser = Parser(f"penstock {name}", description=command.HELP)
+        command.add_arguments(parser)
+        yield from _with_choices(parser)
+
+
+def _with_choices(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield parser.prog, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help for choice in action._choices_actions}
+            for name, below in action.choices.items():
+                below.description = below.description or helps.get(name)
+                yield from _with_choices(below)
+
+
+def _section(name: str, parser: argparse.ArgumentParser, shown: dict[str, str]) -> Iterator[str]:
+    """Yield the parts of a section.
+
+    Args:
+        name: the words of the command line.
+        parser: its parser.
+        shown: the options of a group -> the command that has them first. Later commands refer to it.
+    """
+    yield f"{'#' * name.count(' ')}# {name}"
+    if parser.description:
+        yield f"{parser.description[:1].upper()}{parser.description[1:]}."
+    yield _block(parser.format_usage().removeprefix("usage: "))
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if not isinstance(action, UNTOLD)]
+        if not (text := "\n\n".join(_described(parser, action) for action in actions)):
+            continue
+        title = f"**{(group.title or '').capitalize()}**"
+        first = shown.setdefault(text, name) if group.title in SHARED else name
+        yield title if first == name else f"{title}: those of `{first}`."
+        if first == name:
+            yield text
+    if parser.epilog:
+        yield _block(parser.epilog)
+
+
+def _described(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    formatter = parser._get_formatter()
+    text = formatter._expand_help(action) if action.help else ""
+    name = formatter._format_action_invocation(action)
+    return f"`{name}`\n: {_escaped(text) or '(no default)'}"
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\*_<[|`$#~" else letter for letter in text)
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```"
