@@ -13,8 +13,7 @@ from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, Too
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.stream.client import connect
-from penstock_common.stream.payloads import segments_of
-from penstock_common.stream.registry import registered_segments
+from penstock_common.stream.payloads import registered_segments, segments_of
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.export import export_stream

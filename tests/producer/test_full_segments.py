@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
-from penstock_common.stream.registry import registered_segments, seal_command, seal_segments
+from penstock_common.stream.payloads import registered_segments, seal_command, seal_segments
 from penstock_common.stream.streams import Stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay

@@ -16,8 +16,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.groups.pins import pin_epoch
-from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster
+from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, pin_epoch
 from penstock_common.stream.manifest import open_epoch, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.write import cleaner

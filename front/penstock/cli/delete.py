@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuse while the stream is in use, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.removal.deletion import delete_stream
+    from penstock_common.stream.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.segments is not None:
@@ -74,7 +74,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """List stray folders of segments, and with --yes remove the unused ones."""
     from penstock_common.errors import PenstockError
     from penstock_common.stream.client import connect
-    from penstock_common.stream.removal.strays import find_strays
+    from penstock_common.stream.deletion import find_orphans
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.stream is not None:
@@ -83,7 +83,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
         raise PenstockError(f"there is no folder {args.segments}: give the one that streams have in `payload`, as "
                             "`penstock inspect STREAM` shows it")  # fmt: skip
     with connect(url_of(args)) as client:
-        strays = find_strays(client, Path(args.segments))
+        strays = find_orphans(client, Path(args.segments))
     told = []
     for stray in strays:
         is_gone = args.yes and not stray.is_in_use and stray.folder.remove()
@@ -101,7 +101,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.removal.deletion import users_of
+    from penstock_common.stream.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
     if args.force:  # also if a damaged key hides its users

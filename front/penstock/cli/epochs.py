@@ -79,7 +79,7 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
 
 
 def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.groups.pins import pin_epoch, unpin_epoch
+    from penstock_common.stream.groups.roster import pin_epoch, unpin_epoch
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)

@@ -18,8 +18,7 @@ from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, Run
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
-from penstock_common.stream.payloads import segments_of
-from penstock_common.stream.registry import seal_command, seal_segments
+from penstock_common.stream.payloads import seal_command, seal_segments, segments_of
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there

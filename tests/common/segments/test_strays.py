@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from penstock.__main__ import main
+from penstock_common.stream import deletion
 from penstock_common.stream.payloads import segments_of
-from penstock_common.stream.removal import strays
 from tests.contracts.feed import open_stream, produce
 
 
@@ -42,7 +42,7 @@ def test_folders_whose_stream_is_gone_are_removed_on_an_operators_word(
     assert len(lines) == 1
     assert str(folder.path) in lines[0]
     assert "in use" in lines[0], "it was written to a moment ago"
-    monkeypatch.setattr(strays, "QUIET_S", 0.0)
+    monkeypatch.setattr(deletion, "QUIET_S", 0.0)
     reader = os.open(folder.path / next(iter(folder.names())), os.O_RDONLY)
     fcntl.flock(reader, fcntl.LOCK_SH)
     assert "in use" in told("--yes")

