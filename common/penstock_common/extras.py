@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock_common.errors import MissingExtra
 
 
-class Package(NamedTuple):
+class OptionalPackage(NamedTuple):
     """A package that only some users need."""
 
     name: str
@@ -19,15 +19,15 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "rq": Package("rq", "producer"),
-    "PIL": Package("Pillow", "producer"),
-    "tensorflow": Package("TensorFlow", "tensorflow"),
-    "keras": Package("Keras", "tensorflow"),
-    "torch": Package("torch", "torch"),
-    "jax": Package("JAX", "jax"),
-    "rich": Package("rich", "terminal"),
-    "prometheus_client": Package("prometheus-client", "metrics"),
-    "sklearn": Package("scikit-learn", "demo"),
+    "rq": OptionalPackage("rq", "producer"),
+    "PIL": OptionalPackage("Pillow", "producer"),
+    "tensorflow": OptionalPackage("TensorFlow", "tensorflow"),
+    "keras": OptionalPackage("Keras", "tensorflow"),
+    "torch": OptionalPackage("torch", "torch"),
+    "jax": OptionalPackage("JAX", "jax"),
+    "rich": OptionalPackage("rich", "terminal"),
+    "prometheus_client": OptionalPackage("prometheus-client", "metrics"),
+    "sklearn": OptionalPackage("scikit-learn", "demo"),
 }
 """Imported module -> package."""
 

@@ -23,7 +23,7 @@ _LONGEST = 4096
 
 
 @dataclass(frozen=True)
-class Announced:
+class LocalServer:
     """A running server: its URL, with the password, and the file that announces it."""
 
     url: str = field(repr=False)
@@ -35,7 +35,7 @@ class Announced:
 class LocalServers:
     """The running servers of this user, the last started first, and the files that dead ones left."""
 
-    running: Sequence[Announced]
+    running: Sequence[LocalServer]
     left: Sequence[Path]
 
 
@@ -90,7 +90,7 @@ def find_servers_of_user(folder: Path) -> LocalServers:
         require_private_folder(folder)  # otherwise its owner may have moved this user's files there from elsewhere
     except OSError:
         return LocalServers((), ())
-    running: list[tuple[int, Announced]] = []
+    running: list[tuple[int, LocalServer]] = []
     left: list[Path] = []
     for file in sorted(path for path in folder.glob("server-*.url") if _NAME.fullmatch(path.name)):
         with suppress(OSError):
@@ -99,7 +99,7 @@ def find_servers_of_user(folder: Path) -> LocalServers:
                 if _is_locked(descriptor):
                     url = os.read(descriptor, _LONGEST).decode(errors="replace").strip()
                     port = int(file.stem.partition("-")[2])
-                    running.append((os.fstat(descriptor).st_mtime_ns, Announced(url, port, file)))
+                    running.append((os.fstat(descriptor).st_mtime_ns, LocalServer(url, port, file)))
                 else:
                     left.append(file)
             finally:

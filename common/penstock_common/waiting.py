@@ -13,7 +13,15 @@ from collections.abc import Callable
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
 from penstock_common.printable import printable
-from penstock_common.watchdog import FIRST_WORD_S, REPEAT_S, WATCHDOG, Clock, Notify, Watchdog, no_answer
+from penstock_common.stall_detector import (
+    FIRST_WORD_S,
+    REPEAT_S,
+    STALL_DETECTOR,
+    Clock,
+    Notify,
+    StallDetector,
+    no_answer,
+)
 
 __all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", "Wait", "to_stderr"]
 
@@ -40,14 +48,14 @@ class Wait:
         clock: Clock = time.monotonic,
         *,
         server: str = "",
-        watchdog: Watchdog = WATCHDOG,
+        detector: StallDetector = STALL_DETECTOR,
     ) -> None:
         """Begin a wait. ``server`` is the address of the server that shows whether the wait is over.
 
-        While that server owes an answer, the watchdog names it, and this wait names no other cause.
+        While that server owes an answer, the stall detector names it, and this wait names no other cause.
         """
         self._notify = notify
-        self._server, self._watchdog = server, watchdog
+        self._server, self._detector = server, detector
         self._clock = clock
         self._timeout_s = timeout_s
         self._began = clock()
@@ -74,7 +82,7 @@ class Wait:
         """
         limit = self._timeout_s if timeout_s is None else timeout_s
         if limit is not None and self.seconds >= limit:
-            silent_s = self._watchdog.silent_s(self._server)
+            silent_s = self._detector.silent_s(self._server)
             why = no_answer(self._server, silent_s) if silent_s else reason()
             raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {why}")
         now = self._clock()
@@ -89,7 +97,7 @@ class Wait:
 
     def _is_server_late(self) -> bool:
         """Return whether the server owes an answer, or owed one a moment ago. Its facts then explain nothing."""
-        return self._watchdog.clock() - self._watchdog.late_at(self._server) < FIRST_WORD_S
+        return self._detector.clock() - self._detector.late_at(self._server) < FIRST_WORD_S
 
     def over(self) -> None:
         """Start again: the next wait is another one."""

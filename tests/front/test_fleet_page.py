@@ -24,7 +24,7 @@ from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import find_stream
-from penstock_common.stream.watched import load_watched
+from penstock_common.stream.watched_files import load_watched
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fleet.md").read_text()

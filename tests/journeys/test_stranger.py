@@ -21,7 +21,7 @@ import redis
 from PIL import Image
 
 from penstock.__main__ import main
-from penstock_common.local_servers import Announced, read_private
+from penstock_common.local_servers import LocalServer, read_private
 from penstock_common.settings import Settings
 from penstock_producer.jobs.worker import WorkerOptions
 from tests.contracts.processes import ROOT
@@ -210,7 +210,7 @@ def test_no_command_says_the_password(
     [
         WorkerOptions("redis://default:hidden@a", "redis://default:hidden@b"),
         Settings(named_url="redis://default:hidden@a", named_queue_url="redis://default:hidden@b"),
-        Announced("redis://default:hidden@a", 1, Path("file")),
+        LocalServer("redis://default:hidden@a", 1, Path("file")),
     ],
     ids=lambda one: type(one).__name__,
 )

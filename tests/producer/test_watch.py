@@ -19,7 +19,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open_epoch, retained_epochs, take_number
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
-from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_common.stream.watched_files import load_watched, note_made, take_files
 from penstock_common.tuning import Tuning
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch

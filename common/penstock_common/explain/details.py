@@ -11,7 +11,7 @@ from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.mending.bad import kinds_of_bad
-from penstock_common.stream.payloads import PlaneView, plane_of
+from penstock_common.stream.payloads import PayloadStorage, plane_of
 from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
 
 
@@ -34,7 +34,7 @@ class StreamDetails:
     snapshot: StreamSnapshot
     released: str
     """The ranges of epochs that are gone."""
-    payload: PlaneView
+    payload: PayloadStorage
     epochs: dict[int, EpochDetails]
     """Epoch -> details, for the epochs of the snapshot that are still retained."""
 

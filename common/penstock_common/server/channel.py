@@ -19,8 +19,8 @@ from penstock_common.errors import ServerUnavailable, ServerUnsuitable
 from penstock_common.server.error_translation import ReplyError, translate, translate_reply
 from penstock_common.server.resp import SKIP, Command, EntrySink, Reply, RespReader, Skip, pack
 from penstock_common.server.sockets import REPLY_TIMEOUT_S, PlainSocket, SendingSocket, TlsSocket
+from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import Notify, to_stderr
-from penstock_common.watchdog import Request
 
 __all__ = ["REPLY_TIMEOUT_S", "SKIP", "Channel", "Command", "EntrySink", "Reply", "ReplyError", "Skip"]
 
@@ -36,7 +36,7 @@ class Channel:
         self._connection, self._where = connection, where
         sock = _socket_of(connection)
         self._socket: SendingSocket = TlsSocket(sock) if isinstance(sock, ssl.SSLSocket) else PlainSocket(sock)
-        self._request = Request(where, notify, heard=partial(getattr, self._socket, "heard_s"))
+        self._request = PendingRequest(where, notify, heard=partial(getattr, self._socket, "heard_s"))
         self._reader = RespReader(self._socket, connection._parser.parse_error)
         self.broken = False
 

@@ -21,8 +21,8 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
 from penstock_common.server.error_translation import address, is_denied, is_wrong_type, may_pass, translate
+from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
-from penstock_common.watchdog import Request
 
 Answer = TypeVar("Answer")
 
@@ -96,9 +96,9 @@ class ControlClient(redis.Redis):
             self._where = address(self)
         return self._where
 
-    def request(self) -> Request:
+    def request(self) -> PendingRequest:
         """Return a mark for the stall detector that an answer of the server is awaited."""
-        return Request(self.where, self.patience.notify)
+        return PendingRequest(self.where, self.patience.notify)
 
     def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
         """Return an error that a user can act on if the server refused a command with these arguments, or None.

@@ -20,8 +20,8 @@ from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.server.client import ControlClient, connections_of
 from penstock_common.server.error_translation import address, broke_off, cluster_refusal, may_pass, redacted, translated
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
+from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
-from penstock_common.watchdog import Request
 
 __all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
 
@@ -104,7 +104,7 @@ def open_channel(client: redis.Redis) -> Channel:
     with translated(where):
         connection = _dedicated(client)
         try:
-            Request(where, notify).of(connection.connect)
+            PendingRequest(where, notify).of(connection.connect)
             return Channel(connection, where, notify)
         except BaseException:
             connection.disconnect()

@@ -55,7 +55,7 @@ def maps_of_stream(stream: Stream) -> SegmentMaps | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneView:
+class PayloadStorage:
     """The storage of a stream's payloads, and the space that its files take."""
 
     plane: str
@@ -72,18 +72,18 @@ class PlaneView:
     spare_bytes: int = 0
 
 
-def plane_of(stream: Stream) -> PlaneView:
+def plane_of(stream: Stream) -> PayloadStorage:
     """Return the storage of a stream's payloads as this host sees it."""
     folder = segments_of(stream)
     if folder is None:
-        return PlaneView(INLINE)
+        return PayloadStorage(INLINE)
     try:
         folder.require()
     except SegmentsUnseen:
-        return PlaneView("segments", str(folder.path), is_seen=False)
+        return PayloadStorage("segments", str(folder.path), is_seen=False)
     files, spare = folder.names(), folder.spare()
     sizes, spare_sizes = ([stat.st_size for stat in of.values()] for of in (files, spare))
-    return PlaneView(
+    return PayloadStorage(
         "segments", str(folder.path), True, len(files), sum(sizes), len(spare), sum(spare_sizes)
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ SEALED = "s:"
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredSegment:
     """One segment as the server knows it."""
 
     entries: int
@@ -140,11 +140,11 @@ class Registered:
 
 
 @readable(lambda client, partition, epoch: partition.segments(epoch))
-def registered_segments(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, Registered]:
+def registered_segments(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, RegisteredSegment]:
     """Return the segments of one epoch in one partition, by name."""
     fields = {name.decode(): int(value) for name, value in client.hgetall(partition.segments(epoch)).items()}
     return {
-        name: Registered(count, SEALED + name in fields)
+        name: RegisteredSegment(count, SEALED + name in fields)
         for name, count in fields.items()
         if not name.startswith(SEALED)
     }

@@ -12,7 +12,7 @@ from penstock.cli import EPOCH_NUMBER, Actions, add_action, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
-    from penstock_common.stream.mending.bad import Bad, DeadLetter
+    from penstock_common.stream.mending.bad import BadReport, DeadLetter
     from penstock_common.stream.streams import Stream
 
 NAME = "bad"
@@ -89,7 +89,7 @@ def _list(client: Client, stream: Stream, args: argparse.Namespace, console: Con
     return 0
 
 
-def _print(bad: Bad, console: Console) -> None:
+def _print(bad: BadReport, console: Console) -> None:
     if bad.quarantined:
         rows = [(q.epoch, q.shard, q.offset, _shown(q.why)) for q in bad.quarantined]
         console.line(f"quarantined samples: {len(rows)}")

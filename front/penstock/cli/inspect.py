@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.explain.details import EpochDetails, StreamDetails
     from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, StreamSnapshot
-    from penstock_common.stream.payloads import PlaneView
+    from penstock_common.stream.payloads import PayloadStorage
     from penstock_common.stream.streams import Stream
 
 NAME = "inspect"
@@ -132,7 +132,7 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
         console.line(f"a replay holds epoch {epoch} for {ends_in_s:.0f} s more")
 
 
-def _plane(found: PlaneView) -> str:
+def _plane(found: PayloadStorage) -> str:
     if found.folder is None:
         return "in the entries, on the server"
     if not found.is_seen:

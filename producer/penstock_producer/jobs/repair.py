@@ -15,7 +15,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, load_manifest
-from penstock_common.stream.mending.repairs import Patch, balance_bytes, commit_patch, find_patch, holder_of
+from penstock_common.stream.mending.repairs import RepairBlock, balance_bytes, commit_patch, find_patch, holder_of
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block, BlockBuilder
@@ -145,7 +145,7 @@ def _make(
         fields = []
         if block.count:
             fields = encode(block, stream=stream.id, epoch=manifest.epoch, shard=lost.shard, is_repair=True)
-        patch = Patch(block.first, block.count, block.nbytes, tuple(block.holes), fields, bad)
+        patch = RepairBlock(block.first, block.count, block.nbytes, tuple(block.holes), fields, bad)
         if commit_patch(client, stream, manifest, lost, patch, groups):
             done.made += block.count
             done.bad += len(bad)

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
-from penstock_common.stream.watched import load_watched, note_made, take_files
+from penstock_common.stream.watched_files import load_watched, note_made, take_files
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher

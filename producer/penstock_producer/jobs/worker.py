@@ -30,9 +30,9 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 from rq.utils import now
 
+from penstock_common.stall_detector import STALL_DETECTOR
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
-from penstock_common.watchdog import WATCHDOG
 from penstock_producer.jobs.allowlist import Allowlist, PlannedTasks
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.queue import (
@@ -114,7 +114,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
-    WATCHDOG.speaker = _teller(options)  # a job's waits are noted on a server, which may be the silent one
+    STALL_DETECTOR.speaker = _teller(options)  # a job's waits are noted on a server, which may be the silent one
     try:
         own = None if planned_tasks is None else PlannedTasks(planned_tasks)
         if own is None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.views import doctor_server as server
 from penstock.views.doctor import Finding
 from penstock.views.doctor_server import check_server
-from penstock_common.stream.servers.checkup import Local, ServerFacts
+from penstock_common.stream.servers.checkup import LocalHostFacts, ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
 
 GB, MB = 1 << 30, 1 << 20
@@ -24,7 +24,7 @@ CONFIG = {
     "save": "", "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 0 0 0", "timeout": "0",
     "client-query-buffer-limit": str(GB), "bind": "* -::*", "protected-mode": "yes", "requirepass": "x",
 }  # fmt: skip
-LOCAL = Local(ALLOCATOR_ENVIRONMENT, 65_000, "1")
+LOCAL = LocalHostFacts(ALLOCATOR_ENVIRONMENT, 65_000, "1")
 WELL = ServerFacts(
     "redis", (8, 6, 6), INFO, CONFIG, "-1", "20", "default", (), tuple([0.1] * 100), 1e9, 2e9, "", LOCAL, {"train": GB}
 )
@@ -102,7 +102,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.allocator, replace(WELL, decay_ms=None), "note", "does not tell", "MALLOC_CONF"),
         (
             server.allocator,
-            replace(info(mem_allocator="libc"), local=Local({}, None, "1")),
+            replace(info(mem_allocator="libc"), local=LocalHostFacts({}, None, "1")),
             "note",
             "is not told",
             "MALLOC_TRIM_THRESHOLD_=",
@@ -118,7 +118,13 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.persistence, info(rdb_last_bgsave_status="err"), "error", "snapshot failed", "df -h"),
         (server.persistence, config(save="3600 1"), "note", "fork the server", 'CONFIG SET save ""'),
         (server.persistence, info(aof_enabled=0), "ok", "loses every stream", ""),
-        (server.persistence, replace(WELL, local=Local({}, None, "0")), "warning", "overcommit_memory is 0", "sysctl"),
+        (
+            server.persistence,
+            replace(WELL, local=LocalHostFacts({}, None, "0")),
+            "warning",
+            "overcommit_memory is 0",
+            "sysctl",
+        ),
         (
             server.output_buffers,
             config(client_output_buffer_limit="normal 1000 0 0 slave 0 0 0"),
@@ -144,7 +150,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         (server.clients, info(connected_clients=9000), "warning", "9000 of 10000", "maxclients 20000"),
         (
             server.clients,
-            replace(WELL, local=Local({}, 4096, "1")),
+            replace(WELL, local=LocalHostFacts({}, 4096, "1")),
             "warning",
             "may open 4096 files",
             "ulimit -n 11000",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.audit.judgement import judge_epoch
-from penstock_common.stream.audit.survey import Survey, survey_partition
+from penstock_common.stream.audit.survey import PartitionSurvey, survey_partition
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import has_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses
@@ -82,7 +82,7 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     return audit
 
 
-def is_made_again(manifest: Manifest, loss: Loss, surveys: list[Survey]) -> bool:
+def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]) -> bool:
     """Return whether the samples of a loss are in the stream again.
 
     Only a source with a fingerprint is known to give the same samples for the same offsets. The samples that a feed or
@@ -99,7 +99,7 @@ def _add_losses(audit: EpochAudit, losses: list[Loss], why: str) -> None:
     audit.findings += [f"{why}: {loss}" for loss in losses]
 
 
-def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[Survey]:
+def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[PartitionSurvey]:
     """Return what each partition holds of an epoch. The stream has a spec."""
     spec = stream.require_spec()
     shards = begun_shards(client, stream, manifest)

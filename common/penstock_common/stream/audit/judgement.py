@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
-from penstock_common.stream.audit.survey import LATEST, GroupSurvey, Survey, SurveyedEntry
+from penstock_common.stream.audit.survey import LATEST, GroupSurvey, PartitionSurvey, SurveyedEntry
 from penstock_common.stream.entries import Record, is_believable, parse_id
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
@@ -32,18 +32,18 @@ class _Span:
     is_there: bool
 
 
-def judge_epoch(stream_id: str, manifest: Manifest, surveys: Iterable[Survey]) -> EpochAudit:
+def judge_epoch(stream_id: str, manifest: Manifest, surveys: Iterable[PartitionSurvey]) -> EpochAudit:
     """Compare what the manifest plans with what the partitions hold."""
     audit = EpochAudit(manifest.epoch, manifest.state, manifest.samples)
     for survey in surveys:
-        _Judge(stream_id, manifest, survey, audit).judge()
+        _PartitionJudgement(stream_id, manifest, survey, audit).judge()
     return audit
 
 
-class _Judge:
+class _PartitionJudgement:
     """The comparison for one partition. It writes into the epoch's audit."""
 
-    def __init__(self, stream_id: str, manifest: Manifest, survey: Survey, audit: EpochAudit) -> None:
+    def __init__(self, stream_id: str, manifest: Manifest, survey: PartitionSurvey, audit: EpochAudit) -> None:
         self._stream_id, self._manifest, self._survey, self._audit = stream_id, manifest, survey, audit
         self._epoch = manifest.epoch
         self._index = {shard: self._believable(shard, records) for shard, records in survey.index.items()}

@@ -84,7 +84,7 @@ class GroupSurvey:
 
 
 @dataclass(slots=True)
-class Survey:
+class PartitionSurvey:
     """The facts about one partition of one epoch."""
 
     number: int
@@ -106,7 +106,7 @@ class Survey:
 def survey_partition(
     client: Client, stream: Stream, partition: PartitionKeys, epoch: int, sizes: dict[int, int | None],
     starts: dict[int, int], spec: Spec, *, deep: bool, segments: SegmentReader | None = None,
-) -> Survey:  # fmt: skip
+) -> PartitionSurvey:  # fmt: skip
     """Read a partition so that a running epoch looks consistent: entries before the index, pending before ledgers.
 
     ``sizes`` has the partition's shards, with the planned size, or None to take what is committed. ``starts`` has the
@@ -144,7 +144,7 @@ def survey_partition(
     bad = _quarantined(client, partition, epoch)
     state: bytes | None = client.get(partition.state(epoch))
     roster = load_roster(client, partition)
-    return Survey(
+    return PartitionSurvey(
         partition.number,
         (state or b"none").decode("utf-8", "backslashreplace"),
         before,

@@ -30,7 +30,7 @@ _NAMED = re.compile(r"[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessIdentity:
     """A process as its own host knows it."""
 
     where: str
@@ -47,10 +47,10 @@ def new_incarnation() -> str:
     return f"{name}@{where}.{os.getpid()}.{started}" if started else name
 
 
-def process_of(incarnation: str) -> Process | None:
+def process_of(incarnation: str) -> ProcessIdentity | None:
     """Return the process that an incarnation names; None where it names none, or nonsense."""
     found = _NAMED.fullmatch(incarnation)
-    return Process(found[1], int(found[2]), int(found[3])) if found else None
+    return ProcessIdentity(found[1], int(found[2]), int(found[3])) if found else None
 
 
 def start_time(pid: int) -> int | None:

@@ -82,7 +82,7 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleReport:
     """The report of a member whose loop waits for a batch, sent with its last heartbeat."""
 
     since_ms: int
@@ -102,7 +102,7 @@ class Roster:
     """(group, member) -> the server's time of its last renewal, in ms."""
     incarnations: dict[tuple[str, str], str] = field(default_factory=dict)
     """(group, member) -> the process that has the name; see `presence`."""
-    idle: dict[tuple[str, str], Idle] = field(default_factory=dict)
+    idle: dict[tuple[str, str], IdleReport] = field(default_factory=dict)
     """(group, member) -> the report of a member whose loop waits for a batch."""
     epochs: dict[int, str] = field(default_factory=dict)
     """Epoch -> id of its manifest."""
@@ -163,7 +163,7 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         groups={name: _group(value) for name, value in sorted(kinds.get("g", {}).items())},
         members={who: int(value["seen"]) for who, value in members.items()},
         incarnations={who: str(value.get("inc", "")) for who, value in members.items()},
-        idle={who: Idle(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
+        idle={who: IdleReport(int(v["idle"]), int(v["handed"])) for who, v in members.items() if "idle" in v},
         epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
         trimmed=frozenset(map(int, kinds.get("t", {}))),
         retiring={int(name): value for name, value in kinds.get("x", {}).items()},

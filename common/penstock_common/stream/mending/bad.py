@@ -68,7 +68,7 @@ class DeadLetter:
 
 
 @dataclass(slots=True)
-class Bad:
+class BadReport:
     """The bad samples and dead letters of some epochs."""
 
     quarantined: list[Quarantined] = field(default_factory=list)
@@ -97,11 +97,11 @@ class EntryView:
 SHOWN_HEADER = 4000
 
 
-def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None) -> Bad:
+def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group: str | None = None) -> BadReport:
     """Return bad samples and dead letters of every retained epoch, or of one. Raises EpochNotFound, GroupNotFound."""
     if group is not None:
         require_group(client, stream, group)
-    found = Bad()
+    found = BadReport()
     for number in _epochs(client, stream, epoch):
         manifest = load_manifest(client, stream, number)
         for partition in stream.partitions:

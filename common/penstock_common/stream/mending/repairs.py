@@ -15,7 +15,7 @@ from redis.exceptions import WatchError
 from penstock_common.errors import BadEntry, EpochAbandoned
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit.accounts import MissingRange
-from penstock_common.stream.audit.survey import Survey
+from penstock_common.stream.audit.survey import PartitionSurvey
 from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
@@ -32,7 +32,7 @@ _REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class RepairBlock:
     """A block for a lost range, or for a part of it."""
 
     first: int
@@ -53,7 +53,7 @@ class Patch:
 
 
 def commit_patch(
-    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: RepairBlock, groups: Iterable[str]
 ) -> bool:
     """Append entry and record in one transaction. False if the range is no longer missing.
 
@@ -81,7 +81,7 @@ def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, grou
 
 
 def _commit_once(
-    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: Patch, groups: Iterable[str]
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, patch: RepairBlock, groups: Iterable[str]
 ) -> bool:
     """Try once. Raises WatchError if it has to be tried again."""
     partition, epoch = stream.partition_of(lost.shard), manifest.epoch
@@ -124,7 +124,7 @@ def _newest_id(client: Client, index: str) -> int:
     return int(newest.partition(b"-")[0])
 
 
-def _is_missing(standing: list[Record], lost: MissingRange, patch: Patch) -> bool:
+def _is_missing(standing: list[Record], lost: MissingRange, patch: RepairBlock) -> bool:
     """Return whether the records of the patch's offsets are those of the time when the range was found missing."""
     there = [record for record in standing if record.first < patch.end and patch.first < record.end]
     if not lost.entry:
@@ -144,7 +144,7 @@ def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: st
     return None
 
 
-def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoch: int) -> None:
+def balance_bytes(client: Client, partition: PartitionKeys, survey: PartitionSurvey, epoch: int) -> None:
     """Correct the epoch's byte count, after an operator's deletions and their repair.
 
     It does nothing while other clients write or remove, because the counters then change between the two reads.
@@ -156,7 +156,7 @@ def balance_bytes(client: Client, partition: PartitionKeys, survey: Survey, epoc
         run_script(client, _CORRECT_BYTES, [partition.roster], [epoch, after, held])
 
 
-def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> Patch | None:
+def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> RepairBlock | None:
     """Return the record of an entry that exists, after a check of its bytes. None if it is not what it claims to be."""
     spec = stream.require_spec()
     partition = stream.partition_of(lost.shard)
@@ -170,4 +170,4 @@ def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -
     said = (header.stream, header.epoch, header.shard, header.first, header.end)
     if said != (stream.id, epoch, lost.shard, lost.first, lost.end):
         return None
-    return Patch(header.first, header.count, block.nbytes, header.holes, [], {}, lost.found.encode())
+    return RepairBlock(header.first, header.count, block.nbytes, header.holes, [], {}, lost.found.encode())

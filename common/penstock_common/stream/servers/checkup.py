@@ -49,7 +49,7 @@ _NEEDED: Final[tuple[tuple[str, ...], ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalHostFacts:
     """The facts that this host knows of a server that runs on it."""
 
     environment: Mapping[str, str] | None
@@ -85,7 +85,7 @@ class ServerFacts:
     """Bytes a second of the probe, with plain redis-py, or None without a probe."""
     probe_left_out: str = ""
     """The reason why there was no probe."""
-    local: Local | None = None
+    local: LocalHostFacts | None = None
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Stream -> bytes of the server's memory that it may take."""
     held_bytes: int = 0
@@ -230,7 +230,7 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _local(host: str, info: Mapping[str, Any]) -> Local | None:
+def _local(host: str, info: Mapping[str, Any]) -> LocalHostFacts | None:
     """Return what this host knows, if the server runs on it and /proc shows the process to this user, else None."""
     if host not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return None
@@ -247,4 +247,4 @@ def _local(host: str, info: Mapping[str, Any]) -> Local | None:
     steering = {name: value for name, _, value in pairs if "MALLOC" in name}
     files = next((line.split()[3] for line in limits.splitlines() if line.startswith("Max open files")), "")
     is_whole = any(word.startswith("PATH=") for word in words)
-    return Local(steering if is_whole else None, int(files) if files.isdecimal() else None, overcommit)
+    return LocalHostFacts(steering if is_whole else None, int(files) if files.isdecimal() else None, overcommit)

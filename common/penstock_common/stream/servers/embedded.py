@@ -305,7 +305,7 @@ class EmbeddedServer:
 
 
 def _settings(
-    build: Build, data: Path, maxmemory_bytes: int | None, password: str, *, appendonly: bool
+    build: ServerExecutable, data: Path, maxmemory_bytes: int | None, password: str, *, appendonly: bool
 ) -> dict[str, str]:
     """Return the redis.conf of a private server."""
     return {
@@ -406,7 +406,7 @@ _VERSION_LINE = re.compile(r"(Redis|Valkey) server v=((\d+)\.(\d+)\S*)")
 
 
 @dataclass(frozen=True)
-class Build:
+class ServerExecutable:
     """One executable that runs here and is new enough."""
 
     executable: Path
@@ -427,7 +427,7 @@ def server_label(executable: Path) -> str:
     return f"{build.name}-{build.version}" if build else f"unusable-{executable}"
 
 
-def choose(executable: Path | str | None) -> Build:
+def choose(executable: Path | str | None) -> ServerExecutable:
     """Return the named one (a path, or a name on PATH), or the first found. Raises ServerUnsuitable."""
     if executable is None:
         build = next(_builds(), None)
@@ -441,7 +441,7 @@ def choose(executable: Path | str | None) -> Build:
     return build
 
 
-def _builds() -> Iterator[Build]:
+def _builds() -> Iterator[ServerExecutable]:
     seen: set[str] = set()
     for path in _candidates():
         build = _probe(path)
@@ -461,7 +461,7 @@ def _candidates() -> Iterator[Path]:
 
 
 @functools.cache
-def _probe(executable: Path) -> Build | None:
+def _probe(executable: Path) -> ServerExecutable | None:
     if not os.access(executable, os.X_OK):
         return None
     try:
@@ -471,4 +471,4 @@ def _probe(executable: Path) -> Build | None:
     match = _VERSION_LINE.match(told)
     if match is None or (int(match[3]), int(match[4])) < _FLOOR:
         return None
-    return Build(executable, match[1].lower(), match[2], told.strip())
+    return ServerExecutable(executable, match[1].lower(), match[2], told.strip())

@@ -15,7 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["FIRST_WORD_S", "REPEAT_S", "SILENCE_S", "SUSPECT_S", "WATCHDOG", "Request", "Watchdog", "no_answer"]
+__all__ = [
+    "FIRST_WORD_S",
+    "REPEAT_S",
+    "SILENCE_S",
+    "STALL_DETECTOR",
+    "SUSPECT_S",
+    "PendingRequest",
+    "StallDetector",
+    "no_answer",
+]
 
 Notify = Callable[[str], None]
 Clock = Callable[[], float]
@@ -35,7 +44,7 @@ FORGET_S = 5.0
 SHORTEST_S = 0.02
 
 
-class Request:
+class PendingRequest:
     """One connection's wait for an answer of its server. `begin` and `end` may be repeated, by one thread at a time."""
 
     __slots__ = ("_dog", "_heard", "_is_answered", "began_s", "notify", "where")
@@ -46,14 +55,14 @@ class Request:
         notify: Notify,
         *,
         heard: Callable[[], float] = lambda: 0.0,
-        dog: Watchdog | None = None,
+        dog: StallDetector | None = None,
     ) -> None:
         """Make a request to the server at ``where``, an address without a password.
 
         ``heard`` returns the time at which bytes of an answer came last.
         """
         self.where, self.notify = where, notify
-        self._heard, self._dog = heard, dog or WATCHDOG
+        self._heard, self._dog = heard, dog or STALL_DETECTOR
         self.began_s, self._is_answered = 0.0, False
 
     def begin(self) -> None:
@@ -86,7 +95,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class _Silence:
+class _Stall:
     """A server that was reported not to answer."""
 
     where: str
@@ -99,7 +108,7 @@ class _Silence:
     """The time when any request was last seen."""
 
 
-class Watchdog:
+class StallDetector:
     """The requests that a process has under way. It reports those that get no answer."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -110,8 +119,8 @@ class Watchdog:
 
     def forget(self) -> None:
         """Start again, as a forked process must, because the threads that asked do not exist in it."""
-        self._asked: set[Request] = set()
-        self._silences: list[_Silence] = []
+        self._asked: set[PendingRequest] = set()
+        self._silences: list[_Stall] = []
         self._heard: dict[str, float] = {}
         self._late: dict[str, float] = {}
         """Server -> the time when its last reported silence ended for a request, with or without an answer."""
@@ -120,14 +129,14 @@ class Watchdog:
 
     # --- called by requests ---
 
-    def begin(self, request: Request) -> None:
-        """See `Request.begin`."""
+    def begin(self, request: PendingRequest) -> None:
+        """See `PendingRequest.begin`."""
         self._asked.add(request)
         if self._thread is None:
             self._start()
 
-    def end(self, request: Request, *, is_answered: bool) -> None:
-        """See `Request.end`."""
+    def end(self, request: PendingRequest, *, is_answered: bool) -> None:
+        """See `PendingRequest.end`."""
         self._asked.discard(request)
         now = self.clock()
         if now - request.began_s > SILENCE_S:
@@ -187,7 +196,7 @@ class Watchdog:
             return None
         return max(SHORTEST_S, SILENCE_S - max(request.silent_s(now) for request in asked))
 
-    def _note(self, request: Request, now: float) -> None:
+    def _note(self, request: PendingRequest, now: float) -> None:
         """Add a request to the silence that it belongs to. If it is late enough and there is none, begin one."""
         silent_s, notify = request.silent_s(now), self.speaker or request.notify
         found = [one for one in self._silences if one.where == request.where and one.notify == notify]
@@ -197,9 +206,9 @@ class Watchdog:
                 silence.seen_s = now
         if not found and silent_s >= SILENCE_S:
             began_s = now - silent_s
-            self._silences.append(_Silence(request.where, notify, began_s, float("-inf"), now, now))
+            self._silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
 
-    def _tell(self, silence: _Silence, now: float) -> None:
+    def _tell(self, silence: _Stall, now: float) -> None:
         lasted_s = now - silence.began_s
         if silence.seen_s < now and self._heard.get(silence.where, 0.0) >= silence.seen_s:
             self._silences.remove(silence)
@@ -222,6 +231,6 @@ def _say(notify: Notify, text: str) -> None:
         notify(text)
 
 
-WATCHDOG = Watchdog()
+STALL_DETECTOR = StallDetector()
 """The stall detector of this process."""
-os.register_at_fork(after_in_child=WATCHDOG.forget)
+os.register_at_fork(after_in_child=STALL_DETECTOR.forget)

@@ -14,17 +14,17 @@ import pytest
 from penstock_common.errors import WaitTimeout
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
+from penstock_common.stall_detector import PendingRequest, StallDetector
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.waiting import Wait
-from penstock_common.watchdog import Request, Watchdog
 from tests.journeys.trouble import stopped
 
 WHERE = "redis://here:6379"
 END_S = 10.0
 
 
-class Dog(Watchdog):
+class Dog(StallDetector):
     """A stall detector without its thread, whose time passes on request."""
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Dog(Watchdog):
     def _start(self) -> None:
         """Do nothing, because the test calls `look`."""
 
-    def request(self, where: str = WHERE) -> Request:
+    def request(self, where: str = WHERE) -> PendingRequest:
         """Return a request that was just sent."""
-        request = Request(where, self.said.append, dog=self)
+        request = PendingRequest(where, self.said.append, dog=self)
         request.begin()
         return request
 
@@ -50,7 +50,7 @@ class Dog(Watchdog):
         return self.said[before:]
 
 
-def answer(request: Request) -> None:
+def answer(request: PendingRequest) -> None:
     """Answer a request."""
     request.answered()
     request.end()
@@ -126,7 +126,7 @@ def test_bytes_that_come_are_no_silence() -> None:
     """A large payload on a slow network takes time, and that is not a fault."""
     dog = Dog()
     heard = [0.0]
-    request = Request(WHERE, dog.said.append, heard=lambda: heard[0], dog=dog)
+    request = PendingRequest(WHERE, dog.said.append, heard=lambda: heard[0], dog=dog)
     request.begin()
     for _ in range(100):
         heard[0] = dog.now
@@ -141,7 +141,7 @@ def test_a_listener_that_fails_costs_nobody_else_the_word() -> None:
     def fails(_: str) -> None:
         raise ZeroDivisionError
 
-    Request(WHERE, fails, dog=dog).begin()
+    PendingRequest(WHERE, fails, dog=dog).begin()
     dog.request()
     assert len(dog.passes(3)) == 1
 
@@ -159,7 +159,7 @@ class TestWaits:
     def test_blames_nobody_else_while_the_server_owes_an_answer(self) -> None:
         """Only the server knows whether a producer runs."""
         dog = Dog()
-        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
+        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, detector=dog)
         request = dog.request()
         self.turn(dog, wait, 20, lambda: "a producer")
         answer(request)
@@ -175,7 +175,7 @@ class TestWaits:
         Then the reason is as old as the silence.
         """
         dog = Dog()
-        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, watchdog=dog)
+        wait = Wait(dog.said.append, None, dog.clock, server=WHERE, detector=dog)
 
         def asks() -> str:
             request = dog.request()
@@ -189,7 +189,7 @@ class TestWaits:
     def test_gives_up_with_the_servers_name(self) -> None:
         """An error that names a producer sends people to the wrong host."""
         dog = Dog()
-        wait = Wait(dog.said.append, 6.0, dog.clock, server=WHERE, watchdog=dog)
+        wait = Wait(dog.said.append, 6.0, dog.clock, server=WHERE, detector=dog)
         dog.request()
         with pytest.raises(WaitTimeout, match=f"gave up after 6 s: no answer from {WHERE}"):
             self.turn(dog, wait, 7, lambda: "a producer")
@@ -212,8 +212,8 @@ def silent_listener() -> Iterator[str]:
 
 def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
     """A thread that stayed would wake a sleeping machine for ever."""
-    dog, said = Watchdog(), list[str]()
-    request = Request(WHERE, said.append, dog=dog)
+    dog, said = StallDetector(), list[str]()
+    request = PendingRequest(WHERE, said.append, dog=dog)
     request.begin()
     assert dog._thread is not None
     deadline = time.monotonic() + END_S
@@ -232,8 +232,8 @@ def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
 
 def test_quick_answers_share_one_thread() -> None:
     """A thread for each of a writer's thousand requests a second would cost more than they do."""
-    dog, threads = Watchdog(), set[int | None]()
-    request = Request(WHERE, lambda _: None, dog=dog)
+    dog, threads = StallDetector(), set[int | None]()
+    request = PendingRequest(WHERE, lambda _: None, dog=dog)
     until_s = time.monotonic() + 0.5
     while time.monotonic() < until_s:
         request.begin()
@@ -244,11 +244,11 @@ def test_quick_answers_share_one_thread() -> None:
     assert len(threads) == 1
 
 
-def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
+def test_a_forked_process_has_a_stall_detector_of_its_own() -> None:
     """Threads do not survive a fork, and the parent's waits are not the child's."""
     read, write = os.pipe()
     with silent_listener() as parents, silent_listener() as url:
-        asked = Request(parents, lambda _: None)
+        asked = PendingRequest(parents, lambda _: None)
         asked.begin()
         pid = os.fork()
         if pid == 0:

@@ -18,7 +18,7 @@ PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class TakenFiles:
     """The files that were taken so far."""
 
     epochs: dict[str, int] = field(default_factory=dict)
@@ -32,9 +32,9 @@ class Watched:
 
 
 @readable(lambda client, stream: stream.keys.watched)
-def load_watched(client: Client, stream: Stream) -> Watched:
+def load_watched(client: Client, stream: Stream) -> TakenFiles:
     """Read all of it, page by page."""
-    watched = Watched()
+    watched = TakenFiles()
     for raw, value in client.hscan_iter(stream.keys.watched, count=PAGE):
         kind, _, rest = raw.decode().partition(":")
         if kind == "f":
