@@ -13,6 +13,7 @@ import sys
 from fnmatch import fnmatch
 from importlib.metadata import version as version_of
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -64,6 +65,11 @@ autodoc_default_options = {"members": True}
 python_maximum_signature_line_length = 88
 
 
+def without_mistakes(app: Sphinx, what: str, name: str, call: object, options: object, taken: str, given: str) -> Any:
+    """Leave out the arguments that a call takes only to say what is wrong with them."""
+    return (re.sub(r"(=\S+)?, \*others, \*\*named", "", taken), given) if taken else None
+
+
 class CommandLine(SphinxDirective):
     """The place where the reference of every command is, made of its parser."""
 
@@ -101,6 +107,7 @@ def begin_at_the_root(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Register what is above."""
     app.add_directive("command-line", CommandLine)
+    app.connect("autodoc-process-signature", without_mistakes)
     app.connect("source-read", list_further_pages)
     app.connect("doctree-read", link_folders)
     app.connect("build-finished", begin_at_the_root)

@@ -6,7 +6,6 @@ The tests read the built pages, because a setting that the builder ignores shows
 from __future__ import annotations
 
 import ast
-import inspect
 import os
 import subprocess
 import sys
@@ -164,6 +163,25 @@ def test_the_modules_of_the_reference_are_the_public_ones() -> None:
     assert set(MODULES) == {"penstock", *(f"penstock.{name}" for name in penstock._MODULES)}
 
 
+def definitions(site: Site, *kinds: str) -> Iterator[tuple[str, Tag, Tag]]:
+    """Yield each definition of these kinds on the API pages: full name, signature, description."""
+    for each in site.api:
+        sign, text = each.find("dt", recursive=False), each.find("dd", recursive=False)
+        assert isinstance(sign, Tag)
+        assert isinstance(text, Tag)
+        if set(kinds) & set(each["class"]):
+            yield str(sign["id"]), sign, text
+
+
+def described(text: Tag) -> set[str]:
+    """Return the names of the parameters that a description tells of."""
+    fields = text.find("dl", class_="field-list", recursive=False)
+    return {each.get_text().lstrip("*") for each in fields.select("strong")} if isinstance(fields, Tag) else set()
+
+
+CLASSES = sorted(name for name in set(public_names("penstock")) - {"PenstockError"} if name[0].isupper())
+
+
 def members(kind: type[Any]) -> Iterator[str]:
     """Yield the public attributes of a class that Penstock's own code gives it."""
     for base in kind.__mro__:
@@ -173,26 +191,33 @@ def members(kind: type[Any]) -> Iterator[str]:
                     yield name
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in public_names("penstock") if isinstance(getattr(penstock, name), type))
-)
+@pytest.mark.parametrize("name", CLASSES)
 def test_every_public_attribute_is_documented(site: Site, name: str) -> None:
     """A method without a docstring is left out of the reference in silence."""
     kind = getattr(penstock, name)
     left_out = BEHIND_A_BATCH if kind is penstock.Batch else set()
-    fields = set(inspect.signature(kind).parameters) if hasattr(kind, "__dataclass_fields__") else set()
-    told = {*members(kind)} - left_out - fields
-    assert [member for member in sorted(told) if f"penstock.{name}.{member}" not in site.names] == []
+    [arguments] = [
+        described(text) for full_name, _, text in definitions(site, "class") if full_name == f"penstock.{name}"
+    ]
+    wanted = {*members(kind)} - left_out - arguments
+    assert [member for member in sorted(wanted) if f"penstock.{name}.{member}" not in site.names] == []
 
 
-def definitions(site: Site, *kinds: str) -> Iterator[tuple[str, Tag, Tag]]:
-    """Yield each definition of these kinds on the API pages: full name, signature, description."""
-    for each in site.api:
-        sign, text = each.find("dt", recursive=False), each.find("dd", recursive=False)
-        assert isinstance(sign, Tag)
-        assert isinstance(text, Tag)
-        if set(kinds) & set(each["class"]):
-            yield str(sign["id"]), sign, text
+def test_every_parameter_is_described(site: Site) -> None:
+    """A reader wants unit, default and meaning of what he passes; a name alone is a guess."""
+    missing = []
+    for name, sign, text in definitions(site, "function", "method", "class"):
+        names = [each.find("span", class_="n") for each in sign.select("em.sig-param")]
+        taken = {each.get_text() for each in names if each is not None}  # a bare star has none
+        missing += [f"{name}({each})" for each in sorted(taken - described(text))]
+    assert missing == []
+
+
+def test_every_function_and_class_has_an_example(site: Site) -> None:
+    """An example answers what a description leaves open."""
+    told = list(definitions(site, "function", "class"))
+    assert len(told) > 20
+    assert [name for name, _, text in told if not text.select(".doctest")] == []
 
 
 def test_no_sentence_of_a_docstring_shows_as_a_type(site: Site) -> None:

@@ -32,7 +32,12 @@ END_S = 5.0
 
 
 class BackgroundProduction(Answering):
-    """A running production, with its `progress`. Leaving a ``with`` block stops it, and so does the program's end."""
+    """A running production, with its `progress`. Leaving a ``with`` block stops it, and so does the program's end.
+
+    Example:
+        >>> with penstock.produce(dataset, transform=augment, workers=4) as production:
+        ...     summary = production.wait()
+    """
 
     def __init__(self, loop: Loop, stream: str, tokens: list[str], notify: Notify) -> None:
         self._loop, self._stream, self._tokens, self._notify = loop, stream, tokens, notify

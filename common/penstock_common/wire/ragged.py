@@ -73,6 +73,11 @@ class Ragged(Sequence[Any]):
     Ragged of fewer samples. ``r.padded()`` is one rectangular array. ``values`` and ``shapes`` are the data, as
     ``tf.RaggedTensor`` or ``torch.nested`` take them.
 
+    Args:
+        values: the elements of all samples in order, in one dimension, each sample in C order.
+        shapes: int64 ``[n, ndim]`` with the shape of each sample, or the length of a byte string.
+        is_bytes: whether the samples are byte strings.
+
     Example:
         >>> boxes = batch["boxes"]
         >>> boxes[0].shape, boxes.padded().shape
@@ -153,7 +158,11 @@ class Ragged(Sequence[Any]):
         return out
 
     def take(self, positions: Sequence[int] | NDArray[Any]) -> Ragged:
-        """Copy the samples at these positions, in this order, into a new Ragged."""
+        """Copy the samples at these positions, in this order, into a new Ragged.
+
+        Args:
+            positions: the index of each sample.
+        """
         rows = np.asarray(positions, dtype=np.int64)
         spans = zip(self._starts[:-1][rows].tolist(), self._starts[1:][rows].tolist(), strict=True)
         parts = [self.values[start:stop] for start, stop in spans]
@@ -162,7 +171,11 @@ class Ragged(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Copy the samples of all parts, in order, into one Ragged. One part is returned itself."""
+        """Copy the samples of all parts, in order, into one Ragged. One part is returned itself.
+
+        Args:
+            parts: at least one Ragged, all of one dtype.
+        """
         if len(parts) == 1:
             return parts[0]
         values = np.concatenate([part.values for part in parts])

@@ -86,23 +86,39 @@ def dataset(
     remainder: Literal["keep", "pad", "drop"] | None = None,
     map: Callable[[Batch], Mapping[str, Any]] | None = None,
 ) -> Dataset | ReplayArrays:
-    """The loader's batches on JAX's devices: each iteration is the group's next epoch, or the rest of a broken-off one.
+    """Return an iterable of a loader's batches on JAX's devices.
 
-    Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare arrays;
-    with ``nested`` names like ``a/b`` are dicts within dicts. ``map`` is called with each batch in numpy before that.
-    Ragged tensors are refused unless ``map`` makes arrays of them. Without JAX's x64 mode 64-bit types become the
-    32-bit ones, and integers that do not fit raise SpecMismatch. On CPU an array is the batch's own memory, never
-    written again while JAX refers to it.
+    Each iteration is the group's next epoch, or the rest of an epoch that was left early. With
+    ``acknowledge='on_next'`` a batch is acknowledged when the loop asks for the next one, however many are on the
+    device already. On the CPU an array shares the batch's memory, which is never written again while JAX refers to it.
+    Without JAX's x64 mode, 64-bit types become the 32-bit ones.
 
-    ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one, however many
-    lie on the device already (``prefetch``, of those that have arrived; nothing waits for it to be full).
+    For a `penstock.Replay` or `penstock.Files` each iteration is the whole epoch, and nothing is acknowledged.
 
-    ``remainder`` says what becomes of an epoch's last batch where it is smaller: 'keep' gives it as it is, 'pad'
-    fills it with its own first rows, 'drop' counts it as read. The default is 'pad' where ``sharding`` cuts batches
-    into pieces, and 'keep' otherwise. A ``sharding`` over several processes needs ``Loader(order='canonical')``, this
-    process's rank giving its part of each global array. Raises ValueError for what cannot be.
+    Args:
+        loader: a Loader, a mixture, a Replay or Files.
+        select: None gives dicts ``name -> [n, *shape]``. ``("x", "y")`` gives tuples, and ``"x"`` gives bare arrays.
+        nested: whether names like ``a/b`` become dicts within dicts.
+        sharding: a ``jax.sharding.Sharding`` or a device for all tensors, or a dict with one for each name. None means
+            JAX's default device. A sharding over several processes needs a loader in canonical order, and each rank
+            gives its part of each global array.
+        prefetch: the batches that are on the device beside the one in the step. Nothing waits for them.
+        remainder: the use of an epoch's last batch if it is smaller. 'keep' gives it as it is, 'pad' fills it with its
+            own first rows, and 'drop' counts it as trained on. The default is 'pad' if ``sharding`` cuts batches into
+            pieces, else 'keep'.
+        map: a function that takes each batch in numpy and returns a dict of arrays. Ragged tensors need one that makes
+            arrays of them.
 
-    Of a ``penstock.Replay`` or ``penstock.Files`` each iteration is the whole epoch, and nothing is acknowledged.
+    Returns:
+        The iterable. That of a loader or a mixture has ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        ValueError: the options do not fit the stream, such as a ragged tensor without ``map``.
+        SpecMismatch: during iteration, if an integer does not fit into 32 bits.
+
+    Example:
+        >>> for batch in penstock.jax.dataset(loader):
+        ...     state = step(state, batch["x"], batch["y"])
     """
     if isinstance(loader, Passes):
         return ReplayArrays(loader, select, nested, sharding, prefetch, remainder, map)
@@ -203,7 +219,12 @@ class Placing(Passing):
 
 
 class Dataset(Placing):
-    """The result of `dataset`. Iterate over it."""
+    """The result of `dataset` for a loader or a mixture. Iterate over it.
+
+    Example:
+        >>> batches = penstock.jax.dataset(loader)
+        >>> saved = batches.state_dict()
+    """
 
     def __init__(self, loader: Loader | Mixture, *settings: Any) -> None:
         super().__init__(loader, *settings)
@@ -218,11 +239,22 @@ class Dataset(Placing):
             yield from self._one_pass()
 
     def state_dict(self) -> State:
-        """The loader's: the position of what was given to the loop, not of what lies ready on the device."""
+        """Return the loader's state: the position of what was given to the loop, not of what is ready on the device.
+
+        Returns:
+            A dict that JSON can hold, for `load_state_dict`.
+        """
         return self._fed.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The loader's; the next iteration goes on there, one that is under way ends. Raises StateMismatch."""
+        """Continue where a state was taken. An iteration that is under way ends, and the next one begins there.
+
+        Args:
+            state: a dict that `state_dict` returned.
+
+        Raises:
+            StateMismatch: the state belongs to another loader.
+        """
         self._fed.load_state_dict(state)
         self._feed.break_off()
 

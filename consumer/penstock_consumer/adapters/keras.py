@@ -20,10 +20,20 @@ from penstock_consumer.read.mixture import Mixture
 
 
 class Acknowledge(keras.callbacks.Callback):
-    """``fit(ds, callbacks=[penstock.keras.Acknowledge(loader)])``: batches count as read when their step has ended.
+    """A callback by which a batch counts as trained on when its step has ended.
 
-    Needed only with ``steps_per_execution`` above 1: then ``fit`` asks for the batches of one call before the call's
-    first step has ended. Not for ``acknowledge='on_checkpoint'``: see `ModelCheckpoint`.
+    Only ``fit`` with ``steps_per_execution`` above 1 needs it. Such a ``fit`` asks for the batches of one call before
+    the call's first step has ended. For ``acknowledge='on_checkpoint'`` use `ModelCheckpoint`.
+
+    Args:
+        loader: the Loader or mixture whose dataset ``fit`` is given.
+
+    Raises:
+        ValueError: the loader has ``acknowledge='on_checkpoint'``.
+
+    Example:
+        >>> dataset = penstock.tensorflow.dataset(loader, select=("x", "y"))
+        >>> model.fit(dataset, callbacks=[penstock.keras.Acknowledge(loader)])
     """
 
     @explained
@@ -51,15 +61,29 @@ class Acknowledge(keras.callbacks.Callback):
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's own, for a loader with ``acknowledge='on_checkpoint'``: each save acknowledges what it contains.
+    """Keras's ModelCheckpoint for a loader with ``acknowledge='on_checkpoint'``: a save acknowledges what it contains.
 
-    ``fit(ds, callbacks=[penstock.keras.ModelCheckpoint(loader, "model.keras")])``, where ``ds`` is the loader's
-    ``penstock.tensorflow.dataset``, or on the torch backend a DataLoader of its ``penstock.torch.dataset``. All of
-    Keras's arguments; what was trained on after the last save is handed out again to whoever goes on from it. A save
-    is written beside its file, synced to disk, renamed, and only then acknowledged: a crash at any moment leaves the
-    last whole checkpoint under its name, and nothing is acknowledged that a power cut could take out of it.
-    The order of callbacks does not matter: what is acknowledged is what the step had been given when the save ended.
-    With ``save_best_only`` a save that is left out acknowledges nothing.
+    ``fit`` is given the loader's ``penstock.tensorflow.dataset``, or with Keras's torch backend a DataLoader of its
+    ``penstock.torch.dataset``. What was trained on after the last save is handed out again to a training that continues
+    from it.
+
+    A save is written beside its file, synced to disk, renamed, and only then acknowledged. So a crash at any moment
+    leaves the last whole checkpoint under its name, and nothing is acknowledged that a power cut could remove from it.
+    The order of callbacks does not matter, because a save acknowledges what the step had been given when it ended. With
+    ``save_best_only`` a save that is left out acknowledges nothing.
+
+    Args:
+        loader: the Loader or mixture whose dataset ``fit`` is given.
+        filepath: the file, as for Keras's own.
+        settings: all other arguments of Keras's own.
+
+    Raises:
+        ValueError: the loader has another policy than 'on_checkpoint', or ``fit`` is given no dataset of this loader.
+
+    Example:
+        >>> loader = penstock.Loader("train", group="a", batch_size=64, acknowledge="on_checkpoint")
+        >>> dataset = penstock.tensorflow.dataset(loader, select=("x", "y"))
+        >>> model.fit(dataset, callbacks=[penstock.keras.ModelCheckpoint(loader, "model.keras")])
     """
 
     def __init__(self, loader: Loader | Mixture, *args: Any, **settings: Any) -> None:

@@ -54,27 +54,44 @@ def dataset(
 def dataset(
     loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
 ) -> tf.data.Dataset:
-    """The loader's batches: each pass over the dataset is the group's next epoch, or the rest of a broken-off one.
+    """Return a ``tf.data.Dataset`` of a loader's batches. Waits until the stream has a spec, and says so.
 
-    Elements are dicts ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, as ``fit`` wants, and
-    ``select="x"`` bare tensors; with ``nested`` names like ``a/b`` are dicts within dicts. The element_spec is static;
-    its batch dimension too where the loader's ``remainder`` ('pad', 'drop') makes all batches alike, else it is None.
-    Ragged tensors are ``tf.RaggedTensor``, with ``ragged='padded'`` dense ones filled up with zeros; ``bytes`` are
-    ``tf.string``. Waits, saying for what, until the stream has a spec. ``acknowledge='on_next'`` means here: a batch is
-    acknowledged when the training step asks for the next one. With ``'on_checkpoint'`` it then waits for
-    `Loader.checkpointed`, which counts the batch in the step's hands too, and which ``penstock.keras.ModelCheckpoint``
-    calls. What a transformation does:
+    Each pass is the group's next epoch, or the rest of an epoch that was left early. The element_spec is static. Its
+    batch dimension is static, too, if the loader's ``remainder`` is 'pad' or 'drop'.
 
-    - ``map``, ``prefetch``, ``cache``, ``batch``, ``repeat``: acknowledged when the step is done with them.
-    - ``filter``, ``skip``: a dropped batch counts as read, with the next batch that is not dropped or at the end.
-    - ``shuffle``: acknowledged by what left the buffer; what was in it when the pass was broken off comes again.
-    - ``take``: what was not taken comes in the next pass, also what a buffer before it had pulled.
-    - ``unbatch``, ``rebatch``, ``interleave``, ``concatenate`` and their like: at the end of the pass.
-    - ``zip``, ``sample_from_datasets``, ``assert_cardinality`` hide the step: see `acknowledging`. A ``tf.function``
-      that loops takes ``iter(ds)``. ``save``, and ``tf.distribute`` with ``fit``, are refused.
+    With ``acknowledge='on_next'`` a batch is acknowledged when the training step asks for the next one. With
+    ``'on_checkpoint'`` it then waits for `Loader.checkpointed`, which ``penstock.keras.ModelCheckpoint`` calls and
+    which includes the batch of the running step. Transformations change when a batch is acknowledged:
 
-    Of a ``penstock.Replay`` or ``penstock.Files`` it is a plain dataset: each pass is the whole epoch, its length is
+    - ``map``, ``prefetch``, ``cache``, ``batch``, ``repeat``: when the step is done with the batch.
+    - ``filter``, ``skip``: a dropped batch with the next batch that is not dropped, or at the end of the pass.
+    - ``shuffle``: what left the buffer. What was in the buffer when a pass was left early comes again.
+    - ``take``: what was not taken comes in the next pass, and so does what a buffer before it had pulled.
+    - ``unbatch``, ``rebatch``, ``interleave``, ``concatenate`` and similar ones: at the end of the pass.
+    - ``zip``, ``sample_from_datasets``, ``assert_cardinality`` hide the step, so they need `acknowledging`.
+
+    A ``tf.function`` that loops takes ``iter(dataset)``. ``save``, and ``tf.distribute`` with ``fit``, are refused.
+
+    For a `penstock.Replay` or `penstock.Files` it is a plain dataset. Each pass is the whole epoch, its length is
     known, nothing is acknowledged, and every transformation may follow.
+
+    Args:
+        loader: a Loader, a mixture, a Replay or Files.
+        select: None gives dicts ``name -> [n, *shape]``. ``("x", "y")`` gives tuples, as ``fit`` wants them, and
+            ``"x"`` gives bare tensors.
+        nested: whether names like ``a/b`` become dicts within dicts.
+        ragged: 'ragged' gives ``tf.RaggedTensor`` for a ragged tensor, and 'padded' gives a dense tensor that is filled
+            with zeros. ``bytes`` are ``tf.string``.
+
+    Returns:
+        The dataset. That of a loader or a mixture has ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        ValueError: ``ragged`` is neither, or ``select`` names a tensor that the stream lacks.
+
+    Example:
+        >>> dataset = penstock.tensorflow.dataset(loader, select=("x", "y"))
+        >>> model.fit(dataset, epochs=3)
     """
     if ragged not in ("ragged", "padded"):
         raise ValueError(f"ragged is {ragged!r}, expected 'ragged' or 'padded'")
@@ -120,9 +137,24 @@ def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
 
 
 def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> FedDataset:
-    """A dataset made of ``source`` where nobody could follow (``zip``): acknowledged when a pass ends by itself.
+    """Return a dataset that was made of ``source`` by what hides the step, such as ``zip``, so that it acknowledges.
 
-    Not for ``tf.distribute``, which reads ahead of what is iterated here.
+    Its batches are acknowledged when a pass ends by itself. It is not for ``tf.distribute``, which reads ahead of what
+    is iterated here.
+
+    Args:
+        made: the dataset that a transformation made.
+        source: the result of `dataset` that it was made of.
+
+    Returns:
+        The dataset ``made``, with the methods of `dataset`'s result.
+
+    Raises:
+        TypeError: ``source`` is no result of `dataset`.
+
+    Example:
+        >>> source = penstock.tensorflow.dataset(loader)
+        >>> pairs = penstock.tensorflow.acknowledging(tf.data.Dataset.zip((source, others)), source)
     """
     if not isinstance(source, FedDataset):
         raise TypeError(f"source is a {type(source).__name__}, expected what penstock.tensorflow.dataset returned")

@@ -64,20 +64,36 @@ def dataset(
 def dataset(
     loader: Loader | Mixture | Passes, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "list"
 ) -> LoaderDataset | ReplayDataset:
-    """The loader's batches as tensors: each iteration is the group's next epoch, or the rest of a broken-off one.
+    """Return an IterableDataset of a loader's batches as tensors. Waits until the stream has a spec.
 
-    Iterate it as it is, or through ``DataLoader(ds, batch_size=None)`` or torchdata's StatefulDataLoader: elements are
-    batches already, and the loader reads ahead in a thread, so ``num_workers=0`` is the fast way. Elements are dicts
-    ``name -> [n, *shape]``; ``select=("x", "y")`` makes them tuples, ``select="x"`` bare tensors; with ``nested``
-    names like ``a/b`` are dicts within dicts. A tensor is the batch's own memory, never written again while anything
-    refers to it. Ragged: a list of n tensors, or with ``ragged='padded'`` one tensor filled up with zeros; ``bytes``:
-    a list of n. Waits until the stream has a spec.
+    Each iteration is the group's next epoch, or the rest of an epoch that was left early. Iterate it as it is, or
+    through ``DataLoader(dataset, batch_size=None)`` or torchdata's StatefulDataLoader. Elements are batches already,
+    and the loader reads ahead in a thread, so ``num_workers=0`` is the fast way. With ``num_workers`` above 0, which
+    canonical order allows, iterate `acknowledging` of the DataLoader.
 
-    ``acknowledge='on_next'`` means here: a batch is acknowledged when the loop asks for the next one. With
-    ``num_workers`` above 0, only for ``order='canonical'``, iterate `acknowledging` of the DataLoader.
+    With ``acknowledge='on_next'`` a batch is acknowledged when the loop asks for the next one. A tensor shares the
+    batch's memory, which is never written again while anything refers to it.
 
-    Of a ``penstock.Replay`` or ``penstock.Files`` each iteration is the whole epoch, as a validation wants it. Nothing
-    is acknowledged, and ``num_workers`` must be 0.
+    For a `penstock.Replay` or `penstock.Files` each iteration is the whole epoch, as a validation wants it. Nothing is
+    acknowledged, and ``num_workers`` must be 0.
+
+    Args:
+        loader: a Loader, a mixture, a Replay or Files.
+        select: None gives dicts ``name -> [n, *shape]``. ``("x", "y")`` gives tuples, and ``"x"`` gives bare tensors.
+        nested: whether names like ``a/b`` become dicts within dicts.
+        ragged: 'list' gives n tensors for a ragged tensor, and 'padded' gives one tensor that is filled with zeros.
+            ``bytes`` are always a list of n.
+
+    Returns:
+        The dataset. It has ``state_dict`` and ``load_state_dict``, and in canonical order a length in batches.
+
+    Raises:
+        ValueError: ``select`` names a tensor that the stream lacks.
+
+    Example:
+        >>> dataset = penstock.torch.dataset(loader, select=("x", "y"))
+        >>> for x, y in DataLoader(dataset, batch_size=None):
+        ...     train(x, y)
     """
     if isinstance(loader, Passes):
         return ReplayDataset(loader, select, nested, ragged)
@@ -296,15 +312,26 @@ def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool,
 
 
 def acknowledging(batches: Any) -> Acknowledging:
-    """Return the same batches, acknowledged from here. A DataLoader with worker processes needs it.
+    """Return the same batches, acknowledged by this process. A DataLoader with worker processes needs it.
 
-    ``batches`` is what `dataset` returned, or a DataLoader or StatefulDataLoader of it with ``batch_size=None``. Worker
-    processes only read: each opens a connection of its own and takes every n-th batch of this rank, so that the order
-    is the same for any number of them. The rank itself is this process, which acknowledges a batch when the loop asks
-    for the next one (or at `Loader.checkpointed`). Batches in queues are read again after a crash.
+    The worker processes only read. Each opens a connection of its own and takes every n-th batch of this rank, so the
+    order is the same for any number of them. This process acknowledges a batch when the loop asks for the next one, or
+    at `Loader.checkpointed`. After a crash, the batches in queues are read again.
 
-    Raises ValueError for a shared group with workers, and for what would break the order: ``persistent_workers``,
-    ``in_order=False``.
+    Args:
+        batches: the result of `dataset`, or a DataLoader or StatefulDataLoader of it with ``batch_size=None``.
+
+    Returns:
+        An iterable with ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        TypeError: ``batches`` is neither, or comes from a replay.
+        ValueError: a shared group has workers, or ``persistent_workers`` or ``in_order=False`` would break the order.
+
+    Example:
+        >>> workers = DataLoader(penstock.torch.dataset(loader), batch_size=None, num_workers=2)
+        >>> for batch in penstock.torch.acknowledging(workers):
+        ...     train(batch["x"], batch["y"])
     """
     return Acknowledging(batches)
 

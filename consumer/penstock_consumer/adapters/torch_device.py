@@ -23,13 +23,25 @@ Sent = tuple[Any, Any]
 
 @explained
 def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
-    """Return the same batches on ``device``.
+    """Return the same batches on a device, acknowledged by this process as by `acknowledging`.
 
-    For CUDA they are copied from pinned memory on a side stream during a step.
+    For CUDA a batch is copied from pinned memory on a side stream while a step runs. To other devices it is moved
+    without a stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. In a replay,
+    which nothing acknowledges, the next batch is always sent ahead.
 
-    ``batches`` as for `acknowledging`, which this is, too. On other devices than CUDA a batch is moved without a
-    stream, and on the CPU it stays as it is. Nothing waits for a batch only to have it early. Of a replay's batches,
-    which nothing acknowledges, the next one is always sent ahead.
+    Args:
+        batches: the result of `dataset`, or a DataLoader or StatefulDataLoader of it with ``batch_size=None``.
+        device: a ``torch.device`` or its name, such as ``"cuda:1"``.
+
+    Returns:
+        An iterable of batches on the device, with ``state_dict`` and ``load_state_dict`` unless it is a replay.
+
+    Raises:
+        ValueError: the device does not exist.
+
+    Example:
+        >>> for batch in penstock.torch.prefetch_to_device(penstock.torch.dataset(loader), "cuda"):
+        ...     train(batch["x"], batch["y"])
     """
     to = _device(device)
     side: Side = SideStream(to) if to.type == "cuda" else _Plain(to)

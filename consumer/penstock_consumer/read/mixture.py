@@ -68,7 +68,12 @@ def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
 
 
 class Mixture(Passing):
-    """The result of `mix`. ``batch.source`` is the name of the loader it came from."""
+    """The result of `mix`. ``batch.source`` is the name of the loader it came from.
+
+    Example:
+        >>> for batch in penstock.mix({"a": (loader_a, 0.7), "b": (loader_b, 0.3)}):
+        ...     train(batch["x"], batch["y"])
+    """
 
     def __init__(self, loaders: Mapping[str, tuple[Loader, float]], seed: int, ends: str) -> None:
         if not _is_mixable(loaders) or ends not in ("last", "first"):
@@ -175,11 +180,19 @@ class Mixture(Passing):
     # --- acknowledging ---
 
     def acknowledge(self, batch: Batch) -> None:
-        """Acknowledge a batch."""
+        """Acknowledge a batch; see `Loader.acknowledge`.
+
+        Args:
+            batch: a batch that this mixture gave.
+        """
         self._loaders[batch.source].acknowledge(batch)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`."""
+        """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`.
+
+        Args:
+            state: a state that `state_dict` returned. None means everything that was handed out.
+        """
         states = None if state is None else self._checked(state)
         for name, loader in self._loaders.items():
             loader.checkpointed(None if states is None else states[name])
@@ -209,7 +222,11 @@ class Mixture(Passing):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken. A running iteration ends, and no loader moves if one refuses its state.
 
-        Raises StateMismatch for other names, weights or seed, and for what a loader refuses.
+        Args:
+            state: a dict that `state_dict` returned.
+
+        Raises:
+            StateMismatch: the names, weights or seed differ, or a loader refuses its part.
         """
         states = self._checked(state)
         for name, loader in self._loaders.items():

@@ -124,13 +124,21 @@ class View(Passing):
         )  # no clock for each sample
 
     def take(self, count: int) -> View:
-        """Return at most ``count`` elements a pass. The others are not acknowledged, and come in the next pass."""
+        """Return at most ``count`` elements a pass. The others are not acknowledged, and come in the next pass.
+
+        Args:
+            count: the elements of a pass, at least 1.
+        """
         count = whole("count", count)
         known = None if self._count is None else min(self._count or count, count)
         return View(self._source, (*self._steps, lambda items: islice(items, count)), count=known)
 
     def skip(self, count: int) -> View:
-        """Leave out the first ``count`` elements of each pass. They count as trained on."""
+        """Leave out the first ``count`` elements of each pass. They count as trained on.
+
+        Args:
+            count: the elements that are left out.
+        """
         count = whole("count", count, 0)
         return View(self._source, (*self._steps, lambda items: islice(items, count, None)), count=None)
 
@@ -158,11 +166,19 @@ class View(Passing):
         return self._source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state into the loader."""
+        """Load a state into the loader; see `Loader.load_state_dict`.
+
+        Args:
+            state: a dict that `state_dict` returned.
+        """
         self._source.load_state_dict(state)
 
     def checkpointed(self, state: Mapping[str, Any] | None = None) -> None:
-        """See `Loader.checkpointed`."""
+        """Acknowledge what a durable checkpoint contains; see `Loader.checkpointed`.
+
+        Args:
+            state: a state that `state_dict` returned. None means everything that was handed out.
+        """
         self._source.checkpointed(state)
 
     def stats(self) -> Stats:

@@ -65,6 +65,10 @@ class Batch(dict[str, Any]):
 
     Frameworks rebuild what they map as ``type(batch)(dict(batch))``. This gives a batch without identities. It has a
     size and its tensors, and cannot be acknowledged.
+
+    Example:
+        >>> batch["x"].shape, batch.size, batch.epoch
+        ((64, 224, 224, 3), 64, 0)
     """
 
     __slots__ = ("epoch", "is_alone", "is_dropped", "position", "rows", "source", "spans")

@@ -138,12 +138,19 @@ SHORT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """The counts of one epoch as far as it was read, or of several. Times are of the training loop, in seconds."""
+    """The counts of one epoch as far as it was read, or of several. Times are of the training loop, in seconds.
+
+    Example:
+        >>> print(loader.stats())
+        >>> loader.stats().samples_per_s
+    """
 
     epoch: int | None = None
     """The epoch's number. It is None for several epochs together, and before the first."""
     batches: int = 0
+    """The batches that the loop was given."""
     samples: int = 0
+    """The samples in these batches."""
     bytes: int = 0
     """Payload bytes of the samples that the loop was given."""
     elapsed_s: float = 0.0
@@ -157,6 +164,7 @@ class Stats:
     reader_s: float = 0.0
     """The part of `waited_s` in which this process worked (checksums, rows, stages, `map`) or acknowledged."""
     bad_entries: int = 0
+    """The entries that became dead letters instead of samples."""
     filled: int = 0
     """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
     streams: Mapping[str, Stats] = field(default_factory=dict)

@@ -189,7 +189,20 @@ class Writer:
 
         Args:
             number: the number of the epoch, whether it exists or not. None means the next one.
+            seed: the seed of the order and of the samples, if there is one. The manifest keeps it.
             sizes: the samples of each shard, if they are planned.
+            fingerprint: a text that identifies the source and its order. Writers of another may not share the epoch.
+
+        Returns:
+            The writer of the epoch. Use it in a ``with`` block, whose end completes the epoch.
+
+        Raises:
+            StreamConflict: the epoch exists with other sizes, or with another seed or fingerprint.
+            EpochAbandoned: the epoch was abandoned, so it takes no more samples.
+
+        Example:
+            >>> with writer.epoch() as epoch:
+            ...     epoch.write({"x": image, "y": 3})
         """
         self._require_open()
         number = None if number is None else whole("number", number, None)
@@ -202,7 +215,11 @@ class Writer:
     # --- the endless feed ---
 
     def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
-        """Add a sample to the stream's endless feed, exactly once in this writer's life; see `EpochWriter.write`."""
+        """Add a sample to the stream's endless feed, exactly once in this writer's life; see `EpochWriter.write`.
+
+        Args:
+            sample: name -> array, number or bytes, as the spec says.
+        """
         if others or named:
             raise not_one_sample("write", named)
         feed = self._feed
@@ -212,7 +229,11 @@ class Writer:
         self._feed_count += 1
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
-        """Add n samples to the endless feed; see `EpochWriter.write_batch`."""
+        """Add n samples to the endless feed; see `EpochWriter.write_batch`.
+
+        Args:
+            rows: name -> array of shape ``[n, *shape]``. Ragged tensors and bytes are sequences of n values.
+        """
         rows = flattened(rows)
         count = _count(rows)
         first = {name: values[0] for name, values in rows.items() if len(values)}
@@ -221,7 +242,11 @@ class Writer:
             self._feed_count += count
 
     def quarantine(self, reason: str) -> None:
-        """Record in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`."""
+        """Record in the endless feed that the next sample could not be made; see `EpochWriter.quarantine`.
+
+        Args:
+            reason: why, for people.
+        """
         if self.stream.spec is None:
             raise PenstockError("the first sample of a stream without spec cannot be a bad one: give spec=")
         self._feeding({}).quarantine(reason)
@@ -453,7 +478,12 @@ MAX_STEP = 1 << 16
 
 @answering
 class EpochWriter:
-    """The writer of one epoch. Leaving its ``with`` block closes the manifest, and an error abandons the epoch."""
+    """The writer of one epoch. Leaving its ``with`` block closes the manifest, and an error abandons the epoch.
+
+    Example:
+        >>> with penstock.Writer("train") as writer, writer.epoch() as epoch:
+        ...     epoch.write_batch({"x": images, "y": labels})
+    """
 
     def __init__(self, writer: Writer, manifest: Manifest, *, owns: bool) -> None:
         self._writer, self._manifest, self._owns = writer, manifest, owns
@@ -501,16 +531,16 @@ class EpochWriter:
 
         A dict among the values becomes tensors below its name: ``{"y": {"boxes": ...}}`` is ``y/boxes``.
 
-            Args:
-                sample: name -> array, number or bytes, as the spec says.
+        Args:
+            sample: name -> array, number or bytes, as the spec says.
 
-            Raises:
-                SpecMismatch: the sample does not fit the spec. Nothing is written.
-                TooLarge: the sample is larger than the budget or the wire format allows.
-                PenstockError: the epoch or the writer is closed.
+        Raises:
+            SpecMismatch: the sample does not fit the spec. Nothing is written.
+            TooLarge: the sample is larger than the budget or the wire format allows.
+            PenstockError: the epoch or the writer is closed.
 
-            Example:
-                >>> epoch.write({"x": image, "y": 3})
+        Example:
+            >>> epoch.write({"x": image, "y": 3})
         """
         if others or named:
             raise not_one_sample("write", named)
@@ -544,9 +574,19 @@ class EpochWriter:
             start = stop
 
     def reserve(self, count: int) -> Reservation:
-        """Return arrays for the next ``count`` samples, to be filled in place; see `ShardWriter.reserve`.
+        """Return arrays for the next samples, to be filled in place instead of copied. Needs a spec.
 
-        Needs a spec.
+        Until they are committed or dropped, nothing else may be written to this epoch.
+
+        Args:
+            count: the number of samples.
+
+        Returns:
+            The arrays, with ``commit`` and ``drop``.
+
+        Raises:
+            PenstockError: the stream has no spec, or has ragged tensors.
+            TooLarge: the samples are larger than a block may be.
         """
         return self._shard_for(count, "reserve() makes arrays of the stream's spec, and it has none yet").reserve(count)
 

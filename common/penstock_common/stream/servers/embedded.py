@@ -102,6 +102,10 @@ class EmbeddedServer:
     Raises:
         ServerUnsuitable: No executable was found, or it refuses its settings, or ``directory`` cannot be used.
         ServerUnavailable: The port is taken, or the server gives no answer.
+
+    Example:
+        >>> with penstock.EmbeddedServer() as server, penstock.Writer("train", url=server.url) as writer:
+        ...     writer.write({"x": image, "y": 3})
     """
 
     @explained
