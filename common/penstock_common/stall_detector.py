@@ -113,9 +113,13 @@ class StallDetector:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.clock = clock
-        self.speaker: Notify | None = None
+        self._speaker: Notify | None = None
         """Called for every silence, if it is set, instead of the function of the request."""
         self.forget()
+
+    def speak_through(self, speaker: Notify) -> None:
+        """Report every silence to ``speaker`` from now on, instead of to the function of the request."""
+        self._speaker = speaker
 
     def forget(self) -> None:
         """Start again, as a forked process must, because the threads that asked do not exist in it."""
@@ -198,7 +202,7 @@ class StallDetector:
 
     def _note(self, request: PendingRequest, now: float) -> None:
         """Add a request to the silence that it belongs to. If it is late enough and there is none, begin one."""
-        silent_s, notify = request.silent_s(now), self.speaker or request.notify
+        silent_s, notify = request.silent_s(now), self._speaker or request.notify
         found = [one for one in self._silences if one.where == request.where and one.notify == notify]
         for silence in found:
             silence.asked_s = now

@@ -1,7 +1,7 @@
 """A watch of a folder: complete files become epochs, each file in one of them, also after a restart.
 
-A pure rule here decides which files are complete. The server knows which are taken (``stream.watched``). `production`
-makes an epoch.
+A pure rule here decides which files are complete. The server knows which are taken
+(``stream.watched_files``). `production` makes an epoch.
 """
 
 from __future__ import annotations

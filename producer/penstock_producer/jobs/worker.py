@@ -114,7 +114,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
-    STALL_DETECTOR.speaker = _teller(options)  # a job's waits are noted on a server, which may be the silent one
+    STALL_DETECTOR.speak_through(_teller(options))  # a job's waits are noted on a server, which may be the silent one
     try:
         own = None if planned_tasks is None else PlannedTasks(planned_tasks)
         if own is None:
