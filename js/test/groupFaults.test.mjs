@@ -140,6 +140,23 @@ test("a member that was out of its lease acknowledges nothing of what another on
   assert.equal((await client.xPendingRange(key("entries"), "g", "-", "+", 1)).length, 1);
 });
 
+test("a member renews what it holds while its step takes longer than its lease", async () => {
+  const stream = "slow";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [60], block_bytes: 100 });
+  const given = { stream, group: "g", batch_size: 5, url: peer.url, lease_s: 0.3, prefetchBytes: 100 };
+  const slow = startMember("node", { ...given, member: "slow", pause_s: 1.5 });
+  await slow.until(({ given }) => given.length > 0);
+  const found = [];
+  for await (const batch of begin(stream, { leaseMs: 300 })) {
+    found.push([...batch.identities()]);
+    await new Promise((resolve) => setTimeout(resolve, 200)); // time to see a lease that lapses
+  }
+  await slow.ended;
+  assert.ok(slow.hasLeft, slow.said);
+  assert.deepEqual(names([...found, ...slow.given]).sort(), all([60]).sort());
+  await isClean(stream);
+});
+
 test("a member that comes back under its name goes on with what it was given", async () => {
   const stream = "again";
   const [first, other] = await startTwo(stream, ["node", "node"], { lease_s: 600 });

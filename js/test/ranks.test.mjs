@@ -423,6 +423,19 @@ test("what cannot be read is left out for every rank, and what was removed is na
   });
 });
 
+test("a rank is alive while its step takes long, and gone a moment after its process was killed", async () => {
+  await peer.ask("produce", { stream: "alive", spec: "fixed", sizes: [40], block_bytes: 200 });
+  const given = { stream: "alive", group: "g", batch_size: 7, url: peer.url, rank: [0, 2], pause_s: 60, lease_s: 1 };
+  const rank = startMember("node", given);
+  await rank.until(({ given }) => given.length > 0);
+  await new Promise((resolve) => setTimeout(resolve, 2000)); // longer than a rank may be unseen
+  const three = { stream: "alive", group: "g", batch_size: 7, rank: [1, 3], lease_s: 1 };
+  await assert.rejects(peer.ask("load", three), /is read by 2 ranks, of which rank-0 are alive/);
+  await rank.kill();
+  const { batches } = await peer.ask("load", three);
+  assert.equal(batches.length, 2);
+});
+
 test("of two processes with one rank the older one stops", async () => {
   await peer.ask("produce", { stream: "twice", spec: "fixed", sizes: [400], block_bytes: 200 });
   const older = begin("twice", { leaseMs: 300 });

@@ -3,10 +3,16 @@ import type { Argument, Server } from "../server/server.js";
 /** Acknowledgements under way at once. Those that a crash of the server loses are delivered again. */
 const UNANSWERED = 8;
 
+interface Sent {
+  readonly answer: Promise<void>;
+  isAnswered: boolean;
+}
+
 /** Sends scripts that may run twice, without waiting for each answer. */
 export class Outbox {
   readonly #server: Server;
-  readonly #pending = new Set<Promise<void>>();
+  /** What was sent from the oldest one without an answer on, in order. */
+  readonly #sent: Sent[] = [];
   #failure: Error | null = null;
   readonly #explain: (error: Error) => Error;
 
@@ -21,35 +27,39 @@ export class Outbox {
 
   /** Send a script. Returns its answer, which need not be awaited: a later call raises its failure. */
   send(script: string, keys: readonly string[], args: readonly Argument[]): Promise<void> {
-    const sent = this.#server.run(script, keys, args).then(
+    const answer = this.#server.run(script, keys, args).then(
       () => {},
       (error) => {
         throw this.#explain(error);
       },
     );
-    this.#pending.add(sent);
-    sent.catch((error) => {
+    const sent: Sent = { answer, isAnswered: false };
+    this.#sent.push(sent);
+    const done = () => {
+      sent.isAnswered = true;
+      while (this.#sent[0]?.isAnswered) this.#sent.shift();
+    };
+    answer.then(done, (error) => {
       this.#failure ??= error;
+      done();
     });
-    const done = () => this.#pending.delete(sent);
-    sent.then(done, done);
-    return sent;
+    return answer;
   }
 
-  /** Return once few enough are under way. Raises what failed. */
+  /** Return once fewer than `UNANSWERED` were sent since the oldest one without an answer. Raises what failed. */
   async hasRoom(): Promise<void> {
-    while (this.#pending.size >= UNANSWERED) await Promise.race([...this.#pending].map((one) => one.catch(() => {})));
+    while (this.#sent.length >= UNANSWERED) await this.#sent[0]?.answer.catch(() => {});
     this.#raise();
   }
 
   /** Return whether every acknowledgement was answered. */
   get isEmpty(): boolean {
-    return this.#pending.size === 0;
+    return this.#sent.length === 0;
   }
 
   /** Return once every acknowledgement is on the server. Raises what failed. */
   async flush(): Promise<void> {
-    await Promise.allSettled(this.#pending);
+    await Promise.allSettled(this.#sent.map(({ answer }) => answer));
     this.#raise();
   }
 
