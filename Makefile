@@ -42,7 +42,7 @@ venv: $(VENV)/.dev ## create .venv with Penstock and every development tool
 demo: $(VENV)/.demo ## the main job on real input: digits -> workers -> Redis -> two Keras models
 	$(BIN)/penstock demo $(ARGS)
 
-test: $(VENV)/.dev ## run every test (ARGS="-m 'not slow'" for the quick ones), a few files at a time
+test: $(VENV)/.dev js/dist/index.js ## run every test (ARGS="-m 'not slow'" for the quick ones), a few files at a time
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lowest: $(LOWEST)/.made ## the quick tests that name no framework, on one server, with the lowest version of each dependency
@@ -62,11 +62,8 @@ types: $(VENV)/.dev ## mypy --strict on the whole tree
 layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
-js: js/node_modules/.made ## the npm package in js/: lint, types, build, tests, what npm would pack
+js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
 	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci .
-	rm -rf js/dist
-	cd js && $(NODE) node_modules/typescript/bin/tsc
-	mkdir js/dist/scripts && cp common/penstock_common/server/scripts/*.lua js/dist/scripts/
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent
 
@@ -84,7 +81,7 @@ bench-quick: $(VENV)/.dev ## the same in under 3 minutes, beside plain redis-py;
 fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600
 	PYTHONPATH=common:producer:consumer:front:. $(BIN)/python -m tests.fuzz.run $(TARGET) $(SECONDS)
 
-chaos: $(VENV)/.dev ## kill, stop and restart everything at random, count every sample (MINUTES=2 SEED=random ARGS=)
+chaos: $(VENV)/.dev js/dist/index.js ## kill, stop and restart everything at random, count every sample (MINUTES=2 SEED=random ARGS=)
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 format: $(VENV)/.dev ## rewrite the code in the house format
@@ -127,6 +124,11 @@ js/node_modules/.made: js/package-lock.json js/package.json $(VENV)/.dev
 	@echo "installing what js/ needs into js/node_modules"
 	@cd js && $(NPM) ci --loglevel error --no-audit --no-fund
 	@touch $@
+
+js/dist/index.js: js/node_modules/.made js/tsconfig.json $(shell find js/src -name '*.ts') $(wildcard common/penstock_common/server/scripts/*.lua)
+	rm -rf js/dist
+	cd js && $(NODE) node_modules/typescript/bin/tsc
+	mkdir js/dist/scripts && cp common/penstock_common/server/scripts/*.lua js/dist/scripts/
 
 $(LOWEST)/.made: pyproject.toml | $(BIN)/python
 	@echo "installing the lowest versions that pyproject.toml declares into $(LOWEST)"

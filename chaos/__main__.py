@@ -19,6 +19,8 @@ from typing import Any
 
 from chaos.conductor import BrokenOff, Conductor
 from chaos.inquest import Findings, hold
+from chaos.lives import NODE_TRAINER
+from chaos.node_trainer import is_built
 from chaos.options import RANKS, Options
 from chaos.stage import Stage
 from chaos.stored import MINUTES, Stored, chosen
@@ -62,7 +64,7 @@ def _stored_runs(args: argparse.Namespace, directory: Path) -> list[dict[str, An
     for one in args.seeds:
         print(f"\n{one.covers}:", flush=True)
         folder = directory / str(one.seed)
-        results.append(run(one.run_options(args.minutes), folder, is_quiet=args.quiet))
+        results.append(run(one.run_options(args.minutes, args.node), folder, is_quiet=args.quiet))
         print(told(results[-1]), flush=True)
         if not results[-1]["violations"] and not args.directory:
             shutil.rmtree(folder, ignore_errors=True)
@@ -101,6 +103,7 @@ def run(options: Options, directory: Path, *, is_quiet: bool = False) -> dict[st
         "faults": dict(sorted(conductor.inflictor.counts.items())),
         "ended_by_themselves": dict(sorted(conductor.cast.own_ends.items())),
         "processes": len(conductor.cast.everyone),
+        "node_processes": sum(actor.life.role == NODE_TRAINER for actor in conductor.cast.everyone),
         "rounds": conductor.cast.rounds,
         "epochs": findings.epochs,
         "samples": findings.samples,
@@ -123,12 +126,12 @@ def told(result: dict[str, Any]) -> str:
     """Return the totals as text for people."""
     options, ended = result["options"], result["ended_by_themselves"]
     sizes = f"{options['partitions']} partitions, samples of {options['sample_bytes']} bytes"
-    crew = f"{options['members']} members a group, {options['workers']} workers"
+    crew = f"{options['members']} members a group, {options['node']} of them in Node, {options['workers']} workers"
     made = f"{result['epochs']} epochs with {result['samples']} samples and {result['bad']} bad ones"
     lines = [
         f"seed {result['seed']}: {result['seconds']:.0f} s, {sizes}, {crew}",
         f"faults: {_counted(result['faults'])}",
-        f"processes: {result['processes']}; ended by themselves: {_counted(ended)}",
+        f"processes: {result['processes']}, {result['node_processes']} in Node; ended by themselves: {_counted(ended)}",
         f"produced: {made}; a feed of {result['feed_epochs']} epochs with {result['feed_samples']} samples",
     ]
     for name, group in result["groups"].items():
@@ -154,11 +157,18 @@ def _stored(which: str) -> list[Stored]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _node(text: str) -> int:
+    count = int(text)
+    if count and not is_built():
+        raise argparse.ArgumentTypeError("trainers in Node need the npm package: `make js` builds it")
+    return count
+
+
 def _options(args: argparse.Namespace) -> Options:
     return Options(
         seed=args.seed if args.seed is not None else secrets.randbelow(1_000_000),
         minutes=args.minutes, partitions=args.partitions, sample_bytes=args.sample_bytes, members=args.members,
-        groups=args.groups, ranks=args.ranks, workers=args.workers, epoch_samples=args.epoch_samples,
+        node=args.node, groups=args.groups, ranks=args.ranks, workers=args.workers, epoch_samples=args.epoch_samples,
         lease_s=args.lease, pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
         patience_s=args.patience, payload=args.payload,
     )  # fmt: skip
@@ -182,6 +192,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--partitions", type=int, default=default.partitions, metavar="P", help="default: %(default)s")
     add("--sample-bytes", type=int, default=default.sample_bytes, metavar="B", help="default: %(default)s")
     add("--members", type=int, default=default.members, metavar="M", help="of each group (default: %(default)s)")
+    add(
+        "--node",
+        type=_node,
+        default=int(is_built()),
+        metavar="N",
+        help="members of each group, and ranks, that run in Node (default: 1 if the npm package is built, else 0)",
+    )
     add("--groups", type=int, default=default.groups, metavar="G", help="default: %(default)s")
     add(
         "--ranks",

@@ -15,7 +15,7 @@ from chaos.agenda import Agenda
 from chaos.command import penstock
 from chaos.journal import read_journal
 from chaos.keys import ABANDONED, AWAY, PRODUCED, epochs
-from chaos.lives import FAILED
+from chaos.lives import FAILED, NODE_TRAINER
 from chaos.options import FEED, MAIN, RANKS
 from chaos.stage import FEED_GROUP, Stage
 
@@ -76,13 +76,18 @@ class Cast:
         for other in self.trainers:
             if (other.life.group, other.life.member) == (group, member) and other.process.poll() is None:
                 other.life.replaced_ns = other.life.replaced_ns or time.monotonic_ns()
-        actor = self._appear(self._stage.start_trainer(stream, group, member))
+        # who comes back under a name may run in the other language than the one before it
+        in_node = self._count_node(group) < self._stage.options.node
+        actor = self._appear(self._stage.start_trainer(stream, group, member, in_node=in_node))
         self.trainers.append(actor)
         return actor
 
     def count(self, group: str) -> int:
         """Count the living trainers of a group."""
         return sum(actor.life.group == group for actor in self.trainers)
+
+    def _count_node(self, group: str) -> int:
+        return sum(actor.life.group == group and actor.life.role == NODE_TRAINER for actor in self.trainers)
 
     def refill(self, stream: str, group: str, member: str = "") -> None:
         """Add a trainer as `add_trainer` does, unless the group has as many as it should have."""

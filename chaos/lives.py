@@ -9,6 +9,8 @@ from pathlib import Path
 from chaos.journal import read_journal
 
 KILLED, LEFT, FAILED, REPLACED = "killed", "left", "failed", "replaced"
+NODE_TRAINER = "node_trainer"
+"""The role of a trainer in Node."""
 UNANSWERED = 8
 """The acknowledgements that may be under way at once (docs/internals/chaos.md)."""
 

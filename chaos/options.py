@@ -32,6 +32,8 @@ class Options:
     """The trainers in each group, the feed's included."""
     groups: int = 3
     """The groups that read the epochs. The feed has a separate one."""
+    node: int = 0
+    """The trainers in each group that run in Node. The others run in Python."""
     ranks: int = 2
     """The trainers of one more group, which reads the epochs in canonical order, or 0 for no such group."""
     workers: int = 3

@@ -154,11 +154,12 @@ class Stage:
         """Start a plain Writer that continues at sample ``first`` of the feed."""
         return self._start("feeder", "chaos.feeder", [first], stream=FEED)
 
-    def start_trainer(self, stream: str, group: str, member: str) -> Actor:
+    def start_trainer(self, stream: str, group: str, member: str, *, in_node: bool) -> Actor:
         """Start one more member of a group."""
         policy = self.options.group_policies().get(group, "on_next")
         arguments = [stream, group, member, policy]
-        return self._start(f"{group}-{member}", "chaos.trainer", arguments, stream, group, member)
+        module = "chaos.node_trainer" if in_node else "chaos.trainer"
+        return self._start(f"{group}-{member}", module, arguments, stream, group, member)
 
     def _start(
         self, role: str, module: str, arguments: Sequence[object], stream: str = MAIN, group: str = "", member: str = ""

@@ -31,9 +31,9 @@ class Stored:
     faults: dict[str, int]
     """Kind -> the number of planned faults."""
 
-    def run_options(self, minutes: float = MINUTES) -> Options:
-        """Return the options of its run."""
-        return Options(seed=self.seed, minutes=minutes, **self.options)
+    def run_options(self, minutes: float = MINUTES, node: int = 0) -> Options:
+        """Return the options of its run, with so many trainers in Node in each group."""
+        return Options(seed=self.seed, minutes=minutes, node=node, **self.options)
 
     def planned(self) -> dict[str, int]:
         """Count the faults that today's code plans for it."""

@@ -154,6 +154,18 @@ test("close hands back what was not acknowledged, at once, and acknowledged samp
   await isClean("back");
 });
 
+test("each call of close returns once the loader has left", async () => {
+  await peer.ask("produce", { stream: "closing", spec: "fixed", sizes: [40], block_bytes: 150 });
+  const loader = begin("closing", { acknowledge: "manual" });
+  await collect(loader, 2);
+  const first = loader.close();
+  await loader.close();
+  const [roster] = await client.keys("penstock:{closing.*}:roster");
+  const members = (await client.hKeys(roster)).filter((field) => field.startsWith("m:"));
+  await first;
+  assert.deepEqual(members, []);
+});
+
 test("asking for the next batch acknowledges the one before, and a loop that is left keeps its last one", async () => {
   await peer.ask("produce", { stream: "asked", spec: "fixed", sizes: [30], block_bytes: 1000 });
   const loader = begin("asked", { batchSize: 10 });

@@ -67,6 +67,16 @@ def test_chaos_with_eight_partitions_and_five_members(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_chaos_with_half_of_the_members_in_node(tmp_path: Path) -> None:
+    """Members in Node and in Python share groups and take over from each other, so a promise of one holds for both."""
+    result = chaos(
+        tmp_path, "--seed", "10", "--minutes", "0.3", "--members", "2", "--node", "1", "--workers", "2", "--pause", "1"
+    )
+    require_all_delivered(result)
+    assert result["node_processes"] > 5  # at least one in each group
+
+
+@pytest.mark.slow
 def test_a_stored_seed_is_run_with_the_options_it_is_stored_with(tmp_path: Path) -> None:
     """This one has four members and payloads in segments, which the command line does not say."""
     totals = tmp_path / "totals.json"

@@ -84,6 +84,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   #iterations = 0;
   #isToldFinished = false;
   #isClosed = false;
+  #closing: Promise<void> | null = null;
 
   constructor(stream: string, options: LoaderOptions) {
     this.#name = checkedName("stream", stream);
@@ -167,8 +168,12 @@ export class Loader implements AsyncIterable<LoaderBatch> {
    *
    * @throws ServerUnavailable if an acknowledgement could not be delivered. Its batch is handed out again.
    */
-  async close(): Promise<void> {
-    if (this.#isClosed) return;
+  close(): Promise<void> {
+    this.#closing ??= this.#end();
+    return this.#closing;
+  }
+
+  async #end(): Promise<void> {
     this.#isClosed = true;
     if (this.#opened === null) return;
     const opened = await this.#opened.catch(() => null);
