@@ -1,13 +1,16 @@
 import { entriesOf, hashOf, type Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { deadNotes, settledBits } from "../stream/ledger.js";
-import { begunShards, type Manifest } from "../stream/manifest.js";
+import { deadNotes, type Range, settledBits } from "../stream/ledger.js";
+import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { IndexRecord } from "../stream/records.js";
 import { integer, partitionOf, readable, type Stream } from "../stream/stream.js";
 import { type Holder, loadHolders } from "./holders.js";
 import type { ShardPlace } from "./progress.js";
 
 // What groups have acknowledged: by their ledgers, and ordered groups by the positions of their ranks.
+
+/** The steps at the start of an epoch that stay until an ordered group is done with it: they fill its last step. */
+const HEAD_STEPS = 2;
 
 /** Return whether every group that data is held for has acknowledged the samples of a record. */
 export async function isAcknowledged(
@@ -22,28 +25,41 @@ export async function isAcknowledged(
     if (!group.holds || group.first > epoch) continue;
     const note = (await deadNotes(server, partition, epoch, name)).get(record.entryId);
     if (note !== undefined && !note.isGivenUp) continue; // the bits of what an operator gave up are set
-    if (!(await hasAll(server, stream, manifest, name, group, shard, record))) return false;
+    const bits = await acknowledgedBits(server, stream, { manifest, shard }, name, group, [record.first, record.end]);
+    if (!covers(bits, record, record.first)) return false;
   }
   return true;
 }
 
-async function hasAll(
+/** Return whether the bits, of the offsets from `base` on, are set for all samples of a record. */
+export function covers(bits: readonly boolean[], { first, end, holes }: IndexRecord, base: number): boolean {
+  for (let offset = first; offset < end; offset += 1) {
+    if (!bits[offset - base] && !holes.includes(offset)) return false;
+  }
+  return true;
+}
+
+/**
+ * Return for each offset of [lo, hi) of a shard whether the group has acknowledged it.
+ *
+ * @param mayGo Leave out what an ordered group may still need to fill the last step of a running epoch.
+ */
+export async function acknowledgedBits(
   server: Server,
   stream: Stream,
-  manifest: Manifest,
+  { manifest, shard }: Pick<ShardPlace, "manifest" | "shard">,
   name: string,
   group: Holder,
-  shard: number,
-  { first, end, holes }: IndexRecord,
-): Promise<boolean> {
-  if (group.isOrdered) {
-    const start = startsOf(manifest, shard + 1)[shard];
-    return (
-      start !== undefined && start + end <= (await lowestPosition(server, stream, manifest.epoch, name, group.world))
-    );
-  }
-  const settled = await settledBits(server, partitionOf(stream, shard), manifest.epoch, name, shard, [first, end]);
-  return settled.every((isSettled, at) => isSettled || holes.includes(first + at));
+  [lo, hi]: Range,
+  mayGo = false,
+): Promise<boolean[]> {
+  const { epoch } = manifest;
+  if (!group.isOrdered) return await settledBits(server, partitionOf(stream, shard), epoch, name, shard, [lo, hi]);
+  const lowest = await lowestPosition(server, stream, epoch, name, group.world);
+  const isOver = lowest >= (plannedSamples(manifest) ?? Number.POSITIVE_INFINITY);
+  const kept = mayGo && !isOver ? HEAD_STEPS * group.world * group.batch : 0;
+  const start = startsOf(manifest, shard + 1)[shard] ?? Number.POSITIVE_INFINITY;
+  return Array.from({ length: hi - lo }, (_, at) => start + lo + at >= kept && start + lo + at < lowest);
 }
 
 /** Return how many samples of an epoch are committed, and not acknowledged by each group. Bad ones count. */

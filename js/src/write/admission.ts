@@ -25,6 +25,7 @@ import {
   waitClosed,
   waitedMs,
 } from "./quota.js";
+import type { Trimmer } from "./trimmer.js";
 
 /** A wait this long is noted on the roster. Shorter waits are usual while a budget is full. */
 const NOTE_AFTER_MS = 500;
@@ -47,8 +48,7 @@ export interface Shared {
   readonly memory: MemoryQuota;
   readonly order: Pick<AdmissionOrder, "isNext">;
   readonly clock?: () => number;
-  /** Free what may be freed, and return the bytes. Node's writers leave it to Python's writers and `penstock trim`. */
-  readonly free?: (needBytes: number) => Promise<number>;
+  readonly trimmer: Pick<Trimmer, "trim">;
 }
 
 /** The decision for one shard whether its next block may be written, and the note of its wait on the roster. */
@@ -118,8 +118,8 @@ export class Admission {
     this.#wait = waitBegun(this.#wait, this.#clock(), isRefused);
     if (await this.#decide(blockBytes, heldBytes, isRefused)) return this.#goOn(blockBytes);
     this.#wait = waitClosed(this.#wait, this.#clock());
-    const { free } = this.#shared;
-    const freed = free === undefined ? 0 : await free(Math.max(missingBytes(this.#state), blockBytes));
+    const need = Math.max(missingBytes(this.#state), blockBytes);
+    const freed = await this.#shared.trimmer.trim(this.#place.partition, need);
     this.#freed = freed;
     if (!isRefused && freed > 0 && (await this.#decide(blockBytes, heldBytes - freed))) return this.#goOn(blockBytes);
     await this.#note();
@@ -217,7 +217,7 @@ export class Admission {
     // a group that waits for this shard is behind only because of it
     const blockers = (await this.#blockers(holders)).filter((group) => !(this.#isNextNow && idle.has(group)));
     const isCircle = this.#isNextNow && blockers.length === 0;
-    const isKept = holders.pinned.size > 0 || holders.replays.some((till) => till > nowMs);
+    const isKept = holders.pinned.size > 0 || holders.replays.some(({ till }) => till > nowMs);
     const reason = explainQuota(name, this.#state, {
       blockers,
       hasGroups: holders.groups.size > 0,

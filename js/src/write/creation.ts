@@ -95,8 +95,8 @@ export async function fixSpec(server: Server, stream: Stream, spec: Spec): Promi
   if (isSameSpec(fixed, spec)) return fixed;
   throw new StreamConflict(
     `stream '${stream.name}' holds samples of another spec, (${toldSpec(fixed)}), found (${toldSpec(spec)}): write to ` +
-      `another stream, or remove this one first (\`penstock delete ${stream.name}\`); ${specOption(fixed)} is what it ` +
-      "takes",
+      `another stream (--stream NAME), or remove this one first (\`penstock delete ${stream.name}\`); ` +
+      `${specOption(fixed)} is what it takes`,
   );
 }
 

@@ -61,7 +61,7 @@ export function explainHolds(stream: string, holders: Holders, blockers: readonl
       ? "it is declared, so data is kept for it"
       : `it lets go after ${span(SILENT_MS)}`;
     return (
-      `no trainer of group ${name} was seen for ${span(unseenMs)} (${own}): start one, or give the group up with ` +
+      `no trainer of group '${name}' was seen for ${span(unseenMs)} (${own}): start one, or give the group up with ` +
       `\`penstock groups drop ${stream} ${name}\``
     );
   });

@@ -21,6 +21,8 @@ export interface Holder {
   readonly isOrdered: boolean;
   /** The ranks of an ordered group. */
   readonly world: number;
+  /** The samples of a rank's batch. */
+  readonly batch: number;
 }
 
 /** A member of a group. */
@@ -41,8 +43,10 @@ export interface Holders {
   /** `group:epoch` of each group that is done with an epoch. */
   readonly closed: ReadonlySet<string>;
   readonly pinned: ReadonlySet<number>;
-  /** Until when each replay holds its epoch, by the server's clock. */
-  readonly replays: readonly number[];
+  /** The epoch that each replay holds, and until when by the server's clock. */
+  readonly replays: readonly { readonly epoch: number; readonly till: number }[];
+  /** Changes when somebody joins or holds an epoch, so that a removal that was planned before is refused. */
+  readonly generation: string;
 }
 
 /** Read who keeps what in a partition. Raises DamagedKey. */
@@ -59,7 +63,8 @@ export async function loadHolders(server: Server, { roster }: PartitionKeys): Pr
       epochBytes: new Map(of("b:").map(([epoch, text]) => [integer(epoch), integer(text)])),
       closed: new Set(of("d:").map(([name]) => name)),
       pinned: new Set(numbers("p:")),
-      replays: of("r:").map(([, text]) => Number(JSON.parse(text).till)),
+      replays: of("r:").map(([, text]) => replayOf(JSON.parse(text))),
+      generation: fields.get("gen") ?? "0",
     };
   });
 }
@@ -72,7 +77,17 @@ function holderOf(value: Record<string, unknown>): Holder {
     seenMs: Number(value.seen),
     isOrdered: value.kind === "ordered",
     world: Number(value.world ?? 0),
+    batch: Number(value.batch ?? 0),
   };
+}
+
+function replayOf(value: Record<string, unknown>): Holders["replays"][number] {
+  return { epoch: Number(value.epoch), till: Number(value.till) };
+}
+
+/** Return whether a pin or a replay's lease keeps the epoch, acknowledged or not. */
+export function isHeld({ pinned, replays }: Holders, epoch: number, nowMs: number): boolean {
+  return pinned.has(epoch) || replays.some((one) => one.epoch === epoch && one.till > nowMs);
 }
 
 function memberOf(name: string, value: Record<string, unknown>): HolderMember {

@@ -18,6 +18,7 @@ import { AdmissionOrder } from "./order.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
 import { inferSpec, type SampleLike, type SpecLike, specLike } from "./spec.js";
+import { Trimmer } from "./trimmer.js";
 
 /** A feed starts a new epoch after this share of the budget, so that old epochs can be released. */
 const FEED_SHARE = 1 / 8;
@@ -87,7 +88,11 @@ export async function openWriter(stream: string, options: WriterOptions = {}): P
   const silence = new SilenceWatch([server], addressOf(options), notify);
   try {
     const context = await prepare(control, stream, { ...options, notify, spec, retention });
-    const shared = { memory: new ServerMemoryQuota(control), order: new AdmissionOrder(control, context.stream) };
+    const shared = {
+      memory: new ServerMemoryQuota(control),
+      order: new AdmissionOrder(control, context.stream),
+      trimmer: new Trimmer(control, context.stream),
+    };
     const { checksum = true } = options;
     const core = new WriterCore({
       ...context,
