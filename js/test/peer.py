@@ -22,10 +22,19 @@ from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.keys import search_tags
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
+from penstock_producer.write.quota import (
+    Admission,
+    QuotaState,
+    decide_admission,
+    explain_memory,
+    explain_quota,
+    pause_s,
+)
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -260,6 +269,70 @@ def infer() -> list[str]:
         {"x": np.zeros((8, 2), np.int16), "y": np.zeros(8, np.int32)},
     ]
     return [json.dumps(Spec.infer(each).as_json()) for each in samples]
+
+
+def quota_plans(states: list[dict[str, Any]], keepers: list[dict[str, Any]]) -> list[Any]:
+    """Return what Python plans for each state of a quota, and the sentences that it says."""
+    plans = []
+    for state in states:
+        found = QuotaState(**state)
+        refused = decide_admission(found, Admission.SERVER_FULL)
+        decisions = [one.name.lower().replace("_", " ") for one in (decide_admission(found), refused)]
+        memory = ServerMemory(3_000_000, 64 << 20, "noeviction")
+        sentences = [explain_quota("s", found, **one) for one in keepers] + [explain_memory("s", found, memory)]
+        plans.append([decisions, found.missing_bytes, sentences])
+    return plans
+
+
+def pauses(waits: list[list[float]]) -> list[float]:
+    """Return the pauses between two looks of a writer that waits."""
+    return [pause_s(*each) for each in waits]
+
+
+def full(stream: str, url: str, shard: int, most: int) -> str:
+    """Write samples to a planned shard, and return what the error says once there is no room."""
+    tuning = Tuning(room_wait_s=0.3, notify=lambda text: None)
+    writer = penstock.Writer(stream, url=url, tuning=tuning)
+    part = writer.epoch(0).shard(shard)
+    try:
+        for _ in range(most):
+            part.write({"x": np.zeros(500, np.uint8)})
+        part.flush()
+    except penstock.errors.BudgetFull as error:
+        return str(error)
+    finally:
+        part.abort()
+        writer.close()
+    raise AssertionError("there was room")
+
+
+def command(words: list[str], url: str) -> None:
+    """Run a command of `penstock` that must succeed."""
+    subprocess.run([sys.executable, "-m", "penstock", *words, "--url", url], check=True, capture_output=True)
+
+
+def refusals(stream: str, url: str) -> list[str]:
+    """Return what Python's writer says of samples and of specs that do not fit."""
+    bad: list[Any] = [
+        {"x": np.zeros(3, np.float32), "y": 1},
+        {"x": np.zeros(2, np.float64), "y": 1},
+        {"x": np.zeros(2, np.float32), "y": 0.5},
+        {"x": np.zeros(2, np.float32)},
+        {"x": np.zeros(2, np.float32), "y": 1, "z": 1},
+    ]
+    said = []
+    with penstock.Writer(stream, url=url) as writer:
+        epoch = writer.epoch(0)
+        for sample in bad:
+            try:
+                epoch.write(sample)
+            except penstock.errors.SpecMismatch as error:
+                said.append(str(error))
+    try:
+        penstock.Writer(stream, spec={"x": ("uint8", (5,))}, url=url)
+    except penstock.errors.StreamConflict as error:
+        said.append(str(error))
+    return said
 
 
 def tags(stream: str, stream_id: str, count: int) -> list[str]:
