@@ -357,3 +357,16 @@ test("a server that comes back without the stream is told, and nothing is writte
   await assert.rejects(epoch.flush(), (error) => error instanceof StreamDeleted && /lost its data/.test(error.message));
   assert.deepEqual(await client.keys("penstock:{forgotten*"), []);
 });
+
+test("a server that stands still is named within 5 s, and gone on with", async () => {
+  const writer = await begin("still", { spec: FEED });
+  const epoch = await writer.epoch();
+  await epoch.write(one(0));
+  await client.sendCommand(["CLIENT", "PAUSE", "4000", "ALL"]);
+  await epoch.close();
+  assert.match(
+    writer.said[0],
+    /^waiting: no answer from redis:.* for 2\.\d s: is it stopped, overloaded or cut off\?$/,
+  );
+  assert.deepEqual(await numbers("still", 0), [0]);
+});

@@ -5,6 +5,7 @@ import { BadOption, EpochIncomplete, GroupFinished, PenstockError, StreamNotFoun
 import { near } from "../near.js";
 import { SegmentReader } from "../segments/reader.js";
 import { addressOf, Server } from "../server/server.js";
+import { SilenceWatch } from "../server/silence.js";
 import { awaitEvent, lastEvent } from "../stream/events.js";
 import { checkedName, StreamKeys } from "../stream/keys.js";
 import { BlockingLine } from "../stream/line.js";
@@ -25,7 +26,6 @@ import {
   type LoaderState,
 } from "./options.js";
 import { openReading, type Reading } from "./reading.js";
-import { SilenceWatch } from "./silence.js";
 
 /** A misspelt stream is reported after this time. A trainer may start before its producer. */
 const STARTUP_MS = 60_000;

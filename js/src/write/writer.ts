@@ -1,6 +1,6 @@
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
-import { SilenceWatch } from "../group/silence.js";
 import { addressOf, Server, type ServerOptions } from "../server/server.js";
+import { SilenceWatch } from "../server/silence.js";
 import { checkedName } from "../stream/keys.js";
 import { findStream } from "../stream/stream.js";
 import { type Notify, Outage, toStderr } from "../waiting.js";
