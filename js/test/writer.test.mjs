@@ -1,6 +1,9 @@
 // What Node writes is what Python's writer would have written: the same samples, once each, whatever happens meanwhile.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { createClient } from "@redis/client";
@@ -306,14 +309,16 @@ test("a sample that no reserve could hold, and a budget that no server could, ar
 });
 
 test("payloads in segments are refused in one sentence", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "penstock-js-"));
   await peer.ask("produce", {
     stream: "files",
     spec: "fixed",
     sizes: [3],
-    payload: "segments:/dev/shm/penstock-js-test",
+    payload: `segments:${folder}`,
   });
   await assert.rejects(begin("files"), /keeps its payloads in segments:.*which Node does not write/);
   await peer.ask("remove", { stream: "files", url: peer.url });
+  rmSync(folder, { recursive: true, force: true });
 });
 
 test("a server that is not there is said at once", async () => {
