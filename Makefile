@@ -63,9 +63,9 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
 js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
-	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci .
+	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
-	cd js && $(NPM) pack --dry-run --silent
+	cd js && $(NPM) pack --dry-run --silent --ignore-scripts
 
 docs: $(VENV)/.docs ## the site, in build/docs/index.html; a dead link or a broken docstring is an error
 	rm -rf build/docs
@@ -122,13 +122,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 
 js/node_modules/.made: js/package-lock.json js/package.json $(VENV)/.dev
 	@echo "installing what js/ needs into js/node_modules"
-	@cd js && $(NPM) ci --loglevel error --no-audit --no-fund
+	@cd js && $(NPM) ci --ignore-scripts --loglevel error --no-audit --no-fund
 	@touch $@
 
 js/dist/index.js: js/node_modules/.made js/tsconfig.json $(shell find js/src -name '*.ts') $(wildcard common/penstock_common/server/scripts/*.lua)
-	rm -rf js/dist
-	cd js && $(NODE) node_modules/typescript/bin/tsc
-	mkdir js/dist/scripts && cp common/penstock_common/server/scripts/*.lua js/dist/scripts/
+	cd js && $(NPM) run build --silent
 
 $(LOWEST)/.made: pyproject.toml | $(BIN)/python
 	@echo "installing the lowest versions that pyproject.toml declares into $(LOWEST)"

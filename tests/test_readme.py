@@ -50,6 +50,15 @@ def terminals() -> str:
     return "\n".join(line.partition("#")[0].strip() for line in found[1].splitlines())
 
 
+def from_node() -> list[str]:
+    """The lines of the section on Node, without their comments, which js/test/readme.test.mjs runs."""
+    assert (ROOT / "js" / "test" / "readme.test.mjs").exists()
+    section = README.partition("## From Node")[2].partition("## ")[0]
+    found = re.search(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert found
+    return [line.partition("#")[0].strip() for line in found[1].splitlines()]
+
+
 def write_workplace(folder: Path) -> None:
     """A reader's folder: photos of two classes, and the README's named files."""
     rng = np.random.default_rng(0)
@@ -156,7 +165,8 @@ def test_three_terminals_feed_a_training(workplace: Path, monkeypatch: pytest.Mo
 
 def test_every_command_line_runs() -> None:
     """A renamed option must break here, not at a reader's."""
-    elsewhere = {*terminals().splitlines(), *(line for line in command_lines() if line.startswith("penstock run"))}
+    runs = (line for line in command_lines() if line.startswith("penstock run"))
+    elsewhere = {*terminals().splitlines(), *from_node(), *runs}
     for line in command_lines():
         if line.startswith("pip install"):
             _offers_the_extras(line)
