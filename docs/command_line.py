@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 from penstock.cli import COMMANDS, Parser, load_command
@@ -68,11 +69,15 @@ def _described(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     formatter = parser._get_formatter()
     text = formatter._expand_help(action) if action.help else ""
     name = formatter._format_action_invocation(action)
-    return f"`{name}`\n: {_escaped(text) or '(no default)'}"
+    return f"`{name}`\n: {_marked(text)}"
 
 
-def _escaped(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\*_<[|`$#~" else letter for letter in text)
+def _marked(text: str) -> str:
+    """Return the text with its options and quoted commands as code, and with no other markup."""
+    parts = re.split(r"(`[^`]+`|--[a-z][a-z-]*)", text)
+    plain = [re.sub(r"([\\*_<\[|$#~])", r"\\\1", part) for part in parts[::2]]
+    code = [f"`{part.strip('`')}`" for part in parts[1::2]]
+    return "".join(word for pair in zip(plain, [*code, ""], strict=True) for word in pair)
 
 
 def _block(text: str) -> str:

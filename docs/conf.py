@@ -41,7 +41,7 @@ WITH_PAGES = ("docs", "examples")
 include_patterns = ["*.md", *(f"{folder}/**" for folder in WITH_PAGES)]
 # A folder that is left out here is not searched, and .venv has 100,000 files.
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in WITH_PAGES]
-smartquotes = False
+smartquotes_action = "D"  # dashes only: quotes are often code
 
 html_theme = "furo"
 html_title = f"{project} {release}"
@@ -84,7 +84,7 @@ class CommandLine(SphinxDirective):
 def list_further_pages(app: Sphinx, page: str, text: list[str]) -> None:
     """Append a menu of the pages in docs/ that no menu of index.md names, so that a new page is on the site."""
     if page == root_doc:
-        named = re.findall(r"^[a-z*-]+$", text[0], re.MULTILINE)
+        named = re.findall(r"^(?:.* <)?([a-z*-]+)>?$", text[0], re.MULTILINE)
         stems = sorted(path.stem for path in Path(ROOT, "docs").glob("*.md") if path.stem != "index")
         if further := [stem for stem in stems if not any(fnmatch(stem, name) for name in named)]:
             text[0] += "\n".join(["", "```{toctree}", ":hidden:", ":caption: Further pages", "", *further, "```", ""])
