@@ -172,3 +172,29 @@ test("close wakes a training that waits for an epoch", async () => {
   await data.close();
   await training;
 });
+
+test("two ranks take equally many steps, and each sample once", async () => {
+  await write("ranks");
+  const both = [0, 1].map((rank) => begin("ranks", { rank, worldSize: 2 }).dataset(tf, FIELDS));
+  const found = await Promise.all(both.map((data) => train(data, { chain: (same) => same.prefetch(2) })));
+  for (const { trained } of found) assert.equal(trained.length, 5);
+  assert.deepEqual(ascending(found.flatMap(({ trained }) => trained)), SAMPLES);
+  for (const data of both) await data.close();
+  await isClean("ranks");
+});
+
+test("a rank goes on behind its last finished step, not behind what prefetch has read", async () => {
+  await write("resumed");
+  const place = { rank: 0, worldSize: 1 };
+  const first = begin("resumed", place).dataset(tf, FIELDS);
+  const { read, trained } = await train(first, { chain: (same) => same.prefetch(4), stopAfter: 3 });
+  assert.ok(read.length > 3);
+  const state = JSON.parse(JSON.stringify(first.state()));
+  assert.deepEqual([state.epoch, state.position], [0, 24]);
+  await first.close();
+  const second = begin("resumed", { ...place, state }).dataset(tf, FIELDS);
+  const rest = await train(second);
+  assert.deepEqual([trained, rest.trained].flat(2), SAMPLES); // in order
+  await second.close();
+  await isClean("resumed");
+});
