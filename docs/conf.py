@@ -99,6 +99,13 @@ def link_folders(app: Sphinx, document: nodes.document) -> None:
             link["refdomain"], link["reftarget"], link["reftargetid"] = "doc", page, None
 
 
+def link_names(app: Sphinx, document: nodes.document) -> None:
+    """Have a name like `EpochWriter.write` lead to it from the docstrings of any module."""
+    for link in document.findall(pending_xref):
+        if link["refdomain"] == "py" and link["reftarget"][0].isupper():
+            link["refspecific"] = True
+
+
 def begin_at_the_root(app: Sphinx, error: Exception | None) -> None:
     """Have the first page of the output lead to the landing page, which is deeper because it lies in docs/."""
     Path(app.outdir, "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">\n')
@@ -110,4 +117,5 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", without_mistakes)
     app.connect("source-read", list_further_pages)
     app.connect("doctree-read", link_folders)
+    app.connect("doctree-read", link_names)
     app.connect("build-finished", begin_at_the_root)
