@@ -181,7 +181,7 @@ def test_a_map_cuts_a_batch_for_each_device_of_pmap(folder: Path, any_url: str) 
 
 def test_boxes_reach_a_model_as_a_dict_for_each_image(folder: Path, any_client: Client) -> None:
     """Models of torchvision accept no other form, and the values are those of the dataset, field by field."""
-    done = penstock_says(BOXES)
+    done = penstock_says(BOXES, "--workers", "1")
     assert done.returncode == 0, done.stderr
     import penstock.torch
 
@@ -246,7 +246,7 @@ def test_two_views_of_an_image_come_as_one_tensor(folder: Path, any_url: str) ->
 
 def test_buckets_give_every_text_with_little_padding(folder: Path, any_client: Client) -> None:
     """A bucketing sampler has this purpose."""
-    done = penstock_says(TEXTS)
+    done = penstock_says(TEXTS, "--workers", "1")
     assert done.returncode == 0, done.stderr
     import penstock.torch
 
