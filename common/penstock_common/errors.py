@@ -6,6 +6,8 @@ Foreign exceptions (redis, sockets) are translated into these in ``stream/`` and
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class PenstockError(Exception):
     """Base of all errors raised on purpose; the command prints its text as one line and exits with 1."""
@@ -194,6 +196,16 @@ class ServerUnavailable(PenstockError, ConnectionError):
     """Whether the server itself reported the error, on a connection that did not break."""
     borne_s: float = 0.0
     """The seconds for which the request was repeated without success before this was raised."""
+
+    def said(self) -> Self:
+        """Return this error as one that the server itself reported."""
+        self.is_said = True
+        return self
+
+    def borne(self, seconds: float) -> Self:
+        """Return this error as one for which the request was repeated for so long."""
+        self.borne_s = seconds
+        return self
 
 
 class ServerLoading(ServerUnavailable):

@@ -121,7 +121,7 @@ class Outage:
         self._pause_s = 0.0
 
     def hurry(self, patience_s: float) -> None:
-        """Shorten the limit, also during an outage, because a process that ends does not wait."""
+        """Set another limit, also during an outage: a process that ends does not wait."""
         self.patience_s = patience_s
 
     def bear(self, error: ServerUnavailable) -> None:
@@ -134,8 +134,7 @@ class Outage:
         if self._began is None or isinstance(error, ServerLoading):
             self._began = now
         elif now - self._began > self.patience_s:
-            error.borne_s = now - self._began
-            raise error
+            raise error.borne(now - self._began)
         if error.borne_s >= self.patience_s:
             raise error
         self._tell(error, now)

@@ -79,6 +79,12 @@ class ShardLog:
             for column in (self.ids, self.ends, self.samples, self.nbytes):
                 del column[:count]
 
+    def restart(self, records: Iterable[Record]) -> None:
+        """Hold these records, which are all of the shard, instead of those that are left."""
+        self.forget(len(self.ids))
+        self.add(records)
+        self.floor, self.floor_end = NOTHING, 0
+
     def _from(self, start: int) -> ShardBacklog:
         if start >= len(self.ids):
             return ShardBacklog()

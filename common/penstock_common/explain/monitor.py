@@ -226,9 +226,7 @@ class StreamMonitor:
     def _reread(self, stream: Stream, number: int, shard: int, log: ShardLog) -> None:
         """Read forgotten records again, because a group that joined late has not read them."""
         records = read_forward(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
-        log.forget(len(log.ids))
-        log.add(records)
-        log.floor, log.floor_end = NOTHING, 0
+        log.restart(records)
 
     def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster], sums: GroupTotals) -> dict[int, int]:
         """Return for an ordered group shard -> the offset below which it is done. Adds its ranks to the sums."""

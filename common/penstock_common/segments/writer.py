@@ -170,6 +170,10 @@ class SegmentWriter:
             raise OSError(f"a head of {self._at} bytes leaves no room in a segment of {self._open.nbytes}")
         return self._open
 
+    def forget_full(self, names: Sequence[str]) -> None:
+        """Forget full segments that the server knows."""
+        self.full = [name for name in self.full if name not in names]
+
     def close(self) -> None:
         """Give the file back. No more blocks may follow."""
         self._reserved = self._mapped = self._is_placed = None

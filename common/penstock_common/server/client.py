@@ -38,6 +38,14 @@ class RetryPolicy:
         self.notify: Notify = to_stderr
         """Called with a line for each outage that a client waits for, and for a server that does not answer."""
 
+    def tell(self, notify: Notify) -> None:
+        """Report outages and silences to this function from now on."""
+        self.notify = notify
+
+    def last(self, seconds: float) -> None:
+        """Repeat commands for this time from now on."""
+        self.seconds = seconds
+
 
 class _OwnedOutage(Outage):
     """An outage that lasts as long as its owner's retry policy allows, which may change during the outage."""
@@ -110,7 +118,7 @@ class ControlClient(redis.Redis):
     def impatient(self) -> Self:
         """Return a client with the same connections for a thread that wants to see every failure."""
         client = type(self)(connection_pool=self.connection_pool)
-        client.patience.notify = self.patience.notify
+        client.patience.tell(self.patience.notify)
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
@@ -119,7 +127,7 @@ class ControlClient(redis.Redis):
 
         Channels that are opened from now on do the same. A request in progress keeps the time that it had.
         """
-        self.patience.seconds = min(self.patience.seconds, patience_s)
+        self.patience.last(min(self.patience.seconds, patience_s))
         pool = self.connection_pool
         pool.disconnect(inuse_connections=False)
         for name in ("socket_timeout", "socket_connect_timeout"):

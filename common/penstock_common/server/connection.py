@@ -76,7 +76,7 @@ def connect(
     """
     client = _client(url, client_class, timeout_s, client_name)
     _require_files(client)
-    client.patience.notify = bears_outages or notify
+    client.patience.tell(bears_outages or notify)
     patience_s = OUTAGE_S if patience_s is None else patience_s
     outage = Outage(client.patience.notify, doing="connecting")
     while True:
@@ -90,10 +90,10 @@ def connect(
             failure.with_traceback(None).__cause__ = None
             if bears_outages is None or not isinstance(failure, ServerUnavailable) or not (speaks or is_cut):
                 raise failure from None
-            outage.patience_s = patience_s if speaks else min(GREETING_S, patience_s)
+            outage.hurry(patience_s if speaks else min(GREETING_S, patience_s))
             outage.bear(failure)
     if bears_outages is not None:
-        client.patience.seconds = patience_s
+        client.patience.last(patience_s)
     return client
 
 

@@ -210,9 +210,7 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
 
 
 def _said(text: str) -> ServerUnavailable:
-    error = ServerUnavailable(text)
-    error.is_said = True
-    return error
+    return ServerUnavailable(text).said()
 
 
 def is_wrong_type(reply: object) -> TypeGuard[Exception]:

@@ -189,7 +189,7 @@ class BlockBuilder:
         """Samples that the current columns can hold. A block in given memory plans no more samples than may come,
         because its columns must lie together in the end."""
         self._stop = self.left = self.capacity
-        """``_stop``: samples after which the block is full. ``left``: samples that may still come, set by `shorten`."""
+        """``_stop``: samples after which the block is full. ``left``: samples that may still come; see `allow`."""
         self._let_go()
 
     def _let_go(self) -> None:
@@ -240,6 +240,10 @@ class BlockBuilder:
                 self._arrays.append((tensor.name, *like, column, tensor))
         self._has_large = bool(self._arrays or self._ragged)
         self._has_others = bool(self._scalars or self._has_large)
+
+    def allow(self, left: int) -> None:
+        """Take at most ``left`` samples in the blocks that begin from now on."""
+        self.left = left
 
     def shorten(self, left: int) -> None:
         """Take at most ``left`` further samples, in this block and all later ones."""

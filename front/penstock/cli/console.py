@@ -38,7 +38,7 @@ class Console:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out, err
-        self.progress_shown: ProgressBars | None = None
+        self._progress: ProgressBars | None = None
         """The bars that are on the terminal now, if any. They disappear while a line is printed."""
         self.is_shared = False
         """Whether a program that was started here prints on the same terminal; see `share`."""
@@ -124,6 +124,10 @@ class Console:
         """Return bars on stderr, redrawn in place on an unshared terminal, else lines every ``every_s`` seconds."""
         return ProgressBars(self, every_s, clock)
 
+    def put(self, bars: ProgressBars | None) -> None:
+        """Print lines around these bars from now on, or as they are without bars."""
+        self._progress = bars
+
     @property
     def is_terminal(self) -> bool:
         """Return True if stdout is a terminal."""
@@ -157,10 +161,10 @@ class Console:
 
     def _print(self, text: str, stream: TextIO) -> None:
         text = self.row_start(stream) + text
-        if self.progress_shown is None:
+        if self._progress is None:
             print(text, file=stream, flush=True)
         else:
-            self.progress_shown.around(lambda: print(text, file=stream, flush=True))
+            self._progress.around(lambda: print(text, file=stream, flush=True))
 
 
 def columns_of(stream: TextIO) -> int:
@@ -271,13 +275,13 @@ class ProgressBars:
             action()
 
     def __enter__(self) -> Self:
-        self._console.progress_shown = self
+        self._console.put(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
             self._write(self._bars)  # the last state stays on the screen
-            self._console.progress_shown = None
+            self._console.put(None)
 
     def _show(self) -> None:
         self._last = self._clock()

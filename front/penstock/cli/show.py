@@ -6,6 +6,7 @@ import argparse
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +129,11 @@ def _found(viewer: SampleReader, stream: Stream, args: argparse.Namespace) -> li
         chosen = np.sort(drawn)
     samples: list[Sample] = []
     for seen in viewer.drawn(chosen):
+        wanted = seen
         if label is not None:
             values = next(column.values for column in seen.block.columns if column.spec.name == label[0])
-            seen.rows = seen.rows[is_of(values[seen.rows], label[1])]
-        samples += samples_of(seen)
+            wanted = replace(seen, rows=seen.rows[is_of(values[seen.rows], label[1])])
+        samples += samples_of(wanted)
         if len(samples) >= args.count:
             break
     return samples[: args.count]

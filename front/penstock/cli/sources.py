@@ -85,12 +85,15 @@ def add_sources(
     for each in indexed:
         add_choice(each, _COUNT, is_mix=each.prog.endswith(" mix"))
     for each in [*indexed, generator]:
-        example = _EXAMPLES[each.prog.split()[-1]]
         if production:
             _add_production(each)
-        else:
-            example = example.replace(" --epochs 3", "")
-        each.epilog = f"example:\n  {each.prog} {example}{tail}"
+        _add_example(each, tail, has_epochs=production)
+
+
+def _add_example(parser: argparse.ArgumentParser, tail: str, *, has_epochs: bool) -> None:
+    example = _EXAMPLES[parser.prog.split()[-1]]
+    example = example if has_epochs else example.replace(" --epochs 3", "")
+    parser.epilog = f"example:\n  {parser.prog} {example}{tail}"
 
 
 def _add_images(parser: argparse.ArgumentParser) -> None:

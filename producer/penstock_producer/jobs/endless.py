@@ -83,7 +83,7 @@ class EndlessProduction:
                 wait_s = 0
         except (EOFError, OSError):
             self._child.join(STOP_S)
-            self._last.end = f"the process that feeds it ended with exit code {self._child.exitcode}"
+            self._last.ended(f"the process that feeds it ended with exit code {self._child.exitcode}")
         return tuple(new_bad)
 
     def _require_well_ended(self) -> None:
@@ -149,6 +149,22 @@ class FeedProgress:
     end: str | None = None
     """None while it runs; then the reason of its end, empty for a normal one."""
 
+    def took(self) -> None:
+        """Count an item that was taken."""
+        self.items += 1
+
+    def saw(self, watch: FailureLimit) -> None:
+        """Take over the numbers of good and bad samples."""
+        self.good, self.bad = watch.good, watch.bad
+
+    def committed(self, nbytes: int, lost: int = 0) -> None:
+        """Note the bytes that are committed, and the samples that will not be."""
+        self.nbytes, self.lost = nbytes, lost
+
+    def ended(self, reason: str = "") -> None:
+        """Note that the feed ended, and why if it was not as it should."""
+        self.end = reason
+
     def where(self, plan: ProductionPlan) -> str:
         """Return a line for people."""
         name = getattr(plan.source, "name", None) or "the iterable"
@@ -175,13 +191,13 @@ def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
             if source.unit != "item":
                 raise SourceError("--endless is for iterables: a source of samples by number has epochs (--epochs)")
         _Feeder(plan, source, url, stop, tell, fed).feed()
-        fed.end = ""
+        fed.ended()
     except FillStopped:
-        fed.end = ""
+        fed.ended()
     except PenstockError as error:
-        fed.end = str(error)
+        fed.ended(str(error))
     except Exception as error:
-        fed.end = f"{type(error).__name__}: {error}"
+        fed.ended(f"{type(error).__name__}: {error}")
     with suppress(OSError):
         tell.at(fed, is_due=True)
 
@@ -287,9 +303,9 @@ class _Feeder:
                 if item is self:
                     break
                 made = self._made(item)
-            self._fed.items += 1
+            self._fed.took()
             self._write(made)
-            self._fed.good, self._fed.bad = self._watch.good, self._watch.bad
+            self._fed.saw(self._watch)
             self._tell.at(self._fed)
         if not self._watch.good and self._watch.bad:
             raise TooManyBad(f"none of the {self._watch.bad} items could be made: {self._bad_before[:1]}")
@@ -317,9 +333,9 @@ class _Feeder:
             self._quarantine(self._watch.saw_misfit(misfit))
             return
         except BudgetFull:
-            self._watch.good += count  # it was taken, and waits for quota
+            self._watch.saw_good(count)  # it was taken, and waits for quota
             raise
-        self._watch.good += count
+        self._watch.saw_good(count)
         for reason in self._bad_before:
             self._writer.quarantine(reason)
         self._bad_before.clear()
@@ -333,14 +349,13 @@ class _Feeder:
 
     def _settle(self) -> None:
         """Commit the rest. Samples that find no quota while it is stopped are lost, and reported."""
-        self._fed.good, self._fed.bad = self._watch.good, self._watch.bad
+        self._fed.saw(self._watch)
         try:
             self._writer.flush()
         except BudgetFull:
-            self._fed.lost = self._writer.uncommitted
-            self._fed.nbytes = WriterHooks(self._writer).bytes_fed
+            self._fed.committed(WriterHooks(self._writer).bytes_fed, lost=self._writer.uncommitted)
             raise FillStopped from None  # the writer ends its epoch with what is committed
-        self._fed.nbytes = WriterHooks(self._writer).bytes_fed
+        self._fed.committed(WriterHooks(self._writer).bytes_fed)
 
 
 def _rows(batch: Mapping[str, Any]) -> int:

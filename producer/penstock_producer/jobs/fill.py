@@ -97,6 +97,14 @@ class FailureLimit:
         finally:
             self.current.end()
 
+    def stop_when(self, should_stop: Callable[[], bool]) -> None:
+        """Ask this before each sample from now on."""
+        self.should_stop = should_stop
+
+    def saw_good(self, count: int = 1) -> None:
+        """Count samples that were written."""
+        self.good += count
+
     def saw_bad(self, error: SampleError, count: int = 1) -> str:
         """Return the reason to record. Raises if bad samples are not wanted, or if there are no others."""
         if self.on_error == "fail":
@@ -183,7 +191,7 @@ def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | Sampl
     except SpecMismatch as error:
         writer.quarantine(watch.saw_misfit(named(error, key, writer.spec, made)))
         return
-    watch.good += 1
+    watch.saw_good()
 
 
 def fill_batches(
@@ -223,7 +231,7 @@ def _write_rows(
         for _ in range(count - skip):
             writer.quarantine(reason)
         return
-    watch.good += count - skip
+    watch.saw_good(count - skip)
 
 
 class ItemFiller:
@@ -294,7 +302,7 @@ class ItemFiller:
     def _write(self, made: Mapping[str, Any], skip: int) -> int:
         if not self._source.batched:
             self._current(made).write(made)
-            self._watch.good += 1
+            self._watch.saw_good()
             return 0
         count = len(next(iter(made.values())))
         start = min(skip, count)
@@ -303,7 +311,7 @@ class ItemFiller:
             writer = self._current({name: values[start] for name, values in made.items()})
             stop = min(count, start + self._limit - writer.position)
             writer.write_batch({name: values[start:stop] for name, values in made.items()})
-            self._watch.good += stop - start
+            self._watch.saw_good(stop - start)
             start = stop
         return skip
 

@@ -92,7 +92,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     runner, check, key = _runner
     task = ShardTask.parse(arguments)
     job = get_current_job()
-    assert job is not None
+    assert isinstance(job, ShardJob)
     if check(task) is False:
         _met.append(str(job.id))
         return Retry(max=ENDLESS)
@@ -145,7 +145,7 @@ class _JobNote(JobReport):
     It also notes how far the shard was when a run last made progress.
     """
 
-    def __init__(self, job: Job, runner: TaskRunner, task: ShardTask, key: bytes) -> None:
+    def __init__(self, job: ShardJob, runner: TaskRunner, task: ShardTask, key: bytes) -> None:
         super().__init__(CrashRecord.of(job.meta, str(job.id), key))
         self._job, self._runner, self._task = job, runner, task
         self._looked_s = time.monotonic()
@@ -165,12 +165,7 @@ class _JobNote(JobReport):
         self._is_told, self._began_at = self._began_at is not None, committed
         if committed <= int(self._job.meta.get("at", 0)):
             return
-        self._job.meta["at"] = committed
-        # some run made progress since the last note: this one, or one that was killed
-        self._job.meta.pop("deaths", None)
-        self._job.meta.pop("failures", None)
-        self._job.retries_left = RETRIES
-        _save_meta(self._job)
+        self._job.got_on(committed)
 
     def is_committed(self, nbytes: int) -> None:
         super().is_committed(nbytes)
@@ -262,6 +257,14 @@ class ShardJob(Job):
         _save_meta(self)
         if self.retries_left and not isinstance(error, FillStopped):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
+
+    def got_on(self, committed: int) -> None:
+        """Note how far the shard is. Some run made progress since the last note: this one, or one that was killed."""
+        self.meta["at"] = committed
+        self.meta.pop("deaths", None)
+        self.meta.pop("failures", None)
+        self.retries_left = RETRIES
+        _save_meta(self)
 
     def count_failure(self) -> None:
         """Note a try that failed. Other programs change rq's own count when they touch the job."""

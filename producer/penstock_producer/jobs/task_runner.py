@@ -274,7 +274,7 @@ class TaskRunner:
                 self._at(shard.committed)
                 return self._should_stop()
 
-            watch.should_stop = looked
+            watch.stop_when(looked)
             if task.block_transform:
                 transform = BlockTransform.load(task.block_transform)
                 BlockFiller(source, items, shard, task.shard, seed, watch, transform, task.block_samples).fill()

@@ -159,7 +159,7 @@ class SegmentSealer:
     def answered(self, names: list[str], reply: Reply) -> None:
         """Take the answer. The sealer repeats what the server refused, and what a broken connection took."""
         if self._segment_writer is not None and type(reply) is int:
-            self._segment_writer.full = [name for name in self._segment_writer.full if name not in names]
+            self._segment_writer.forget_full(names)
 
     def now(self, run: Run | None = None) -> None:
         """Seal all full segments, by ``run`` or else the client; no block may be under way."""

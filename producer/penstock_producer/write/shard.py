@@ -76,7 +76,7 @@ class ShardWriter:
         self._clock = clock
         self._first = committer.position
         """The offset of the first sample in the block being gathered."""
-        self._builder.left = self._limit - self._first
+        self._builder.allow(self._limit - self._first)
         self._bad: dict[int, str] = {}
         self._take_another = take_another
         self._uncommitted: deque[tuple[Block, Mapping[int, str]]] = deque()
@@ -171,13 +171,15 @@ class ShardWriter:
         arrays = dict(zip(self.spec.names, columns, strict=True))
 
         def end(block: Block, is_wanted: bool) -> None:
-            self._reserved, self._builder.left = 0, self._limit - self.position
+            self._reserved = 0
+            self._builder.allow(self._limit - self.position)
             if is_wanted:
                 self.write_block(block, {})
             else:
                 self._committer.drop_reserved(block)
 
-        self._reserved, self._builder.left = count, 0
+        self._reserved = count
+        self._builder.allow(0)
         return Reservation(self.spec, self.position, arrays, end)
 
     def _require_free(self) -> None:
@@ -222,7 +224,8 @@ class ShardWriter:
             bad, self._bad, self._first = self._bad, {}, block.end
             self.bytes_written += block.nbytes
             self._uncommitted.append((block, bad))
-        self.is_over, self._builder.left = self._first >= self._limit, 0
+        self.is_over = self._first >= self._limit
+        self._builder.allow(0)
         while self._uncommitted:
             try:
                 self._committer.commit(*self._uncommitted[0])
@@ -230,7 +233,7 @@ class ShardWriter:
                 self._move(error)
             else:
                 self._uncommitted.popleft()
-        self._builder.left = 0 if self._reserved else self._limit - self._first
+        self._builder.allow(0 if self._reserved else self._limit - self._first)
         self._linger_s = min(2 * self._linger_s, LINGER_S)
         self._due = self._clock() + self._linger_s
 
@@ -284,7 +287,8 @@ class ShardWriter:
         self._finish(self.position)
         self._committer.finish()
         self._is_ended = self._is_closed = True
-        self._limit, self._builder.left = self.position, 0
+        self._limit = self.position
+        self._builder.allow(0)
 
     def close_as_committed(self) -> None:
         """Declare the shard complete with what is committed, for a writer that ends by an error. The rest is lost."""

@@ -404,7 +404,7 @@ class Writer:
         """End the feed's epoch, if one was begun, and close the connection."""
         self._end_feed()
         self._is_closed = True
-        self._client.patience.seconds = 0  # there is nothing to wait for
+        self._client.patience.last(0)  # there is nothing to wait for
         with suppress(ServerUnavailable):
             self._resources.witness.check()
         self._cleanup_timer.stop()

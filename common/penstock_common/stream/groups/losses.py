@@ -96,6 +96,11 @@ class _Entry:
     end: int
     samples: int
 
+    def extend(self, first: int, end: int, samples: int) -> None:
+        """Add another acknowledged part."""
+        self.first, self.end = min(self.first, first), max(self.end, end)
+        self.samples += samples
+
 
 class Witness:
     """A memory of limited size of what a server confirmed to one client, which is compared with a server that came
@@ -145,8 +150,7 @@ class Witness:
                 if entry is None:
                     self._entries[key] = _Entry(manifest.id, lease.shard, first, end, samples)
                     continue
-                entry.first, entry.end = min(entry.first, first), max(entry.end, end)
-                entry.samples += samples
+                entry.extend(first, end, samples)
             while len(self._entries) > MOST_ENTRIES:
                 self._entries.popitem(last=False)
 
