@@ -165,7 +165,7 @@ class TestLive:
         writers[2].write(sample(0))
         delete_stream(any_client, "t")
         began = time.monotonic()
-        with pytest.raises(StreamDeleted, match=r"stream 't' was deleted.*: start again to use it anew"):
+        with pytest.raises(StreamDeleted, match=r"stream 't' was deleted.*: start again to use it"):
             for number in range(100):
                 within.write(sample(number))
         with pytest.raises(StreamDeleted):

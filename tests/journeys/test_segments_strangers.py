@@ -120,7 +120,7 @@ def test_a_producer_keeps_nothing_where_another_user_was_first(any_url: str, sha
     else:  # this user cannot make folders of another one; he can make one that another may replace
         plant()
         planted.chmod(0o777)
-        told = rf"every user can replace what lies in {planted.resolve()} "
+        told = rf"every user can replace the files in {planted.resolve()} "
     with pytest.raises(SegmentsUnseen, match=told):
         produce(any_url, "t", 10, payload=f"segments:{root}")
     assert not list(victim.iterdir())

@@ -387,7 +387,7 @@ def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: 
     of_earlier = stale.model_copy(update={"stream_id": "another"})
     dispatcher.enqueue([of_earlier])
     failed = _awaited(lambda: dispatcher.failure([of_earlier]))
-    assert "made anew" in failed[1]
+    assert "made again" in failed[1]
     dispatcher.close()
 
 

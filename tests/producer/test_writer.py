@@ -422,7 +422,7 @@ class TestRefusals:
             pass
         said: list[str] = []
         with pytest.raises(
-            BudgetRefused, match=r"no room for .*budgets take 73 MiB of the 74 MiB .*penstock delete NAME.*--budget"
+            BudgetRefused, match=r"no memory for .*budgets take 73 MiB of the 74 MiB .*penstock delete NAME.*--budget"
         ):
             writer_of(server.url, notify=said.append)
         assert said == []  # it takes nothing, so nothing is announced

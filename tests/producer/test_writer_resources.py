@@ -154,6 +154,6 @@ def test_what_is_refused_as_a_shard_is_declared_complete_is_named(url: str, clie
         shard.write(sample(0))
         shard.settle()
         client.hset(writer.stream.keys.manifest(0), "id", "another")
-        with pytest.raises(EpochAbandoned, match="removed and made anew"):
+        with pytest.raises(EpochAbandoned, match="removed and made again"):
             shard.close()
         shard.abort()

@@ -117,13 +117,13 @@ def _records(folder: ExportFolder, file: ExportedFile) -> Iterator[ScannedRecord
             count += 1
             yield found
     except BadSegment as error:
-        raise BadExport(f"{folder.path}: {error}; copy the file again, or export anew") from None
+        raise BadExport(f"{folder.path}: {error}; copy the file again, or export again") from None
     finally:
         opened.close()
     if count != file.records:
         raise BadExport(
             f"{folder.path / file.name} has {count} records, {file.records} were exported: copy it again, or export "
-            "anew"
+            "again"
         )
 
 
@@ -169,7 +169,7 @@ class _NextBlock:
 
     def _error(self, what: str) -> BadExport:
         return BadExport(
-            f"epoch {self._note.epoch} of the export {self._folder.path} is not complete: {what}; export it anew"
+            f"epoch {self._note.epoch} of the export {self._folder.path} is not complete: {what}; export it again"
         )
 
 

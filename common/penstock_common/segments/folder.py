@@ -85,11 +85,11 @@ def open_segment(folder: Path, name: str) -> OpenSegment:
         first = os.pread(fd, 64, 0)
         head = os.pread(fd, info_bytes(first), 0)
         if parse_info(head).file != name:
-            raise SegmentGone(f"the payload lies in {name}, which has been used again")
+            raise SegmentGone(f"the payload is in {name}, which has been used again")
         return OpenSegment(fd, name, head, os.fstat(fd).st_size)
     except (BadSegment, OSError) as error:
         os.close(fd)
-        raise SegmentGone(f"the payload lies in {name}: {error}") from None
+        raise SegmentGone(f"the payload is in {name}: {error}") from None
     except BaseException:
         os.close(fd)
         raise
@@ -98,9 +98,9 @@ def open_segment(folder: Path, name: str) -> OpenSegment:
 def unreadable(name: str, error: OSError) -> PenstockError:
     """Return the error to raise: SegmentsUnseen if this process or host is the cause, else SegmentGone."""
     if error.errno not in _OURS:
-        return SegmentGone(f"the payload lies in {name}, which cannot be read: {error.strerror}")
+        return SegmentGone(f"the payload is in {name}, which cannot be read: {error.strerror}")
     return SegmentsUnseen(
-        f"the payload lies in {name}, which this process cannot open: {error.strerror}; it needs the right to read the "
+        f"the payload is in {name}, which this process cannot open: {error.strerror}; it needs the right to read the "
         "folder's files, and a limit of open files (ulimit -n) above what it has open"
     )
 

@@ -178,7 +178,7 @@ def why_not_write(
     if step.uid in trust.owners and trust.is_open(step):
         return _told_open(step)
     return (
-        f"{step.path} belongs to another user ({step.told()}), who can replace what lies there: name a folder of "
+        f"{step.path} belongs to another user ({step.told()}), who can replace its files: name a folder of "
         f"user {user_name(user.uid)}, or run as user {user_name(step.uid)}"
     )
 
@@ -203,7 +203,7 @@ def why_not_read(
         return _told_open(step)
     share = shlex.quote(str(last.path))
     return (
-        f"{step.path} belongs to another user ({step.told()}), who can replace what lies there: run as user "
+        f"{step.path} belongs to another user ({step.told()}), who can replace its files: run as user "
         f"{user_name(step.uid)}, or have that user share the root with a group of both, before the stream is made: "
         f"chgrp GROUP {share} && chmod 2750 {share}"
     )
@@ -221,6 +221,6 @@ def _told_open(step: PathStep) -> str:
     path = shlex.quote(str(step.path))
     who = "every user" if step.has(S_IWOTH) else f"every member of group {group_name(step.gid)}"
     return (
-        f"{who} can replace what lies in {step.path} ({step.told()}): take that right away (chmod go-w {path}), allow "
+        f"{who} can replace the files in {step.path} ({step.told()}): remove that right (chmod go-w {path}), allow "
         f"only owners to rename and remove (chmod +t {path}), or name another folder"
     )

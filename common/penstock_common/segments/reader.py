@@ -95,7 +95,7 @@ class SegmentReader:
             self._forget(ref.file)
             if isinstance(error, SegmentGone):
                 raise
-            raise SegmentGone(f"the payload lies in {ref.file}, which cannot be read: {error.strerror}") from None
+            raise SegmentGone(f"the payload is in {ref.file}, which cannot be read: {error.strerror}") from None
 
     def expect(self, ref: SegmentRef) -> None:
         """Ask the kernel for a payload that will be read soon, out of order. A failure shows when it is read."""
@@ -121,7 +121,7 @@ class SegmentReader:
             _require_same(segment)
             _require_length(segment, ref)
             if not os.fstat(segment.fd).st_nlink:
-                raise SegmentGone(f"the payload lies in {ref.file}, which was removed")
+                raise SegmentGone(f"the payload is in {ref.file}, which was removed")
         except SegmentGone:
             self._forget(ref.file)
             raise
@@ -139,7 +139,7 @@ class SegmentReader:
         self._held.move_to_end(ref.file)
         opened, whole = self._held[ref.file]
         if ref.end > whole.nbytes:
-            raise SegmentGone(f"the payload lies in {ref.file}, which ends before it: {ref.end} bytes were expected")
+            raise SegmentGone(f"the payload is in {ref.file}, which ends before it: {ref.end} bytes were expected")
         _require_length(opened, ref)  # it may have been truncated since, and reading beyond its end is a SIGBUS
         return [whole[at : at + size] for at, size in ref.spans()]
 
@@ -194,7 +194,7 @@ def _held_whole(opened: OpenSegment, maps: SegmentMaps) -> NDArray[np.uint8]:
         fcntl.flock(opened.fd, fcntl.LOCK_SH)
         _require_same(opened)
         if not os.fstat(opened.fd).st_size:
-            raise SegmentGone(f"the payload lies in {opened.name}, which is empty")
+            raise SegmentGone(f"the payload is in {opened.name}, which is empty")
     except (PenstockError, OSError) as error:
         opened.close()
         raise error if isinstance(error, PenstockError) else unreadable(opened.name, error) from None
@@ -207,13 +207,13 @@ def _held_whole(opened: OpenSegment, maps: SegmentMaps) -> NDArray[np.uint8]:
 def _require_same(segment: OpenSegment) -> None:
     """Raise SegmentGone if the file's head shows that it was used again since it was opened."""
     if os.pread(segment.fd, len(segment.head), 0) != segment.head:
-        raise SegmentGone(f"the payload lies in {segment.name}, which has been used again")
+        raise SegmentGone(f"the payload is in {segment.name}, which has been used again")
 
 
 def _require_length(segment: OpenSegment, ref: SegmentRef) -> None:
     """Raise SegmentGone if the file ends before the payload does."""
     if (found := os.fstat(segment.fd).st_size) < ref.end:
-        raise SegmentGone(f"the payload lies in {segment.name}, which ends before it: {found} of {ref.end} bytes")
+        raise SegmentGone(f"the payload is in {segment.name}, which ends before it: {found} of {ref.end} bytes")
 
 
 def _copy_all(source: NDArray[np.uint8], views: Sequence[memoryview]) -> None:
@@ -229,7 +229,7 @@ def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: 
     while left:
         done = os.preadv(segment.fd, left[:VIEWS_A_CALL], at)
         if not done:
-            raise SegmentGone(f"the payload lies in {segment.name}, which ends before it: {size} bytes were expected")
+            raise SegmentGone(f"the payload is in {segment.name}, which ends before it: {size} bytes were expected")
         at += done
         while left and done >= left[0].nbytes:
             done -= left[0].nbytes

@@ -99,7 +99,7 @@ def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard:
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)
-            raise EpochAbandoned("the epoch was removed and made anew by someone else: start again") from None
+            raise EpochAbandoned("the epoch was removed and made again by another writer: start again") from None
         raise
 
 

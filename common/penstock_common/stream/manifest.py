@@ -400,7 +400,7 @@ def _scripted(
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)
-            raise EpochAbandoned("the epoch was removed and made anew by someone else: start again") from None
+            raise EpochAbandoned("the epoch was removed and made again by another writer: start again") from None
         raise
     return state.decode()
 

@@ -176,10 +176,10 @@ def deleted(client: Client, stream: Stream) -> StreamDeleted:
         return StreamDeleted(
             f"stream {stream.name!r} is being deleted; if that was interrupted, `penstock delete {stream.name}` again"
         )
-    anew = "; another one of that name was made since" if again is not None else ""
+    other = "; another one of that name was made since" if again is not None else ""
     return StreamDeleted(
-        f"stream {stream.name!r} was deleted, or the server lost its data (emptied, or restarted without it){anew}: "
-        "start again to use it anew"
+        f"stream {stream.name!r} was deleted, or the server lost its data (emptied, or restarted without it){other}: "
+        "start again to use it"
     )
 
 

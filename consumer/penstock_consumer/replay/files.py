@@ -97,7 +97,7 @@ class Files(Passes):
                 queue.reader_times.to("reader")
                 error = received.pop().error
                 if error is not None:
-                    raise BadExport(f"{self._folder.path}: {error}; copy the file again, or export anew") from error
+                    raise BadExport(f"{self._folder.path}: {error}; copy the file again, or export again") from error
                 outlet.drain()
             outlet.end()
         finally:

@@ -67,7 +67,7 @@ class RetainedEpoch:
         """Return the error for an entry that was removed."""
         return ReplayTruncated(
             f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "
-            "removed (retention needs its room); replay a later epoch, or give the stream a larger budget"
+            "removed (retention needs its bytes); replay a later epoch, or give the stream a larger budget"
         )
 
     def lasting(self, error: PenstockError) -> PenstockError:

@@ -84,7 +84,7 @@ export class RetainedEpoch {
     }
     return new ReplayTruncated(
       `epoch ${this.manifest.epoch} of '${this.#stream.name}' is no longer whole: entry ${record.entryId} was removed ` +
-        "(retention needs its room); replay a later epoch, or give the stream a larger budget",
+        "(retention needs its bytes); replay a later epoch, or give the stream a larger budget",
     );
   }
 

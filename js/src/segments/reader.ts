@@ -89,7 +89,7 @@ export class SegmentReader {
       if (!now.equals(head)) throw new Error("it has been used again");
     } catch (error) {
       await this.#forget(ref.file);
-      throw new SegmentGone(`the payload lies in ${ref.file}: ${(error as Error).message}`);
+      throw new SegmentGone(`the payload is in ${ref.file}: ${(error as Error).message}`);
     }
     return ref.sizes.map((size, at) => data.subarray(starts[at], (starts[at] as number) + size));
   }
@@ -126,7 +126,7 @@ async function openSegment(folder: string, name: string): Promise<OpenSegment> {
     file = await open(join(folder, name), FLAGS);
   } catch (error) {
     const { code, message } = error as NodeJS.ErrnoException;
-    const found = `the payload lies in ${name}, which this process cannot open: ${message}`;
+    const found = `the payload is in ${name}, which this process cannot open: ${message}`;
     throw OURS.has(code ?? "") ? new SegmentsUnseen(found) : new SegmentGone(found);
   }
   try {
@@ -147,7 +147,7 @@ async function openSegment(folder: string, name: string): Promise<OpenSegment> {
     return { file, head };
   } catch (error) {
     await file.close();
-    throw new SegmentGone(`the payload lies in ${name}: ${(error as Error).message}`);
+    throw new SegmentGone(`the payload is in ${name}: ${(error as Error).message}`);
   }
 }
 

@@ -48,9 +48,9 @@ export async function whyNotRead(root: string, folder: string): Promise<string |
   if (weak === undefined) return null;
   const told = `${weak.path} (user ${weak.uid}, group ${weak.gid}, mode ${(weak.mode & 0o7777).toString(8)})`;
   if (owners.has(weak.uid) && isOpen(weak)) {
-    return `other users can replace what lies in ${told}: take that right away (chmod go-w), or name another folder`;
+    return `other users can replace the files in ${told}: remove that right (chmod go-w), or name another folder`;
   }
-  return `${told} belongs to another user, who can replace what lies there: run as user ${weak.uid}, or share the root with a group of both (docs/segments.md)`;
+  return `${told} belongs to another user, who can replace its files: run as user ${weak.uid}, or share the root with a group of both (docs/segments.md)`;
 }
 
 /** Return the components of an absolute path, those of symlinks' targets included. */

@@ -125,7 +125,7 @@ export async function requireThere(server: Server, stream: Stream): Promise<void
   if (textOf(id) === stream.id && textOf(deleting) === null) return;
   throw new StreamDeleted(
     `stream '${stream.name}' was deleted, or the server lost its data (emptied, or restarted without it): ` +
-      "start again to use it anew",
+      "start again to use it",
   );
 }
 

@@ -195,7 +195,7 @@ async function progress(
   } catch (error) {
     if (!isScriptError(error, "epoch has another manifest")) throw error;
     await requireThere(server, stream);
-    throw new EpochAbandoned("the epoch was removed and made anew by someone else: start again");
+    throw new EpochAbandoned("the epoch was removed and made again by another writer: start again");
   }
 }
 

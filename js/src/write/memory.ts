@@ -67,7 +67,7 @@ export async function admitStream(
   const left = usable(limit) - others;
   if (others > 0 && left < LEAST_BUDGET_BYTES) {
     throw new BudgetRefused(
-      `no room for stream '${name}': the other streams' budgets take ${readableBytes(others)} of the ` +
+      `no memory for stream '${name}': the other streams' budgets take ${readableBytes(others)} of the ` +
         `${readableBytes(usable(limit))} that streams may have of the server's maxmemory ${readableBytes(limit)}: ` +
         `${REMOVE}, give one of them less by budgetBytes, or raise maxmemory`,
     );

@@ -203,7 +203,7 @@ class TaskRunner:
         if found is None or found.id != task.stream_id or writer.stream.id != task.stream_id:
             self._writer = None
             writer.close()
-            raise TaskOutdated(f"stream {task.stream!r} was deleted and made anew since this job was planned")
+            raise TaskOutdated(f"stream {task.stream!r} was deleted and made again since this job was planned")
         writer.stream = found  # its budget may have changed since
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None and is_released(writer.client, writer.stream, task.epoch):
@@ -317,7 +317,7 @@ class TaskRunner:
         skip = sum(done) + (current.position if current else 0)
         self._at(skip)
         if skip:
-            self._tell(f"{skip} samples are committed; the iterator begins anew and as many are left out")
+            self._tell(f"{skip} samples are committed; the iterator begins again and skips as many")
         try:
             filler.fill(EpochSeed(task.seed, task.epoch), skip)
             watch.require_few(_bad_samples(writer, manifest), skip + watch.good + watch.bad)

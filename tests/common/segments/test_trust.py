@@ -214,7 +214,7 @@ def test_a_folder_that_others_may_write_to_is_refused_by_both_sides(tmp_path: Pa
     folder = folder_in(root)
     path = {"ancestor": root.parent, "root": root, "folder": folder.path}[which]
     path.chmod(0o777)
-    told = rf"every user can replace what lies in {path} \(user \w+, group \w+, mode 0777\).*chmod go-w {path}"
+    told = rf"every user can replace the files in {path} \(user \w+, group \w+, mode 0777\).*chmod go-w {path}"
     for refuses in (folder.require, folder.require_own, folder.make):
         with pytest.raises(SegmentsUnseen, match=told):
             refuses()

@@ -331,7 +331,7 @@ def test_an_append_only_file_where_others_may_write_is_refused(tmp_path: Path, m
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    with pytest.raises(ServerUnsuitable, match=f"every user can replace what lies in {folder}"):
+    with pytest.raises(ServerUnsuitable, match=f"every user can replace the files in {folder}"):
         EmbeddedServer(appendonly=True, directory=folder)
     assert list(folder.iterdir()) == []
 

@@ -158,7 +158,7 @@ def admit_stream(
         budget_bytes = _share(memory.limit_bytes, others)
         if others and usable_bytes(memory.limit_bytes) - others < LEAST_BUDGET_BYTES:
             raise BudgetRefused(
-                f"no room for stream {name!r}: the other streams' budgets take {readable_bytes(others)} of the "
+                f"no memory for stream {name!r}: the other streams' budgets take {readable_bytes(others)} of the "
                 f"{readable_bytes(usable_bytes(memory.limit_bytes))} that streams may have of the server's maxmemory "
                 f"{readable_bytes(memory.limit_bytes)}: {REMOVE}, give one of them less by --budget (budget_bytes=), "
                 "or raise maxmemory"
