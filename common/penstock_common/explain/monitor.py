@@ -273,18 +273,8 @@ class StreamMonitor:
     def _group(self, name: str, each: GroupTotals, rosters: list[Roster], now_ms: int) -> GroupSnapshot:
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         known = {member: one for (group, member), one in liveness_of(rosters, now_ms).items() if group == name}
-        idle: dict[str, int] = {}
-        for roster in rosters:
-            for (group, member), waits in roster.idle.items():
-                if group == name:
-                    idle[member] = waits.since_ms
         members = tuple(
-            MemberSnapshot(
-                member,
-                known.get(member, Liveness()),
-                each.held.get(member, 0),
-                max(0.0, (now_ms - idle[member]) / 1000) if member in idle else None,
-            )
+            MemberSnapshot(member, known.get(member, Liveness()), each.held.get(member, 0))
             for member in sorted({*known, *each.held})
         )
         samples, nbytes = self._given.get(name, [0, 0])

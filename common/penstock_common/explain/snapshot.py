@@ -30,8 +30,6 @@ class MemberSnapshot:
     name: str
     liveness: Liveness
     pending_entries: int
-    waits_s: float | None
-    """The time that its loop has waited for a batch, or None while it does not wait."""
 
     @property
     def is_silent(self) -> bool:

@@ -100,11 +100,6 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def shape_text(tensor: TensorSpec) -> str:
-    """Return the dtype and shape, such as ``uint8 [224, 224, 3]``, with ? for a size that differs between samples."""
-    return str(tensor).partition(": ")[2]
-
-
 @dataclass(slots=True)
 class ShownSample:
     """A sample with the tensor that is drawn and its labels."""

@@ -47,10 +47,6 @@ def advise(error: ServerUnavailable) -> ServerUnavailable:
     return error
 
 
-class FleetFailed(PenstockError, RuntimeError):
-    """Worker processes die as soon as they are started."""
-
-
 @dataclass
 class _FleetWorker:
     process: BaseProcess
@@ -133,8 +129,8 @@ class Fleet:
     def poll(self) -> None:
         """Replace dead workers. Call it now and then.
 
-        Raises FleetFailed if new workers do not live, and ServerUnavailable once a worker's server has not come back in
-        time.
+        Raises PenstockError if new workers do not live, and ServerUnavailable once a worker's server has not come back
+        in time.
         """
         self._see_off()
         for member in self._members:
@@ -156,7 +152,7 @@ class Fleet:
                 self._add(self._restart)
             self._on_death(replace(death, key=self._options.key))
             if self._false_starts >= FALSE_STARTS:
-                raise FleetFailed(f"{death.reason} right after its start, as did others: see what it said above")
+                raise PenstockError(f"{death.reason} right after its start, as did others: see what it said above")
 
     def _servers(self) -> str:
         return " or ".join(dict.fromkeys([redacted(self._options.queue_url), redacted(self._options.url)]))

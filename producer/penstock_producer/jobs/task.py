@@ -27,10 +27,6 @@ MaxBad = Annotated[str, Field(pattern=r"^(\d{1,9}|\d{1,2}%|100%)$")]
 """The bad samples that an epoch may have: a number, or a share such as ``5%``. More of them fail it."""
 
 
-class BadTask(PenstockError, ValueError):
-    """A job in the queue is not one of Penstock's, or not one of this version."""
-
-
 class ShardTask(BaseModel):
     """The order to make one shard."""
 
@@ -66,13 +62,15 @@ class ShardTask(BaseModel):
 
     @classmethod
     def parse(cls, arguments: dict[str, Any]) -> ShardTask:
-        """Return the task in a job's arguments. Raises BadTask, which names the first field that is wrong."""
+        """Return the task in a job's arguments. Raises PenstockError, which names the first field that is wrong."""
         try:
             return cls.model_validate(arguments)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
-            raise BadTask(f"a job's {field}: {first['msg']}; producer and worker must be of one version") from None
+            raise PenstockError(
+                f"a job's {field}: {first['msg']}; producer and worker must be of one version"
+            ) from None
 
 
 def job_id(manifest_id: str, shard: int) -> str:

@@ -192,11 +192,11 @@ def test_the_workers_that_are_advised_start_on_a_shared_server(now: StreamSituat
 def snapshot(at_s: float = 10.0, made: int = 0, given: int = 0, **changes: object) -> StreamSnapshot:
     """Return two workers of one host, and one trainer that waits for most of its time."""
     told = ReportedRate(100.0, {"training": 0.3, "asking": 0.7}, 0)
-    member = MemberSnapshot("gpu-0", Liveness(500), 2, None)
+    member = MemberSnapshot("gpu-0", Liveness(500), 2)
     group = GroupSnapshot(
         "resnet", "shared", False, True, lag_entries=1, lag_samples=4, lag_bytes=4000, lag_s=0.2, pending_entries=2,
         redelivered_entries=0, dead_letters=0, given_samples=given, given_bytes=given * 1000,
-        members=(member, MemberSnapshot("~released", Liveness(), 0, None)),
+        members=(member, MemberSnapshot("~released", Liveness(), 0)),
     )  # fmt: skip
     worker = ReportedRate(20.0, {"busy": 1.0}, 0)
     found = StreamSnapshot(

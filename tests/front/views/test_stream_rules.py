@@ -18,7 +18,7 @@ from penstock_common.stream.servers.suitability import ServerMemory
 
 GB, MB = 1 << 30, 1 << 20
 GROUP = GroupSnapshot(
-    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberSnapshot("gpu-0", Liveness(1000), 0, None),)
+    "resnet", "shared", False, True, 0, 0, 0, 0.0, 0, 0, 0, 0, 0, (MemberSnapshot("gpu-0", Liveness(1000), 0),)
 )  # fmt: skip
 SNAPSHOT = StreamSnapshot(
     "train", "id", 0.0, budget_bytes=GB, held_bytes=MB, next_epoch=1, final=None, made_entries=0, made_samples=0,
@@ -104,7 +104,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         ),
         (
             stream.silent_members,
-            snapshot(groups=(replace(GROUP, members=(MemberSnapshot("gpu-1", Liveness(50_000), 3, None),)),)),
+            snapshot(groups=(replace(GROUP, members=(MemberSnapshot("gpu-1", Liveness(50_000), 3),)),)),
             "warning",
             "gpu-1 of resnet (3 entries)",
             "start a trainer",
@@ -117,7 +117,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
                         GROUP,
                         kind="ordered",
                         lag_samples=9,
-                        members=(MemberSnapshot("rank-1", Liveness(50_000), 0, None),),
+                        members=(MemberSnapshot("rank-1", Liveness(50_000), 0),),
                     ),
                 )
             ),
