@@ -46,7 +46,7 @@ def take_apart(payload: str) -> tuple[float, dict[str, float]]:
 
 def _take_apart(payload: str) -> tuple[float, dict[str, float]]:
     from penstock import EmbeddedServer, Writer
-    from penstock_common.stream.deletion import delete_stream
+    from penstock_common.stream.removal.deletion import delete_stream
     from penstock_producer.jobs.watchdog import keep_freed
 
     keep_freed()

@@ -82,7 +82,7 @@ def pay(payload: str, *, is_new: bool = False, of: int = 0) -> Paid:
 def _pay(job: tuple[str, bool, int]) -> Paid:
     from penstock import EmbeddedServer
     from penstock_common.stream.client import connect
-    from penstock_common.stream.deletion import delete_stream
+    from penstock_common.stream.removal.deletion import delete_stream
     from penstock_producer.jobs.allowlist import ANYTHING
     from penstock_producer.jobs.plan import ProductionPlan, cut, default_shard_samples
     from penstock_producer.jobs.production import Production

@@ -18,9 +18,9 @@ import numpy as np
 import penstock
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.keys import search_tags
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import load_stream

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.__main__ import main
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.mending.bad import list_bad
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.header import Header

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.entries import list_held, list_overdue, pending_members
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.writer import Writer

@@ -23,10 +23,10 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.groups.ledger import uncovered
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import set_plan
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait

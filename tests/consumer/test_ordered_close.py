@@ -9,10 +9,10 @@ import pytest
 
 from penstock_common.server.client import ControlClient
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import Membership, Order, load_roster
 from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import LEASE_S
 from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.stages.batch import Batch

@@ -21,9 +21,9 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import server_ms
-from penstock_common.stream.deletion import users_of
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write.writer import EpochWriter

@@ -13,12 +13,12 @@ import redis
 from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, PenstockError, StreamDeleted, StreamNotFound
 from penstock_common.server.scripts import load_script
-from penstock_common.stream import deletion
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.groups.roster import Membership, join_group, pin_epoch
 from penstock_common.stream.keys import is_of_stream
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
+from penstock_common.stream.removal import deletion
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.suitability import admit_stream
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
 from penstock_common.tuning import Tuning

@@ -19,7 +19,7 @@ from penstock.__main__ import main
 from penstock_common.errors import EpochNotFound, GroupNotFound, PenstockError, ShardMismatch
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import release_epoch
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader

@@ -167,7 +167,7 @@ def test_a_look_for_leftovers_is_neither_held_up_nor_led_elsewhere(
 ) -> None:  # fmt: skip
     """Everybody may make folders in ``/dev/shm``, where an operator removes what deleted streams left."""
     monkeypatch.setenv("PENSTOCK_URL", any_url)
-    monkeypatch.setattr("penstock_common.stream.deletion.QUIET_S", 0.0)
+    monkeypatch.setattr("penstock_common.stream.removal.deletion.QUIET_S", 0.0)
     mine = shared / "mine"
     produce(any_url, "t", 100, payload=f"segments:{mine}")
     folder = segments_of(open_stream(any_client, "t"))

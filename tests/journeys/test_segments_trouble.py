@@ -30,11 +30,11 @@ from penstock_common.errors import (
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.entries import commit_commands
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import registered_segments, seal_segments, segments_of
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode

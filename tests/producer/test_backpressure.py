@@ -18,8 +18,8 @@ import redis
 from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.tuning import Tuning

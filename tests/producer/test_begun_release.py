@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.deletion import retire_epoch
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.removal.deletion import retire_epoch
 from penstock_producer.write.cleaner import clean_up
 from tests.contracts.feed import loader_of, numbers, open_stream
 from tests.contracts.ordered import plan

@@ -10,8 +10,8 @@ import redis
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, sample, writer_of
 

@@ -12,10 +12,10 @@ from penstock.__main__ import main
 from penstock_common.errors import BudgetFull, EpochNotFound, EpochsReleased, ReplayTruncated
 from penstock_common.explain.sentences import explain_holds
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster, pin_epoch, unpin_epoch
 from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write import cleaner
 from penstock_producer.write.cleaner import clean_up

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from penstock_common.errors import EpochIncomplete, SampleError
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay

@@ -15,7 +15,7 @@ from penstock.__main__ import main
 from penstock_common.errors import DamagedKey
 from penstock_common.pace import Pace
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.reported_rates import (
     GONE_MS,
     SILENT_MS,

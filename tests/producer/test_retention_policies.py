@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from penstock_common.errors import BadOption, GroupFinished, PenstockError, StreamDeleted
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import delete_stream
 from penstock_common.stream.groups.roster import Membership, Roster, join_group, load_roster
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, retained_epochs
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.streams import load_stream, read_counters, set_plan
 from penstock_common.tuning import Tuning
 from penstock_producer.write import cleaner

@@ -81,7 +81,7 @@ def test_a_server_that_may_forget_what_was_removed_gets_its_files_kept(
         with writer.epoch() as epoch:
             for number in range(100):
                 epoch.write(sample(number))
-        from penstock_common.stream.deletion import release_epoch
+        from penstock_common.stream.removal.deletion import release_epoch
 
         assert release_epoch(writer.client, writer.stream, 0)
         monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "not yet")

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 from rq.job import JobStatus
 
-from penstock_common.stream.deletion import release_epoch
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_producer.jobs.dispatch import LOST_AFTER, Dispatcher
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.fleet import Fleet

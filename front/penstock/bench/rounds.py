@@ -25,7 +25,7 @@ import numpy as np
 from penstock.bench.baselines import Feed, end_with, made, samples_in
 from penstock_common.errors import PenstockError, SampleError
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import delete_stream
+from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import HOPELESS, TooManyBad

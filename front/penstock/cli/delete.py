@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Refuse while the stream is in use, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.deletion import delete_stream
+    from penstock_common.stream.removal.deletion import delete_stream
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.segments is not None:
@@ -74,7 +74,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     """List stray folders of segments, and with --yes remove the unused ones."""
     from penstock_common.errors import PenstockError
     from penstock_common.stream.client import connect
-    from penstock_common.stream.deletion import find_orphans
+    from penstock_common.stream.removal.deletion import find_orphans
     from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.stream is not None:
@@ -101,7 +101,7 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
 
 def _refuse_busy(client: Client, args: argparse.Namespace) -> None:
     from penstock_common.errors import PenstockError
-    from penstock_common.stream.deletion import users_of
+    from penstock_common.stream.removal.deletion import users_of
     from penstock_common.stream.streams import find_stream
 
     if args.force:  # also if a damaged key hides its users

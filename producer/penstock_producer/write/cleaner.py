@@ -14,7 +14,6 @@ from penstock_common.errors import PenstockError, ServerUnavailable, StreamDelet
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch, unlink_epoch
 from penstock_common.stream.groups.roster import (
     Roster,
     expire_silent,
@@ -27,6 +26,7 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.payloads import free_segments, registered_segments, seal_segments, segments_of
+from penstock_common.stream.removal.deletion import release_epoch, unlink_epoch
 from penstock_common.stream.servers.durability import Durability, is_safe
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify, join

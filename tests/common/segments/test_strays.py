@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from penstock.__main__ import main
-from penstock_common.stream import deletion
 from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.removal import deletion
 from tests.contracts.feed import open_stream, produce
 
 

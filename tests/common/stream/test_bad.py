@@ -307,7 +307,7 @@ def test_what_is_gone_cannot_be_retried_and_the_text_says_what_can(any_url: str,
 
 def test_a_ledger_takes_about_a_bit_a_sample_and_goes_with_its_epoch(any_url: str, any_client: redis.Redis) -> None:
     """It is a set of bits, whatever was repeated or discarded: 100,000 samples in 12.5 kB a group."""
-    from penstock_common.stream.deletion import release_epoch
+    from penstock_common.stream.removal.deletion import release_epoch
     from tests.contracts.feed import produce
 
     produce(any_url, "train", 100_000, block_samples=1000)

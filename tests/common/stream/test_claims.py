@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis
 
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.entries import Pending, claim, list_pending
 from penstock_common.stream.keys import RELEASED, PartitionKeys
+from penstock_common.stream.removal.deletion import release_epoch
 from tests.contracts.feed import open_stream, produce
 
 

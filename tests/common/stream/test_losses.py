@@ -12,10 +12,10 @@ from penstock_common.server.client import RestartDetector
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.deletion import release_epoch
 from penstock_common.stream.groups import losses
 from penstock_common.stream.groups.losses import Loss, Settled, Witness, committed_front, note_loss, noted_losses
 from penstock_common.stream.manifest import Manifest, load_manifest
+from penstock_common.stream.removal.deletion import release_epoch
 from tests.contracts.feed import open_stream, produce
 
 

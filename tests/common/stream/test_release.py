@@ -13,10 +13,10 @@ import penstock
 from penstock_common.errors import EpochNotFound
 from penstock_common.stream import manifest
 from penstock_common.stream.client import connect
-from penstock_common.stream.deletion import release_epoch, retire_epoch, unlink_epoch
 from penstock_common.stream.entries import index_records, trim_entries
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch, retire_epoch, unlink_epoch
 from penstock_common.stream.streams import Stream, load_stream
 
 

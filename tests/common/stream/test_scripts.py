@@ -16,12 +16,12 @@ from penstock_common.server.connection import open_channel
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.damage import unreadable_value
-from penstock_common.stream.deletion import release_epoch, retire_epoch
 from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
 from penstock_common.stream.groups.ledger import settled_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
+from penstock_common.stream.removal.deletion import release_epoch, retire_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.block import BlockBuilder

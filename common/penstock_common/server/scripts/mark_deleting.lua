@@ -3,7 +3,7 @@
 -- KEYS: meta
 -- ARGV: stream_id now_ms
 -- Answer: 1; 0 if the stream is another one
--- Callers: penstock_common/stream/deletion.py
+-- Callers: penstock_common/stream/removal/deletion.py
 
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'deleting', ARGV[2])

@@ -4,7 +4,7 @@
 -- ARGV: gen epoch manifest_id; gen '' accepts any roster
 -- Answer: the bytes that the epoch held; 0 if the roster does not have the epoch; -1 if the roster changed since the
 --   caller read it
--- Callers: penstock_common/stream/deletion.py
+-- Callers: penstock_common/stream/removal/deletion.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 
