@@ -16,7 +16,7 @@ import pytest
 from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.step_tracking import StepTracker
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, choice, mix
 from penstock_consumer.stages.batch import Batch
@@ -183,13 +183,13 @@ def test_behind_a_framework_a_state_is_what_was_trained_on_not_what_was_pulled(a
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
     with mixture(any_url) as mixed:
-        feed = Feed.of(mixed)
-        passes = feed.passes(is_ordered=True, is_drained=True)
+        tracker = StepTracker.of(mixed)
+        passes = tracker.passes(is_ordered=True, is_drained=True)
         next(passes)
-        pulled = feed.batches()
+        pulled = tracker.batches()
         ahead = [next(pulled) for _ in range(12)]
         for _, token in ahead[:7]:
-            feed.arrive([token])  # the seventh is in the step
+            tracker.arrive([token])  # the seventh is in the step
         state = mixed.state_dict()
         passes.close()
     with mixture(any_url) as mixed:
@@ -203,18 +203,18 @@ def test_what_was_pulled_and_not_trained_on_comes_again_in_its_turn(any_url: str
     with mixture(any_url, group="whole") as mixed:
         whole = [step(batch) for batch in mixed]
     with mixture(any_url) as mixed:
-        feed = Feed.of(mixed)
-        passes = feed.passes(is_ordered=True, is_drained=True)
+        tracker = StepTracker.of(mixed)
+        passes = tracker.passes(is_ordered=True, is_drained=True)
         next(passes)
-        pulled = feed.batches()
+        pulled = tracker.batches()
         for _, token in [next(pulled) for _ in range(12)][:7]:
-            feed.arrive([token])
+            tracker.arrive([token])
         passes.close()
         found: list[Step] = []
-        for _ in feed.passes(is_ordered=True, is_drained=True):
-            for batch, token in feed.batches():
+        for _ in tracker.passes(is_ordered=True, is_drained=True):
+            for batch, token in tracker.batches():
                 found.append((batch.source, batch.epoch, tuple(batch["y"].tolist())))
-                feed.arrive([token])
+                tracker.arrive([token])
         assert found == whole[7:]
     assert delivered(any_client) == SIZES
 
@@ -261,13 +261,13 @@ def test_a_state_behind_a_framework_that_has_pulled_everything_is_of_the_step_al
     seen = next(at for at, (source, _, _) in enumerate(whole) if source != whole[0][0])
     for arrived in (0, seen, len(whole) - 1):
         with mixture(any_url, group=f"g{arrived}", acknowledge="on_checkpoint") as mixed:
-            feed = Feed.of(mixed)
-            passes = feed.passes(is_ordered=True, is_drained=True)
+            tracker = StepTracker.of(mixed)
+            passes = tracker.passes(is_ordered=True, is_drained=True)
             next(passes)
-            pulled = list(feed.batches())
+            pulled = list(tracker.batches())
             assert len(pulled) == len(whole)
             for _, token in pulled[:arrived]:
-                feed.arrive([token])
+                tracker.arrive([token])
             state = mixed.state_dict()
             passes.close()
         with mixture(any_url, group=f"g{arrived}", acknowledge="on_checkpoint") as mixed:

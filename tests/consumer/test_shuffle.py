@@ -16,7 +16,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import Spec
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.step_tracking import StepTracker
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.shuffle import ShuffleWindow
@@ -145,24 +145,24 @@ def test_what_a_framework_had_read_ahead_comes_again_and_nothing_else(
     """An interrupted pass returns its batches, also if other samples of their entries are trained on."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, acknowledge=policy) as loader:
-        feed = Feed.of(loader.shuffle(samples=WINDOW, seed=2))
+        tracker = StepTracker.of(loader.shuffle(samples=WINDOW, seed=2))
         trained: list[int] = []
         for limit in (3, 1, 4, 100):
             steps = limit
-            for _ in feed.passes(is_ordered=True, is_drained=True):
+            for _ in tracker.passes(is_ordered=True, is_drained=True):
                 ahead: list[tuple[list[int], int]] = []
-                for batch, token in feed.batches():
+                for batch, token in tracker.batches():
                     ahead.append((batch["y"].tolist(), token))
                     if steps and len(ahead) > 5:
                         steps, (step, first) = steps - 1, ahead.pop(0)
-                        feed.arrive([first])
+                        tracker.arrive([first])
                         trained += step
                     if not steps:
                         break
                 if not steps:
                     break
                 for step, first in ahead:
-                    feed.arrive([first])
+                    tracker.arrive([first])
                     trained += step
         if policy == "on_checkpoint":
             loader.checkpointed()

@@ -1,6 +1,6 @@
 """A loader as an iterable of ``jax.Array`` batches, placed by a sharding, acknowledged from the training step.
 
-What counts as proof that a step is done is ``settling``'s; which tensors are given ``selection``'s.
+What counts as proof that a step is done is ``step_tracking``'s; which tensors are given ``selection``'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import SpecMismatch
 from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
-from penstock_consumer.adapters.settling import Feed, require_loader
+from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
@@ -228,14 +228,14 @@ class Dataset(Placing):
 
     def __init__(self, loader: Loader | Mixture, *settings: Any) -> None:
         super().__init__(loader, *settings)
-        self._fed, self._feed = loader, Feed.of(loader)
+        self._fed, self._tracker = loader, StepTracker.of(loader)
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_tuples(sys._getframe(1))
         return self._passes()
 
     def _passes(self) -> Iterator[Any]:
-        for _ in self._feed.passes(is_ordered=True, is_drained=True):
+        for _ in self._tracker.passes(is_ordered=True, is_drained=True):
             yield from self._one_pass()
 
     def state_dict(self) -> State:
@@ -256,23 +256,23 @@ class Dataset(Placing):
             StateMismatch: the state belongs to another loader.
         """
         self._fed.load_state_dict(state)
-        self._feed.break_off()
+        self._tracker.break_off()
 
     # --- one pass ---
 
     def _one_pass(self) -> Iterator[Any]:
-        mine, source = self._feed.running, self._feed.batches()
+        mine, source = self._tracker.running, self._tracker.batches()
         ahead: deque[tuple[Any, int]] = deque()
-        while self._feed.running is mine:
+        while self._tracker.running is mine:
             self._fill(source, ahead)
             if not ahead:
                 return
             element, token = ahead.popleft()
-            self._feed.arrive([token])
+            self._tracker.arrive([token])
             yield element
             del element  # the memory is free as soon as the loop lets go of it
-            if self._feed.running is mine:
-                self._feed.settle()  # before waiting: a writer may wait for just this room
+            if self._tracker.running is mine:
+                self._tracker.report()  # before waiting: a writer may wait for just this room
 
     def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
         """Waits for a batch only if there is none; puts on the device what can be had without waiting."""

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from penstock_common.hints import explained
-from penstock_consumer.adapters.settling import Feed, require_fed
+from penstock_consumer.adapters.step_tracking import StepTracker, require_fed
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
@@ -45,19 +45,19 @@ class Acknowledge(keras.callbacks.Callback):
                 "Acknowledge acknowledges steps, and this loader has acknowledge='on_checkpoint': "
                 "use penstock.keras.ModelCheckpoint(loader, path)"
             )
-        self._feed = Feed.of(loader)
+        self._tracker = StepTracker.of(loader)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take over the reports. From here on an arrival alone does not prove that a step has ended."""
-        self._feed.reporter = self
+        self._tracker.begin_reports()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report that the step, or all steps of the call, are done."""
-        self._feed.settle()
+        self._tracker.report()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Stop the reports, because other code may iterate the dataset now."""
-        self._feed.reporter = None
+        self._tracker.end_reports()
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):

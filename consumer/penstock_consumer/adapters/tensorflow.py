@@ -1,6 +1,6 @@
 """A loader as a ``tf.data.Dataset``, acknowledged from the training step however far tf.data reads ahead.
 
-What counts as proof that a step is done is ``settling``'s; Keras's own callback is ``keras``'s.
+What counts as proof that a step is done is ``step_tracking``'s; Keras's own callback is ``keras``'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from penstock_common.errors import PenstockError
 from penstock_common.hints import explained, one_argument, refuse_unpacking
 from penstock_common.waiting import to_stderr
-from penstock_consumer.adapters.settling import Feed, Iteration, require_loader
+from penstock_consumer.adapters.step_tracking import StepTracker, TrackedIteration, require_loader
 from penstock_consumer.adapters.tensorflow_tensors import RaggedAs, assembled, flat_spec, flat_value, is_composite
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
@@ -115,21 +115,21 @@ def dataset(
         replayed = replayed.apply(tf.data.experimental.assert_cardinality(len(loader)))
         return replayed.map(assemble) if is_flat else replayed
     _no_alarm_at_the_end()
-    feed = Feed.of(loader)
+    tracker = StepTracker.of(loader)
 
     def ahead() -> Iterator[tuple[Any, int]]:
-        for batch, token in feed.batches():
+        for batch, token in tracker.batches():
             yield flat(batch), token
 
     def asked() -> Iterator[Any]:
-        for batch in feed.asked():
+        for batch in tracker.asked():
             yield flat(batch)
 
     source = tf.data.Dataset.from_generator(ahead, output_signature=(spec, tf.TensorSpec((), tf.int64)))
     untouched = None if is_flat else tf.data.Dataset.from_generator(asked, output_signature=spec)
     if is_flat:  # with a map on the way, which tf.data may run ahead
         source = source.map(lambda element, token: (assemble(element), token))
-    return FedDataset(source, feed, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
+    return FedDataset(source, tracker, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
 
 
 def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
@@ -165,8 +165,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     """A dataset whose transformations carry each batch's token along, unseen, to where it is iterated."""
 
     def __init__(
-        self, inner: tf.data.Dataset, feed: Feed, *, is_ordered: bool, is_drained: bool, is_parallel: bool = False,
-        steps: Steps | None = None, untouched: tf.data.Dataset | None = None,
+        self, inner: tf.data.Dataset, tracker: StepTracker, *, is_ordered: bool, is_drained: bool,
+        is_parallel: bool = False, steps: Steps | None = None, untouched: tf.data.Dataset | None = None,
     ) -> None:  # fmt: skip
         """``inner`` has elements (what the user sees, token).
 
@@ -174,10 +174,10 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         not twice. Only for a dataset behind which nothing reads ahead.
         """
         self._untouched = untouched
-        self._inner, self.feed, self._is_parallel = inner, feed, is_parallel
+        self._inner, self.tracker, self._is_parallel = inner, tracker, is_parallel
         self._is_ordered, self._is_drained, self._steps = is_ordered, is_drained, steps
         self._seen = inner.map(lambda element, _: element)
-        self._position = Position(feed)
+        self._position = Position(tracker)
         super().__init__(self._seen._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -193,7 +193,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         if self._steps is None:
             return self._seen.cardinality()
         try:
-            count = self._steps(len(self.feed.loader))
+            count = self._steps(len(self.tracker.loader))
         except TypeError:
             count = tf.data.UNKNOWN_CARDINALITY
         return tf.constant(count, tf.int64)
@@ -227,7 +227,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     ) -> FedDataset:  # fmt: skip
         return FedDataset(
             inner,
-            self.feed,
+            self.tracker,
             is_ordered=self._is_ordered and is_ordered,
             is_drained=self._is_drained and is_drained,
             is_parallel=self._is_parallel or is_parallel,
@@ -277,7 +277,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         """``tf.data.Dataset.batch``: batches of batches, since the elements are batches already."""
         if self._untouched is not None:
             to_stderr(
-                f"penstock.tensorflow.dataset(loader) gives batches of {self.feed.loader.batch_size} already, and "
+                f"penstock.tensorflow.dataset(loader) gives batches of {self.tracker.loader.batch_size} already, and "
                 f".batch({batch_size}) makes batches of batches: leave it out, and give the Loader its batch_size"
             )
         return _batching(self, batch_size, *args, **settings)
@@ -306,7 +306,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     def _watched(self) -> tf.data.Dataset:
         """Return the dataset that is iterated, which reports each element when it is asked for, and the end."""
-        watch = _Watch(self.feed)
+        watch = _Watch(self.tracker)
         passes = functools.partial(watch.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
         options = tf.data.Options()
@@ -322,14 +322,14 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 class _Watch:
     """One iteration of a dataset: says what arrives, until another pass, or a state that was loaded, takes over."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-        self._mine: Iteration | None = None
+    def __init__(self, tracker: StepTracker) -> None:
+        self._tracker = tracker
+        self._mine: TrackedIteration | None = None
 
     def passes(self, **kind: bool) -> Iterator[int]:
-        """See `Feed.passes`."""
-        for number in self._feed.passes(**kind):
-            self._mine = self._feed.running
+        """See `StepTracker.passes`."""
+        for number in self._tracker.passes(**kind):
+            self._mine = self._tracker.running
             yield number
 
     def report(self, _: Any, tokens: Any) -> Any:
@@ -337,9 +337,9 @@ class _Watch:
         return tf.ensure_shape(tf.numpy_function(self._arrive, [tokens], tf.bool, stateful=True), ())
 
     def _arrive(self, tokens: Any) -> Any:
-        if self._feed.running is not self._mine:
+        if self._tracker.running is not self._mine:
             return np.bool_(False)
-        self._feed.arrive([token for token in np.ravel(tokens).tolist() if token >= 0])
+        self._tracker.arrive([token for token in np.ravel(tokens).tolist() if token >= 0])
         return np.bool_(True)
 
 
@@ -352,17 +352,17 @@ def _alone(element: Any, _: Any) -> Any:
 class Position(tf.train.experimental.PythonState):
     """The position of a dataset in a ``tf.train.Checkpoint``: its `FedDataset.state_dict`, as JSON."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, tracker: StepTracker) -> None:
+        self._tracker = tracker
 
     def state_dict(self) -> State:
         """Return the state of what the step was given."""
-        return self._feed.loader.state_dict()
+        return self._tracker.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Ends the pass under way."""
-        self._feed.loader.load_state_dict(state)
-        self._feed.break_off()
+        self._tracker.loader.load_state_dict(state)
+        self._tracker.break_off()
 
     def serialize(self) -> str:
         """For a checkpoint."""

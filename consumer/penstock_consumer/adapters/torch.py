@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import Answering, Lengthless, explained
-from penstock_consumer.adapters.settling import Feed, require_loader
+from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
 from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
@@ -45,7 +45,7 @@ REPLAYED = (
 FINISHED = "_iterator_finished"
 """StatefulDataLoader's word, in its state, for a pass whose loop has seen the end."""
 Token = tuple[int, int]
-"""The feed's token of a batch, and its epoch."""
+"""The tracker's token of a batch, and its epoch."""
 
 
 @overload
@@ -124,7 +124,7 @@ class LoaderDataset(Answering, IterableDataset):
     def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
         """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
         self._element = _element_of(loader, select, nested, ragged)
-        self.loader, self.feed = loader, Feed.of(loader)
+        self.loader, self.tracker = loader, StepTracker.of(loader)
         """Only of the training process: a copy in a worker process leaves them alone."""
         self.waiting: deque[Token] = deque()
         """Pulled, and not said to have arrived."""
@@ -160,17 +160,17 @@ class LoaderDataset(Answering, IterableDataset):
     def _pass(self) -> Iterator[Any]:
         if self.is_told_of_the_end():
             return
-        feed = self.feed
-        rounds = feed.passes(is_ordered=True, is_drained=False)
+        tracker = self.tracker
+        rounds = tracker.passes(is_ordered=True, is_drained=False)
         next(rounds)
-        mine, batches = feed.running, feed.batches()
+        mine, batches = tracker.running, tracker.batches()
         self.waiting.clear()
         try:
             while True:
-                if feed.running is not mine:
+                if tracker.running is not mine:
                     return  # another pass took over
                 if not self.is_led:
-                    feed.settle()  # before waiting: a writer may wait for just this room
+                    tracker.report()  # before waiting: a writer may wait for just this room
                 batch, token = next(batches, (None, 0))
                 if batch is None:
                     break
@@ -185,12 +185,12 @@ class LoaderDataset(Answering, IterableDataset):
 
     def arrive(self, token: Token) -> None:
         """A batch goes to the step."""
-        self.feed.arrive([token[0]])
+        self.tracker.arrive([token[0]])
         self._epoch = token[1]
 
     def finish(self) -> None:
         """The loop has seen the end of the pass."""
-        self.feed.settle()
+        self.tracker.report()
         self._epoch = None
 
     def is_told_of_the_end(self) -> bool:
@@ -216,14 +216,14 @@ class LoaderDataset(Answering, IterableDataset):
             self._load_share_state(state)
             return
         self.loader.load_state_dict(state)
-        self.feed.break_off()
+        self.tracker.break_off()
         self._epoch, self._is_at_end = None, bool(state.get("is_at_end"))
 
     # --- in a worker process ---
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker process that is not forked: it shares no connection either."""
-        return {**self.__dict__, "loader": None, "feed": None, "waiting": deque()}
+        return {**self.__dict__, "loader": None, "tracker": None, "waiting": deque()}
 
     def _share(self, number: int, workers: int) -> Iterator[Carried]:
         if self.part is None:
@@ -364,15 +364,15 @@ class Acknowledging:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        feed = self.dataset.feed
+        tracker = self.dataset.tracker
         for element, token in self.elements():
             self.dataset.arrive(token)
-            mine = feed.running
+            mine = tracker.running
             yield element
             del element
-            if feed.running is not mine:
+            if tracker.running is not mine:
                 return  # another pass took over
-            feed.settle()
+            tracker.report()
         self.dataset.finish()
 
     @property
@@ -418,10 +418,10 @@ class Acknowledging:
     # --- worker processes ---
 
     def _shared_out(self, shares: WorkerShares) -> Iterator[tuple[Any, Token]]:
-        feed = self.dataset.feed
-        rounds = feed.passes(is_ordered=True, is_drained=False)
+        tracker = self.dataset.tracker
+        rounds = tracker.passes(is_ordered=True, is_drained=False)
         next(rounds)
-        mine, is_empty = feed.running, True
+        mine, is_empty = tracker.running, True
         try:
             while not self.dataset.is_told_of_the_end():
                 begun, self._begun = self._begun, None
@@ -431,9 +431,9 @@ class Acknowledging:
                     return
                 part, last, is_resumed = begun
                 for carried in self.batches:
-                    if feed.running is not mine:
+                    if tracker.running is not mine:
                         return
-                    token = feed.pulled(shares.take(part, carried))
+                    token = tracker.pulled(shares.take(part, carried))
                     last, is_empty = carried.position, False
                     yield carried.element, (token, part.epoch)
                     shares.flush()

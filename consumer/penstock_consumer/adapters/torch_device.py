@@ -109,12 +109,12 @@ class OnDevice:
                 break
             element, token = sent.popleft()
             dataset.arrive(token)
-            mine = dataset.feed.running
+            mine = dataset.tracker.running
             yield self._side.hand(element)
             del element
-            if dataset.feed.running is not mine:
+            if dataset.tracker.running is not mine:
                 return  # another pass took over
-            dataset.feed.settle()
+            dataset.tracker.report()
         dataset.finish()
 
 

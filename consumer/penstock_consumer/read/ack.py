@@ -158,11 +158,11 @@ Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
 class Adapter(Protocol):
     """A link between a loader and a framework that pulls batches long before its step uses them."""
 
-    def settle(self) -> None:
+    def report(self) -> None:
         """Report to the loader which batches the training step is done with."""
 
     def reached(self) -> list[Batch]:
-        """Return the batches that `settle` would report now."""
+        """Return the batches that `report` would report now."""
 
 
 class UnacknowledgedNotice:
@@ -272,7 +272,7 @@ class Acknowledger:
         if self.policy != "on_checkpoint":
             raise ValueError(f"checkpointed() belongs to acknowledge='on_checkpoint'; this loader has {self.policy!r}")
         if self.adapter is not None:
-            self.adapter.settle()
+            self.adapter.report()
         if batches is not None and not 0 <= batches <= self._outstanding.batches:
             hint = "pass what state_dict() returned, as it was"
             raise StateMismatch("batches", batches, f"{self._outstanding.batches} trained on", hint)
@@ -333,7 +333,7 @@ class Acknowledger:
         """Acknowledge what the loop, or the step, is done with."""
         self.asked_for_next()
         if self.adapter is not None:
-            self.adapter.settle()
+            self.adapter.report()
         self.flush()
         self.unacknowledged.tell()
 

@@ -354,10 +354,10 @@ class _MixturePart:
     def __init__(self, whole: Adapter, name: str) -> None:
         self._whole, self._name = whole, name
 
-    def settle(self) -> None:
+    def report(self) -> None:
         """Report what the training step is done with."""
-        self._whole.settle()
+        self._whole.report()
 
     def reached(self) -> list[Batch]:
-        """Return what `settle` would report now of this loader's batches."""
+        """Return what `report` would report now of this loader's batches."""
         return [batch for batch in self._whole.reached() if batch.source == self._name]

@@ -76,11 +76,11 @@ class Eager:
                 break
             element, token = ahead.pop(0)
             self.source.dataset.arrive(token)
-            mine = self.source.dataset.feed.running
+            mine = self.source.dataset.tracker.running
             yield element
-            if self.source.dataset.feed.running is not mine:
+            if self.source.dataset.tracker.running is not mine:
                 return
-            self.source.dataset.feed.settle()
+            self.source.dataset.tracker.report()
         self.source.dataset.finish()
 
 

@@ -1,7 +1,7 @@
 """Track which batches a training step has provably finished with, behind a framework that reads ahead.
 
-Nothing here uses a framework. Each adapter tells a `Feed` what its framework lets it see. docs/decisions/ has the
-reasons.
+Nothing here uses a framework. Each adapter tells a `StepTracker` what its framework lets it see. docs/decisions/ has
+the reasons.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def require_fed(call: str, loader: object, more: str = "") -> None:
 
 
 @dataclass(eq=False)
-class Iteration:
+class TrackedIteration:
     """One pass of the framework over its dataset."""
 
     is_ordered: bool
@@ -65,7 +65,7 @@ class Iteration:
     """The tokens of batches that the step was given and is not known to be done with."""
 
 
-class Feed:
+class StepTracker:
     """A tracker of one loader's batches in a framework. Each has a token until it is acknowledged.
 
     The framework pulls from `batches`, perhaps in a thread far ahead. `arrive` is called when the training step asks
@@ -77,21 +77,21 @@ class Feed:
         self._tokens = itertools.count()
         self._owed: dict[int, Batch] = {}
         """The pulled and unacknowledged batches by token, in the order of pulling."""
-        self._current: Iteration | None = None
+        self._current: TrackedIteration | None = None
         self._lock = threading.RLock()
         self._pulling = threading.Lock()
-        self.reporter: object | None = None
-        """The object that reports finished steps with `settle`. Without one, an arrival reports the step before."""
+        self._is_reported = False
+        """Whether a callback calls `report` after each step. Otherwise an arrival reports the step before."""
 
     @classmethod
-    def of(cls, loader: Loader | Mixture) -> Feed:
-        """Return the feed of a loader, which acknowledges for it from now on."""
+    def of(cls, loader: Loader | Mixture) -> StepTracker:
+        """Return the tracker of a loader, which acknowledges for it from now on."""
         hooks = hooks_of(loader)
         if isinstance(hooks.adapter, cls):
             return hooks.adapter
-        feed = cls(loader)
-        hooks.take_over(feed)
-        return feed
+        tracker = cls(loader)
+        hooks.take_over(tracker)
+        return tracker
 
     @property
     def loader(self) -> Loader | Mixture:
@@ -144,7 +144,7 @@ class Feed:
 
         A pass in which nothing arrived continues with the next epoch, as a loop over the loader does.
         """
-        iteration = Iteration(is_ordered, is_drained)
+        iteration = TrackedIteration(is_ordered, is_drained)
         self._begin(iteration)
         try:
             while True:
@@ -157,14 +157,22 @@ class Feed:
             iteration.is_over = True
 
     @property
-    def running(self) -> Iteration | None:
+    def running(self) -> TrackedIteration | None:
         """Return the pass under way. It is another object once another pass takes over."""
         return self._current
 
     def break_off(self) -> None:
         """End the pass under way. The next one begins at the loader's position then."""
-        self.settle()
+        self.report()
         self._current = None
+
+    def begin_reports(self) -> None:
+        """Expect a call of `report` after each step. From here on an arrival does not prove that a step has ended."""
+        self._is_reported = True
+
+    def end_reports(self) -> None:
+        """Take arrivals as proof again, because other code may iterate the dataset now."""
+        self._is_reported = False
 
     def arrive(self, tokens: Sequence[int]) -> None:
         """Note that the step gets an element made of these batches. No tokens means that they are not known."""
@@ -172,21 +180,21 @@ class Feed:
             iteration = self._current
             if iteration is None:
                 return
-            if self.reporter is None:
-                self.settle()
+            if not self._is_reported:
+                self.report()
             iteration.arrived += 1
             iteration.in_hand += tokens
 
-    def settle(self) -> None:
+    def report(self) -> None:
         """Report that the step is done with all it was given. The loader asks for this too."""
         with self._lock:
             done = self._done()
             if done and self._current is not None:
                 self._current.in_hand = []
-                self._settle(done)
+                self._report(done)
 
     def reached(self) -> list[Batch]:
-        """Return the batches that `settle` would report now."""
+        """Return the batches that `report` would report now."""
         with self._lock:
             return [self._owed[token] for token in self._done() if token in self._owed]
 
@@ -200,25 +208,25 @@ class Feed:
 
     # --- beginnings and ends of passes ---
 
-    def _begin(self, iteration: Iteration) -> None:
-        self.settle()  # a request for a new pass, as for a batch, shows that the last is done
+    def _begin(self, iteration: TrackedIteration) -> None:
+        self.report()  # a request for a new pass, as for a batch, shows that the last is done
         self._current = iteration
         with self._pulling, self._lock:
             left = list(self._owed.values())
             self._owed.clear()
             hooks_of(self._loader).hand_back(left)
 
-    def _end(self, iteration: Iteration) -> None:
+    def _end(self, iteration: TrackedIteration) -> None:
         """Note that all of a pass has reached the step."""
         if self._current is not iteration:
             return
-        if self.reporter is None:
-            self.settle()
+        if not self._is_reported:
+            self.report()
         if iteration.has_read_all and iteration.is_drained:
-            with self._lock:  # the reporter reports what the step still has
-                self._settle([token for token in self._owed if token not in iteration.in_hand])
+            with self._lock:  # the callback reports what the step still has
+                self._report([token for token in self._owed if token not in iteration.in_hand])
 
-    def _settle(self, tokens: Sequence[int]) -> None:
+    def _report(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             batch = self._owed.pop(token, None)
             if batch is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock_consumer.adapters.settling import Feed
+from penstock_consumer.adapters.step_tracking import StepTracker
 from penstock_consumer.stages.batch import Batch
 
 
@@ -40,30 +40,30 @@ class Numbers:
 def test_the_end_of_a_pass_proves_nothing_where_a_callback_reports_the_steps() -> None:
     """With several steps in one call, the end is met while the last of them still run, and a crash would lose them."""
     loader = Numbers()
-    feed = Feed.of(loader)  # type: ignore[arg-type]
-    feed.reporter = object()
-    rounds = feed.passes(is_ordered=True, is_drained=True)
+    tracker = StepTracker.of(loader)  # type: ignore[arg-type]
+    tracker.begin_reports()
+    rounds = tracker.passes(is_ordered=True, is_drained=True)
     next(rounds)
-    tokens = [token for _, token in feed.batches()]
-    feed.arrive(tokens[:3])
+    tokens = [token for _, token in tracker.batches()]
+    tracker.arrive(tokens[:3])
     assert loader.trained_on == []
-    feed.settle()  # the call has ended
+    tracker.report()  # the call has ended
     assert loader.trained_on == [0, 1, 2]
-    feed.arrive(tokens[3:])  # and the end is met after the last call
+    tracker.arrive(tokens[3:])  # and the end is met after the last call
     assert list(rounds) == []
     assert loader.trained_on == [0, 1, 2]
-    feed.settle()
+    tracker.report()
     assert loader.trained_on == [0, 1, 2, 3, 4]
 
 
 def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> None:
     """A filter's last batches never arrive, and without this the epoch would not close."""
     loader = Numbers()
-    feed = Feed.of(loader)  # type: ignore[arg-type]
-    rounds = feed.passes(is_ordered=True, is_drained=True)
+    tracker = StepTracker.of(loader)  # type: ignore[arg-type]
+    rounds = tracker.passes(is_ordered=True, is_drained=True)
     next(rounds)
-    tokens = [token for _, token in feed.batches()]
-    feed.arrive(tokens[1:2])
+    tokens = [token for _, token in tracker.batches()]
+    tracker.arrive(tokens[1:2])
     assert list(rounds) == []
     assert loader.trained_on == [0, 1, 2, 3, 4]
     assert loader.returned == []
@@ -72,10 +72,10 @@ def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> No
 def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> None:
     """An untouched tf.data dataset reports nothing else."""
     loader = Numbers()
-    feed = Feed.of(loader)  # type: ignore[arg-type]
-    rounds = feed.passes(is_ordered=True, is_drained=True)
+    tracker = StepTracker.of(loader)  # type: ignore[arg-type]
+    rounds = tracker.passes(is_ordered=True, is_drained=True)
     next(rounds)
-    batches = feed.asked()
+    batches = tracker.asked()
     assert [next(batches).position for _ in range(3)] == [0, 1, 2]
     assert loader.trained_on == [0, 1]
     assert [batch.position for batch in batches] == [3, 4]
@@ -83,7 +83,7 @@ def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> 
     assert loader.trained_on == [0, 1, 2, 3, 4]
 
 
-class Overtaken(Feed):
+class Overtaken(StepTracker):
     """A loader in which another pass begins just after a batch was pulled."""
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
@@ -96,10 +96,10 @@ class Overtaken(Feed):
 def test_a_batch_that_a_new_pass_hands_back_is_not_given_to_the_old_one_too() -> None:
     """It would be trained on twice, and the new pass would acknowledge what it has not reached."""
     loader = Numbers()
-    feed = Overtaken(loader)  # type: ignore[arg-type]
-    rounds = feed.passes(is_ordered=True, is_drained=True)
+    tracker = Overtaken(loader)  # type: ignore[arg-type]
+    rounds = tracker.passes(is_ordered=True, is_drained=True)
     next(rounds)
-    assert list(feed.asked()) == []
+    assert list(tracker.asked()) == []
     assert loader.returned == [0]
-    feed.settle()
+    tracker.report()
     assert loader.trained_on == []
