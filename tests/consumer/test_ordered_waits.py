@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.worker_shares import WorkerShares, read_share
 from penstock_producer.write.shard import ShardWriter
 from tests.contracts.feed import numbers, sample
@@ -20,7 +21,7 @@ def test_a_share_that_has_all_its_steps_hears_that_the_epoch_is_complete(any_url
     with planned_writer(any_url, block_samples=2) as writer, rank_of(any_url) as loader:
         shard = writer.epoch(sizes=[19]).shard(0)
         fill(shard, 0, 19)
-        part = WorkerShares(loader).begin(is_first=True)
+        part = WorkerShares(hooks_of(loader)).begin(is_first=True)
         assert part is not None
         batches = read_share(part, (1, 2))
         assert numbers([next(batches)]) == list(range(8, 16))

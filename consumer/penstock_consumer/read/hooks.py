@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from penstock_common.stream.groups.roster import Order
 from penstock_consumer.read.ack import Acknowledge, Adapter
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import StatsCounter
@@ -30,6 +31,10 @@ class Hooks(Protocol):
         """The rows of every batch, or None if the last batch of an epoch may be smaller."""
 
     @property
+    def order(self) -> Order | None:
+        """Rank, world size and batch size, or None in shared reading and of a mixture."""
+
+    @property
     def is_ready(self) -> bool:
         """True once the next batch of the epoch being read has arrived."""
 
@@ -43,12 +48,15 @@ class Hooks(Protocol):
         """Hand batches that were never trained on out again, when the next iteration starts."""
 
 
-class Hooked(Protocol):
+Hooks_co = TypeVar("Hooks_co", bound=Hooks, covariant=True)
+
+
+class Hooked(Protocol[Hooks_co]):
     """A loader or a mixture."""
 
-    def _hooks(self) -> Hooks: ...
+    def _hooks(self) -> Hooks_co: ...
 
 
-def hooks_of(source: Hooked) -> Hooks:
+def hooks_of(source: Hooked[Hooks_co]) -> Hooks_co:
     """Return the inner side of a loader or a mixture. It is made anew each time, so it keeps no loader alive."""
     return source._hooks()

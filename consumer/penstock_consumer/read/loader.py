@@ -21,9 +21,9 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
-from penstock_common.stream.groups.roster import Membership, rank_member
+from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.keys import checked_name
-from penstock_common.stream.manifest import ABANDONED, find_manifest
+from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
 from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
@@ -661,6 +661,11 @@ class LoaderHooks:
         return self.acknowledger.adapter
 
     @property
+    def order(self) -> Order | None:
+        """See `hooks.Hooks`."""
+        return self.options.order
+
+    @property
     def rows(self) -> int | None:
         """See `hooks.Hooks`."""
         options = self.options
@@ -696,6 +701,15 @@ class LoaderHooks:
     def member(self) -> Member:
         """The member, joined."""
         return self.loader._joined()
+
+    def manifest_of(self, epoch: int) -> Manifest | None:
+        """Return the manifest of an epoch, or None if it was released."""
+        return find_manifest(self.client, self.loader.stream, epoch)
+
+    def runs_on(self, epoch: int) -> bool:
+        """Return whether an iteration continues behind this epoch: it is one of an endless feed."""
+        manifest = self.manifest_of(epoch)
+        return manifest is not None and manifest.kind == FEED
 
     def await_epoch(self, *, is_first: bool) -> int | None:
         """Wait for the next epoch. Returns None if the group has read all of them."""

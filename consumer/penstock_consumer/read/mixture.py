@@ -16,7 +16,7 @@ from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Adapter
 from penstock_consumer.read.hooks import hooks_of
-from penstock_consumer.read.loader import Loader, LoaderHooks
+from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.options import State, check_state
 from penstock_consumer.read.view import View
 from penstock_consumer.stages.batch import Batch
@@ -241,7 +241,7 @@ class Mixture(Passing):
         if not isinstance(state, Mapping) or found != self._identity():
             raise StateMismatch("mixture", found, self._identity(), "mix the same names with the same weights and seed")
         for name, loader in self._loaders.items():
-            check_state(state["loaders"][name], LoaderHooks(loader).identity())
+            check_state(state["loaders"][name], hooks_of(loader).identity())
         states: Mapping[str, Mapping[str, Any]] = state["loaders"]
         return states
 
@@ -295,6 +295,8 @@ class Mixture(Passing):
 
 class MixtureHooks:
     """The inner side of a mixture: see `hooks.Hooks`."""
+
+    order = None
 
     def __init__(self, mixture: Mixture) -> None:
         self._mixture, self._loaders = mixture, mixture._loaders

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from penstock_common.hints import Passing, an, callable_of, one_argument, whole
-from penstock_consumer.read.hooks import Hooked, hooks_of
+from penstock_consumer.read.hooks import Hooked, Hooks, hooks_of
 from penstock_consumer.read.options import State
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import chosen, nested, shaped
@@ -19,7 +19,7 @@ from penstock_consumer.stages.stats import Stats
 Step = Callable[[Iterator[Any]], Iterator[Any]]
 
 
-class ViewSource(Hooked, Protocol):
+class ViewSource(Hooked[Hooks], Protocol):
     """A loader or a mixture, as a view uses it. `Loader` describes the methods."""
 
     def __iter__(self) -> Iterator[Batch]: ...

@@ -13,14 +13,12 @@ from typing import Protocol
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.client import connect
-from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import Membership, Order, rank_member
-from penstock_common.stream.manifest import find_manifest
 from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, join, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.claims import RankClaim
-from penstock_consumer.read.loader import POLL_S, Loader, LoaderHooks
+from penstock_consumer.read.loader import POLL_S, LoaderHooks
 from penstock_consumer.read.options import LoaderOptions, State
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
@@ -44,6 +42,13 @@ class EpochShare:
     prefetch_bytes: int
     lease_s: float
     timeout_s: float | None
+
+    def is_end(self, position: int, samples: int | None) -> bool:
+        """Return whether no batch of the rank begins at this position or behind it, in an epoch of so many samples."""
+        if samples is None:
+            return False
+        steps = EpochSteps(self.start, self.order.rank, self.order.world, self.order.batch, self.remainder)
+        return position >= steps.end_of(steps.count(samples) - 1)
 
     def after(self, steps: int) -> EpochShare:
         """Return the share without that many first steps of the rank."""
@@ -121,15 +126,15 @@ class RemoteBatch(Protocol):
 class WorkerShares:
     """The rank's side of reading by shares: a loader that is told of batches instead of reading them."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, hooks: LoaderHooks) -> None:
         """Raises ValueError for a loader of a shared group."""
-        if not has_ranks(loader):
+        if hooks.order is None:
             raise ValueError(
                 "worker processes cannot read for a member of a shared group: what it was given is its own, and could "
                 "not be acknowledged from here; use num_workers=0, which is the fast way (batches arrive decoded, and "
                 "the loader reads ahead in a thread), or a Loader with order='canonical'"
             )
-        self._hooks = LoaderHooks(loader)
+        self._hooks = hooks
 
     @property
     def identity(self) -> State:
@@ -139,7 +144,7 @@ class WorkerShares:
     @property
     def step(self) -> int:
         """Positions from one batch of the rank to its next."""
-        order = self._hooks.options.order
+        order = self._hooks.order
         assert order is not None
         return order.world * order.batch
 
@@ -201,30 +206,10 @@ class WorkerShares:
             last: the position of the last batch.
         """
         hooks = self._hooks
-        manifest = find_manifest(hooks.client, hooks.loader.stream, part.epoch)
+        manifest = hooks.manifest_of(part.epoch)
         self._rank.ended(part.epoch, last, (manifest.samples if manifest is not None else None) or 0)
         hooks.member.passed(part.epoch)
-        is_feed = runs_on(hooks.loader, part.epoch)
+        is_feed = hooks.runs_on(part.epoch)
         hooks.end_epoch(part.epoch, is_feed=is_feed)
         hooks.tally.rest()
         return is_feed
-
-
-def has_ranks(loader: object) -> bool:
-    """Return whether it is one loader that reads in canonical order. A mixture is not."""
-    return isinstance(loader, Loader) and LoaderHooks(loader).options.order is not None
-
-
-def runs_on(loader: Loader, epoch: int) -> bool:
-    """Return whether an iteration continues behind this epoch: it is one of an endless feed."""
-    manifest = find_manifest(LoaderHooks(loader).client, loader.stream, epoch)
-    return manifest is not None and manifest.kind == FEED
-
-
-def is_last(loader: Loader, part: EpochShare, position: int) -> bool:
-    """Return whether no batch of the rank begins at this position or behind it."""
-    manifest, order = find_manifest(LoaderHooks(loader).client, loader.stream, part.epoch), part.order
-    if manifest is None or manifest.samples is None:
-        return False
-    steps = EpochSteps(part.start, order.rank, order.world, order.batch, part.remainder)
-    return position >= steps.end_of(steps.count(manifest.samples) - 1)
