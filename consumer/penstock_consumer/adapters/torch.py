@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import getattr_static
 from typing import Any, NoReturn, overload
@@ -25,7 +26,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
-from penstock_consumer.read.worker_shares import EpochShare, WorkerShares, has_ranks, is_last, read_share, runs_on
+from penstock_consumer.read.worker_shares import EpochShare, WorkerShares, read_share
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, shaped
@@ -98,7 +99,7 @@ def dataset(
     if isinstance(loader, Passes):
         return ReplayDataset(loader, select, nested, ragged)
     require_loader(loader)
-    return (SizedDataset if has_ranks(loader) else LoaderDataset)(loader, select, nested, ragged)
+    return (LoaderDataset if hooks_of(loader).order is None else SizedDataset)(loader, select, nested, ragged)
 
 
 @dataclass(slots=True)
@@ -128,15 +129,15 @@ class LoaderDataset(Answering, IterableDataset):
         """Only of the training process: a copy in a worker process leaves them alone."""
         self.waiting: deque[Token] = deque()
         """Pulled, and not said to have arrived."""
-        self.is_led = False
-        """Whether somebody else says what arrives: `Acknowledging`."""
+        self._is_led = False
+        """Whether `Acknowledging` says what arrives."""
         self._epoch: int | None = None
         """The epoch of the last batch that arrived, while its pass lasts."""
         self._is_at_end = False
         """Whether of the pass that a state was taken in nothing is left."""
-        self.part: EpochShare | None = None
+        self._part: EpochShare | None = None
         """What worker processes are to read."""
-        self.identity: State = {}
+        self._identity: State = {}
         """Whose state they give."""
         self._done = 0
         """In a worker process: batches of its share that were given."""
@@ -169,19 +170,28 @@ class LoaderDataset(Answering, IterableDataset):
             while True:
                 if tracker.running is not mine:
                     return  # another pass took over
-                if not self.is_led:
+                if not self._is_led:
                     tracker.report()  # before waiting: a writer may wait for just this room
                 batch, token = next(batches, (None, 0))
                 if batch is None:
                     break
                 self.waiting.append((token, batch.epoch))
-                if not self.is_led:
+                if not self._is_led:
                     self.arrive(self.waiting.popleft())
                 yield self._element(batch)
-            if not self.is_led:
+            if not self._is_led:
                 self.finish()
         finally:
             rounds.close()
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """Let the caller say what arrives, for as long as this lasts."""
+        self._is_led = True
+        try:
+            yield
+        finally:
+            self._is_led = False
 
     def arrive(self, token: Token) -> None:
         """A batch goes to the step."""
@@ -193,6 +203,10 @@ class LoaderDataset(Answering, IterableDataset):
         self.tracker.report()
         self._epoch = None
 
+    def assign(self, part: EpochShare | None, identity: State) -> None:
+        """Set what worker processes read from now on, and what their states are compared by."""
+        self._part, self._identity = part, identity
+
     def is_told_of_the_end(self) -> bool:
         """Return whether this pass is the rest, which was empty, of the one that a state was taken in."""
         was, self._is_at_end = self._is_at_end, False
@@ -202,12 +216,15 @@ class LoaderDataset(Answering, IterableDataset):
         """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
         if get_worker_info() is not None:
             return self._share_state()
-        state, loader, part, epoch = self.loader.state_dict(), self.loader, self.part, self._epoch
+        state, loader, part, epoch = self.loader.state_dict(), self.loader, self._part, self._epoch
         if isinstance(loader, Mixture):
             return {**state, "is_at_end": self._is_at_end}
-        if part is not None and state["epoch"] == part.epoch and is_last(loader, part, state["position"]):
-            state = {**state, "epoch": part.epoch + 1, "position": 0}  # the loader does not see what others read
-        ended = epoch is not None and "position" in state and state["epoch"] > epoch and not runs_on(loader, epoch)
+        hooks = hooks_of(loader)
+        if part is not None and state["epoch"] == part.epoch:
+            manifest = hooks.manifest_of(part.epoch)
+            if manifest is not None and part.is_end(state["position"], manifest.samples):
+                state = {**state, "epoch": part.epoch + 1, "position": 0}  # the loader does not see what others read
+        ended = epoch is not None and "position" in state and state["epoch"] > epoch and not hooks.runs_on(epoch)
         return {**state, "is_at_end": self._is_at_end or ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,25 +243,25 @@ class LoaderDataset(Answering, IterableDataset):
         return {**self.__dict__, "loader": None, "tracker": None, "waiting": deque()}
 
     def _share(self, number: int, workers: int) -> Iterator[Carried]:
-        if self.part is None:
+        if self._part is None:
             raise PenstockError(UNSEEN)
-        for batch in read_share(self.part.after(self._done * workers), (number, workers)):
+        for batch in read_share(self._part.after(self._done * workers), (number, workers)):
             element = self._element(batch)
             self._done += 1
             yield Carried(element, batch.epoch, batch.position, batch.size, nbytes_of(element))
         self._is_over = True
 
     def _share_state(self) -> State:
-        if self.part is None:
+        if self._part is None:
             return {}
-        epoch, start = self.part.epoch, self.part.start
+        epoch, start = self._part.epoch, self._part.start
         return {
-            "of": self.identity, "epoch": epoch, "start": start, "done": self._done, "is_over": self._is_over,
+            "of": self._identity, "epoch": epoch, "start": start, "done": self._done, "is_over": self._is_over,
         }  # fmt: skip
 
     def _load_share_state(self, state: Mapping[str, Any]) -> None:
-        if self.part is not None and state:
-            self.part = replace(self.part, epoch=state["epoch"], start=state["start"])
+        if self._part is not None and state:
+            self._part = replace(self._part, epoch=state["epoch"], start=state["start"])
             self._done, self._is_over = state["done"], state["is_over"]
 
 
@@ -385,12 +402,9 @@ class Acknowledging:
         if self._shares is not None:
             yield from self._shared_out(self._shares)
             return
-        self.dataset.is_led = True
-        try:
+        with self.dataset.led():
             for element in self.batches:
                 yield element, self.dataset.waiting.popleft()
-        finally:
-            self.dataset.is_led = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the DataLoader's state if it has one, else the dataset's: of the last batch that the loop was given.
@@ -441,7 +455,7 @@ class Acknowledging:
                 if not goes_on and (is_resumed or not is_empty):
                     return
         finally:
-            self.dataset.part = None
+            self.dataset.assign(None, {})
             rounds.close()
 
     def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochShare, int, bool] | None:
@@ -459,7 +473,8 @@ class Acknowledging:
             position = 0 if part is None else part.start
         if has_ended:  # StatefulDataLoader would start workers on the ended epoch, only to stop them
             self.batches.next_iter_state = None
-        self.dataset.part, self.dataset.identity, self._has_begun = part, shares.identity, True
+        self.dataset.assign(part, shares.identity)
+        self._has_begun = True
         return None if part is None else (part, position, is_resumed)
 
     def _resumed(
@@ -505,7 +520,7 @@ def _shares_of(loader: Loader | Mixture) -> WorkerShares:
             "worker processes cannot read for a mixture, whose streams are chosen step by step; use num_workers=0, "
             "which is the fast way: batches arrive decoded, and every loader reads ahead in a thread"
         )
-    return WorkerShares(loader)
+    return WorkerShares(hooks_of(loader))
 
 
 def _has_ended(loaded: Any, states: list[Mapping[str, Any]]) -> bool:
