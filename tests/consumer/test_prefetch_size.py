@@ -77,10 +77,9 @@ def test_one_that_starves_after_it_shrank_shrinks_later_the_next_time() -> None:
 
 def test_the_queue_lets_the_reader_go_on_as_far_as_it_is_allowed() -> None:
     """The rule learns what happens at the queue, and the reader's memory follows it."""
-    queue = PrefetchQueue(BUDGET)
-    half = Batch({"x": np.zeros(START_BYTES // 2, np.uint8)}, 0, [])
     arena = ArrayPool(keep=8)
-    queue.when_less = arena.trim
+    queue = PrefetchQueue(BUDGET, arena.trim)
+    half = Batch({"x": np.zeros(START_BYTES // 2, np.uint8)}, 0, [])
     queue.put(half)
     queue.put(half)
     assert not queue.wait_for_room(0, 0)

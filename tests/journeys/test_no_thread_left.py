@@ -185,7 +185,7 @@ def test_an_error_in_the_readers_thread_is_raised_in_the_loop(
     """Whatever it is: a loop that waited for a thread that is gone would wait for ever."""
     produce(any_url, "t", SAMPLES)
 
-    def breaks(*_: Any) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("nobody expects this")
 
     with pytest.raises(ZeroDivisionError, match="nobody expects"), opened(any_url, kind) as loader:

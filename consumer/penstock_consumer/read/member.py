@@ -160,7 +160,7 @@ class Member:
     def begin(self, epoch: int) -> EpochRun:
         """Start the thread that reads an epoch."""
         self.has_begun = True
-        reader = self._reader_of(epoch, queue := PrefetchQueue(self._prefetch_limit))
+        reader = self._reader_of(epoch, queue := PrefetchQueue(self._prefetch_limit, self._pool.trim))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
         options = self._options
         setting = StageContext(

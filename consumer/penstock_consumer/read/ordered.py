@@ -52,6 +52,14 @@ class ExpectedEntry:
     manifest: Manifest
     take: RowRange | None = None
 
+    def renew(self, manifest: Manifest) -> None:
+        """Check against a newer manifest from now on."""
+        self.manifest = manifest
+
+    def expect(self, take: RowRange) -> None:
+        """Expect this entry, and want these rows of it."""
+        self.take = take
+
     def check(self, header: Header) -> None:
         """Raise BadEntry if the entry is another one than the index says."""
         check_identity(header, self.stream, self.manifest)
@@ -126,7 +134,7 @@ class OrderedReader:
         Raises OrderNeedsSizes, TooLarge.
         """
         self.claim, self.epoch, self.queue = claim, epoch, queue
-        self._notify, queue.when_less = notify, pool.trim
+        self._notify = notify
         self._connection = ReaderConnection(claim.client, queue, notify)
         self.bad_entries = 0
         self.filled = 0
@@ -275,7 +283,8 @@ class OrderedReader:
         self.queue.reader_times.to("reader")
 
     def _refresh(self, manifest: Manifest) -> None:
-        self._manifest = self._expected.manifest = manifest
+        self._manifest = manifest
+        self._expected.renew(manifest)
         begun = shards_in_order(self.claim.client, self.claim.stream, manifest)
         for walk in (self._walk, self._head):
             if walk is not None:
@@ -356,7 +365,7 @@ class OrderedReader:
     def _take_answer(self) -> None:
         take = self._asked[0]
         self._answers.clear()
-        self._expected.take = take
+        self._expected.expect(take)
         partition = self._partition(take)
         receiver = self._receivers[partition.number]
         found = read_by_id(self._connection, receiver, self.queue.reader_times, partition.entries(self.epoch))
@@ -377,8 +386,7 @@ class OrderedReader:
             self._walk.forget(self.steps.mine(self._received_rows // self.steps.batch, None)[0])
 
     def _emit(self) -> None:
-        while (batch := self._assembler.take()) is not None:
-            batch.position = self.steps.end_of(self._emitted)
+        while (batch := self._assembler.take(self.steps.end_of(self._emitted))) is not None:
             self._emitted += 1
             self.queue.put(batch)
 

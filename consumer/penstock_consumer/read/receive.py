@@ -63,12 +63,12 @@ class ReaderConnection:
         while True:
             if self._queue.is_stopped:
                 raise error
-            self._queue.trouble = str(error)
+            self._queue.tell_trouble(str(error))
             self._outage.bear(error)
             try:
                 self.open()
                 then()
-                self._queue.trouble = ""
+                self._queue.tell_trouble("")
                 return
             except ServerUnavailable as again:
                 error = again

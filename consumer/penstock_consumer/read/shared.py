@@ -133,7 +133,7 @@ class SharedReader:
         self._connection = ReaderConnection(claim.client, queue, notify)
         self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
-        self._arrivals, queue.when_less = ServerClock(claim.client), pool.trim
+        self._arrivals = ServerClock(claim.client)
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
@@ -315,8 +315,7 @@ class SharedReader:
         refuse_newer(self.claim, partition, manifest.epoch, odd)
 
     def _emit(self, assembler: Assembler, *, is_alone: bool = False) -> None:
-        while (batch := assembler.take()) is not None:
-            batch.is_alone = is_alone
+        while (batch := assembler.take(is_alone=is_alone)) is not None:
             self.queue.put(batch)
 
     # --- what the dead left, and this member's own past ---

@@ -216,6 +216,4 @@ def _remade(batch: Any, values: Any) -> Any:
         raise ValueError(f"map's function gave {an(values)}, expected a dict; collate() takes anything")
     if not isinstance(batch, Batch):
         return values
-    made = Batch(dict(values), batch.epoch, batch.spans, batch.position)
-    made.rows, made.source = batch.rows, batch.source
-    return made
+    return Batch(values, batch.epoch, batch.spans, batch.position, rows=batch.rows, source=batch.source)

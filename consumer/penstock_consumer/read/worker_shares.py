@@ -83,9 +83,10 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
         notify=notify, order=part.order, remainder=part.remainder,
     )  # fmt: skip
     assert stream.spec is not None
-    queue = PrefetchQueue(limit)
+    pool = options.pool(stream.spec)
+    queue = PrefetchQueue(limit, pool.trim)
     reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
-        RankClaim(client, who, part.lease_s, notify), part.epoch, queue, options.pool(stream.spec),
+        RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,
         start=part.start, remainder=part.remainder, notify=notify, share=share,
     )  # fmt: skip
     thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)

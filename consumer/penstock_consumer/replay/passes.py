@@ -146,10 +146,11 @@ class Passes(Passing):
             shuffle = ShuffleOptions(self._shuffle, self._pass, self._window, self._prefetch_bytes)
         self._pass += 1
         tally = self._tally = StatsCounter()
-        queue = PrefetchQueue(self._prefetch_bytes)
+        pool = self._pool()
+        queue = PrefetchQueue(self._prefetch_bytes, pool.trim)
         tally.ask()
         tally.begin(self.epoch, queue)
-        thread = threading.Thread(target=self._run, args=(queue, shuffle), name="penstock-replay", daemon=True)
+        thread = threading.Thread(target=self._run, args=(queue, shuffle, pool), name="penstock-replay", daemon=True)
         thread.start()
         try:
             while True:
@@ -167,9 +168,7 @@ class Passes(Passing):
             queue.stop()
             join(thread, AT_ONCE_S)
 
-    def _run(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None) -> None:
-        pool = self._pool()
-        queue.when_less = pool.trim
+    def _run(self, queue: PrefetchQueue, shuffle: ShuffleOptions | None, pool: ArrayPool) -> None:
         try:
             self._read(queue, shuffle, pool)
         except QueueStopped:

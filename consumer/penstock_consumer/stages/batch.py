@@ -79,6 +79,11 @@ class Batch(dict[str, Any]):
         epoch: int = UNKNOWN,
         spans: Sequence[BatchSpan] = (),
         position: int = 0,
+        *,
+        rows: int = 0,
+        is_alone: bool = False,
+        is_dropped: bool = False,
+        source: str = "",
     ) -> None:
         super().__init__(values)
         self.epoch = epoch
@@ -87,13 +92,13 @@ class Batch(dict[str, Any]):
         """The entries and offsets of the rows, in order. An acknowledgement is made of them."""
         self.position = position
         """In ordered reading, the position in the epoch's canonical order at which its step ends; else 0."""
-        self.rows = 0
+        self.rows = rows
         """The number of rows of its arrays, if not 0. The rows beyond `size` repeat the first ones."""
-        self.is_alone = False
+        self.is_alone = is_alone
         """Whether no other samples may be joined to it, because a training may have died at it."""
-        self.is_dropped = False
+        self.is_dropped = is_dropped
         """Whether it counts as trained on without the loop: a filter's rows, or rows that fill no batch."""
-        self.source = ""
+        self.source = source
         """In a mixture, the name of the loader that gave it."""
 
     def __getitem__(self, name: str) -> Any:
@@ -145,9 +150,15 @@ class Batch(dict[str, Any]):
             return None
         rows = np.flatnonzero(keep)
         values = {name: _take(value, rows) for name, value in self.items()}
-        left = Batch(values, self.epoch, [span for span in self.spans if not span.lease.is_lost], self.position)
-        left.rows, left.is_alone, left.is_dropped = self.rows, self.is_alone, self.is_dropped
-        return left.padded()
+        return Batch(
+            values,
+            self.epoch,
+            [span for span in self.spans if not span.lease.is_lost],
+            self.position,
+            rows=self.rows,
+            is_alone=self.is_alone,
+            is_dropped=self.is_dropped,
+        ).padded()
 
     def padded(self) -> Batch:
         """Return the batch, filled up to `rows` rows."""
@@ -182,6 +193,11 @@ class _OpenBatch:
     filled: int = 0
     spans: list[BatchSpan] = field(default_factory=list)
 
+    def fill(self, spans: list[BatchSpan], rows: int) -> None:
+        """Note that the next rows have their samples."""
+        self.spans += spans
+        self.filled += rows
+
 
 class Assembler:
     """An assembler that fills batches of ``batch_size`` samples. `take` gives the finished ones.
@@ -200,7 +216,8 @@ class Assembler:
         """The name, dtype and shape of each of a batch's arrays."""
         self._ragged = [tensor.name for tensor in spec if tensor.is_ragged]
         self._opened: deque[_OpenBatch] = deque()
-        self._ready: deque[Batch] = deque()
+        self._ready: deque[tuple[dict[str, Any], list[BatchSpan]]] = deque()
+        """The tensors and spans of finished batches."""
 
     def places(self, name: str, count: int) -> list[memoryview]:
         """Return memory, in order, for the bytes of ``count`` samples of a fixed-size tensor. `accept` takes it."""
@@ -221,8 +238,7 @@ class Assembler:
         for opened, rows in self._shares(count):
             for name, parts in opened.ragged.items():
                 parts.append(ragged[name][done : done + rows])
-            opened.spans += _split(rest, rows)
-            opened.filled += rows
+            opened.fill(_split(rest, rows), rows)
             done += rows
         while self._opened and self._opened[0].filled == self._batch_size:
             self._ready.append(self._finish(self._opened.popleft()))
@@ -233,7 +249,7 @@ class Assembler:
 
     def adopt(self, columns: dict[str, Column], spans: Sequence[BatchSpan]) -> None:
         """Take an entry for which `takes_whole` is true as a batch, with its arrays as they are."""
-        self._ready.append(Batch({name: column.values for name, column in columns.items()}, self._epoch, list(spans)))
+        self._ready.append(({name: column.values for name, column in columns.items()}, list(spans)))
 
     def append(self, columns: dict[str, Column], rows: NDArray[np.int64], spans: Sequence[BatchSpan]) -> None:
         """Copy some rows of a decoded entry into the batch."""
@@ -254,9 +270,12 @@ class Assembler:
                 self._ready.append(self._finish(opened))
         self._opened.clear()
 
-    def take(self) -> Batch | None:
-        """Return the next finished batch."""
-        return self._ready.popleft() if self._ready else None
+    def take(self, position: int = 0, *, is_alone: bool = False) -> Batch | None:
+        """Return the next finished batch. See `Batch` for the arguments."""
+        if not self._ready:
+            return None
+        values, spans = self._ready.popleft()
+        return Batch(values, self._epoch, spans, position, is_alone=is_alone)
 
     @property
     def has_rows(self) -> bool:
@@ -282,7 +301,7 @@ class Assembler:
             arrays[tensor], memory[tensor] = held.view(dtype).reshape(shape), held.data
         return _OpenBatch(arrays, memory, {name: [] for name in self._ragged})
 
-    def _finish(self, opened: _OpenBatch) -> Batch:
+    def _finish(self, opened: _OpenBatch) -> tuple[dict[str, Any], list[BatchSpan]]:
         whole = opened.filled == self._batch_size
         values: dict[str, Any] = {}
         for name in self._spec.names:
@@ -290,7 +309,7 @@ class Assembler:
                 values[name] = Ragged.concatenate(opened.ragged[name])
             else:
                 values[name] = array if whole else array[: opened.filled]
-        return Batch(values, self._epoch, opened.spans)
+        return values, opened.spans
 
 
 def as_ragged(column: Column) -> Ragged:

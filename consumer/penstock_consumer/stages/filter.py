@@ -50,9 +50,8 @@ class Filter:
             self._ready.append(dropped(batch, chosen_spans(batch.spans, others)))
         if len(rows):
             values = {name: taken(value, rows, self._setting.pool) for name, value in batch.items()}
-            kept = Batch(values, batch.epoch, chosen_spans(batch.spans, rows), batch.position)
-            kept.is_alone = batch.is_alone
-            self._ready.append(kept)
+            spans = chosen_spans(batch.spans, rows)
+            self._ready.append(Batch(values, batch.epoch, spans, batch.position, is_alone=batch.is_alone))
 
     def take(self) -> Batch | None:
         """Return a batch's samples that are left out, and at the next call its samples that stay."""

@@ -63,18 +63,27 @@ class QueueStopped(Exception):
 class PrefetchQueue:
     """The queue between one reading thread and one training loop."""
 
-    def __init__(self, limit: PrefetchLimit | int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """``limit`` is a budget in bytes, or a limit that has been learned already."""
+    def __init__(
+        self,
+        limit: PrefetchLimit | int,
+        when_less: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make an empty queue.
+
+        Args:
+            limit: a budget in bytes, or a limit that has been learned already.
+            when_less: a function that the reader's thread calls when less memory is enough. It may free some.
+            clock: in seconds.
+        """
         self._prefetch_limit = limit if isinstance(limit, PrefetchLimit) else PrefetchLimit(limit)
-        self._clock = clock
+        self._when_less, self._clock = when_less, clock
         self.reader_times = ReaderTimes(clock)
         """The times of the reader's thread, by cause."""
         self.loop_waited = TimeSpent()
         """The seconds that the training loop waited here, by cause. The tuple is replaced as a whole."""
         self.trouble = ""
         """The outage of the server that the reader's thread waits out now. No batch comes until it ends."""
-        self.when_less: Callable[[], None] = lambda: None
-        """A function that the reader's thread calls when less memory is enough. It may free some."""
         self._is_less = False
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
@@ -84,6 +93,10 @@ class PrefetchQueue:
         self._stopped = False
 
     # --- the reader's side ---
+
+    def tell_trouble(self, trouble: str) -> None:
+        """Set why the server is away, or "" once it is back."""
+        self.trouble = trouble
 
     def put(self, batch: Batch) -> None:
         """Add a batch without a limit. The reader calls `wait_for_room` before it reads more."""
@@ -110,7 +123,7 @@ class PrefetchQueue:
             is_less, self._is_less = self._is_less, False
             has_room = self._has_room(pending_bytes)
         if is_less:
-            self.when_less()
+            self._when_less()
         return has_room
 
     def wait_until_empty(self, timeout_s: float) -> bool:

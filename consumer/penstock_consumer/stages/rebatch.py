@@ -72,8 +72,9 @@ class Rebatch:
         """Return a batch with the same shapes as all others, even if it lost rows on its way."""
         if self._remainder == "keep":
             return batch
-        batch.rows = self._size
-        return batch.padded()
+        return Batch(
+            batch.items(), batch.epoch, batch.spans, batch.position, rows=self._size, is_alone=batch.is_alone
+        ).padded()
 
     def _joined(self, parts: list[Batch]) -> Batch:
         if len(parts) == 1:

@@ -67,6 +67,4 @@ def joined(values: Sequence[Any], pool: ArrayPool) -> Any:
 
 def dropped(batch: Batch, spans: Sequence[BatchSpan]) -> Batch:
     """Return a batch of rows that the loop never gets and that count as trained on."""
-    left = Batch({}, batch.epoch, spans, batch.position)
-    left.is_dropped = True
-    return left
+    return Batch({}, batch.epoch, spans, batch.position, is_dropped=True)
