@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from penstock_common.errors import SpecMismatch
 from penstock_common.hints import Passing, an, callable_of, explained, refuse_unpacking, whole
 from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
-from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.read.options import State
@@ -228,7 +227,7 @@ class Dataset(Placing):
 
     def __init__(self, loader: Loader | Mixture, *settings: Any) -> None:
         super().__init__(loader, *settings)
-        self._fed, self._tracker = loader, StepTracker.of(loader)
+        self._tracker = StepTracker.of(loader)
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_tuples(sys._getframe(1))
@@ -244,7 +243,7 @@ class Dataset(Placing):
         Returns:
             A dict that JSON can hold, for `load_state_dict`.
         """
-        return self._fed.state_dict()
+        return self._tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken. An iteration that is under way ends, and the next one begins there.
@@ -255,8 +254,7 @@ class Dataset(Placing):
         Raises:
             StateMismatch: the state belongs to another loader.
         """
-        self._fed.load_state_dict(state)
-        self._tracker.break_off()
+        self._tracker.load_state_dict(state)
 
     # --- one pass ---
 
@@ -276,7 +274,7 @@ class Dataset(Placing):
 
     def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
         """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
-        while len(ahead) <= self._prefetch and (not ahead or hooks_of(self._fed).is_ready):
+        while len(ahead) <= self._prefetch and (not ahead or self._tracker.is_ready):
             batch, token = next(source, (None, 0))
             if batch is None:
                 return

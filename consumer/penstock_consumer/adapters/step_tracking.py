@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock_common.errors import PenstockError
 from penstock_common.hints import an
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
+from penstock_consumer.read.options import State
 from penstock_consumer.read.view import View
 from penstock_consumer.replay.passes import Passes
 from penstock_consumer.stages.batch import Batch
@@ -73,7 +75,7 @@ class StepTracker:
     """
 
     def __init__(self, loader: Loader | Mixture) -> None:
-        self._loader = loader
+        self._loader, self._hooks = loader, hooks_of(loader)
         self._tokens = itertools.count()
         self._owed: dict[int, Batch] = {}
         """The pulled and unacknowledged batches by token, in the order of pulling."""
@@ -97,6 +99,21 @@ class StepTracker:
     def loader(self) -> Loader | Mixture:
         """Return the loader of these batches."""
         return self._loader
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the next batch of the epoch being read has arrived."""
+        return self._hooks.is_ready
+
+    def state_dict(self) -> State:
+        """Return the loader's state, which is the position of the step, however far the framework has read ahead."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """End the pass under way. The next one begins where the state was taken. See `Loader.load_state_dict`."""
+        self._loader.load_state_dict(state)
+        self.report()
+        self._current = None
 
     # --- the loader's end ---
 
@@ -161,11 +178,6 @@ class StepTracker:
         """Return the pass under way. It is another object once another pass takes over."""
         return self._current
 
-    def break_off(self) -> None:
-        """End the pass under way. The next one begins at the loader's position then."""
-        self.report()
-        self._current = None
-
     def begin_reports(self) -> None:
         """Expect a call of `report` after each step. From here on an arrival does not prove that a step has ended."""
         self._is_reported = True
@@ -214,7 +226,7 @@ class StepTracker:
         with self._pulling, self._lock:
             left = list(self._owed.values())
             self._owed.clear()
-            hooks_of(self._loader).hand_back(left)
+            self._hooks.hand_back(left)
 
     def _end(self, iteration: TrackedIteration) -> None:
         """Note that all of a pass has reached the step."""
@@ -230,4 +242,4 @@ class StepTracker:
         for token in tokens:
             batch = self._owed.pop(token, None)
             if batch is not None:
-                hooks_of(self._loader).trained(batch)
+                self._hooks.trained(batch)

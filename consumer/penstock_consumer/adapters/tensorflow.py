@@ -357,12 +357,11 @@ class Position(tf.train.experimental.PythonState):
 
     def state_dict(self) -> State:
         """Return the state of what the step was given."""
-        return self._tracker.loader.state_dict()
+        return self._tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Ends the pass under way."""
-        self._tracker.loader.load_state_dict(state)
-        self._tracker.break_off()
+        self._tracker.load_state_dict(state)
 
     def serialize(self) -> str:
         """For a checkpoint."""

@@ -216,7 +216,7 @@ class LoaderDataset(Answering, IterableDataset):
         """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
         if get_worker_info() is not None:
             return self._share_state()
-        state, loader, part, epoch = self.loader.state_dict(), self.loader, self._part, self._epoch
+        state, loader, part, epoch = self.tracker.state_dict(), self.loader, self._part, self._epoch
         if isinstance(loader, Mixture):
             return {**state, "is_at_end": self._is_at_end}
         hooks = hooks_of(loader)
@@ -232,8 +232,7 @@ class LoaderDataset(Answering, IterableDataset):
         if get_worker_info() is not None:
             self._load_share_state(state)
             return
-        self.loader.load_state_dict(state)
-        self.tracker.break_off()
+        self.tracker.load_state_dict(state)
         self._epoch, self._is_at_end = None, bool(state.get("is_at_end"))
 
     # --- in a worker process ---
@@ -395,7 +394,7 @@ class Acknowledging:
     @property
     def is_ready(self) -> bool:
         """Return whether the next batch comes without waiting. False if that is not known."""
-        return self._shares is None and hooks_of(self.dataset.loader).is_ready
+        return self._shares is None and self.dataset.tracker.is_ready
 
     def elements(self) -> Iterator[tuple[Any, Token]]:
         """One pass, each batch with the token to say its arrival by; nothing arrives by itself."""
