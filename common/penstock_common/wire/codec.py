@@ -28,7 +28,7 @@ from penstock_common.wire.limits import (
     MAX_SHARD_SAMPLES,
 )
 from penstock_common.wire.ragged import read_shapes, row_starts
-from penstock_common.wire.spec import META, SHAPES_SUFFIX, Spec, TensorSpec
+from penstock_common.wire.spec import META_FIELD, SHAPES_SUFFIX, Spec, TensorSpec
 
 Fields = list[tuple[bytes, "bytes | memoryview"]]
 
@@ -76,7 +76,7 @@ def encode(
         f'{{"v":{VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
         f'"count":{block.count}{holes}{repair},"tensors":{tensors}{digest}}}'
     )
-    return [(META.encode(), meta.encode()), *payload]
+    return [(META_FIELD, meta.encode()), *payload]
 
 
 def meta_bytes(spec: Spec, count: int) -> int:
@@ -147,7 +147,7 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec, *, takes_refs: bool 
     Raises:
         BadEntry: This is not exactly an entry of this spec. A subclass says more.
     """
-    if not fields or fields[0][0] != META.encode():
+    if not fields or fields[0][0] != META_FIELD:
         raise BadEntry(f"the first field is {fields[0][0][:40]!r}, expected 'meta'" if fields else "no fields")
     header = parse_header(fields[0][1], spec, takes_refs=takes_refs)
     names = [name for name, _ in fields[1:]]

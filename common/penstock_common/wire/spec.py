@@ -113,6 +113,8 @@ def bytes_array(tensor: str, value: Any) -> NDArray[np.uint8]:
 
 
 META = "meta"
+META_FIELD = META.encode()
+"""The field of an entry that holds its header."""
 SHAPES_SUFFIX = ".shapes"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,127}\Z")
 

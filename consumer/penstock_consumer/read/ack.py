@@ -259,7 +259,7 @@ class Acknowledger:
             self._acknowledge([batch])
 
     def trained(self, batch: Batch) -> None:
-        """See `Loader.trained`."""
+        """See `hooks.Hooks.trained`."""
         if not self._outstanding.arrive(batch):
             return
         if self.policy == "on_next":
@@ -281,7 +281,7 @@ class Acknowledger:
         self._is_warned = False
 
     def hand_back(self, batches: Iterable[Batch]) -> None:
-        """See `Loader.hand_back`."""
+        """See `hooks.Hooks.hand_back`."""
         left = [batch for batch in batches if self._outstanding.drop(batch)]
         if self.member is not None:
             with self._lock:
@@ -295,7 +295,7 @@ class Acknowledger:
         self._in_hand = None
 
     def take_over(self, adapter: Adapter) -> None:
-        """See `Loader.take_over`."""
+        """See `hooks.Hooks.take_over`."""
         if self.policy == "manual":
             raise ValueError(
                 "Loader(acknowledge='manual') leaves acknowledging to you, but a framework's dataset shows no batch to "

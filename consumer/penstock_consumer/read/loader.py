@@ -35,6 +35,7 @@ from penstock_consumer.read.resources import LoaderResources, default_member, en
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter, Keep
+from penstock_consumer.stages.queue import POLL_S
 from penstock_consumer.stages.shuffle import ShuffleWindow
 from penstock_consumer.stages.stats import Stats, StatsCounter
 
@@ -133,7 +134,6 @@ SHORTEST_LEASE_S = 0.1
 """A shorter one would lapse between two renewals."""
 STARTUP_S = 60.0
 """A misspelt stream is reported after this time. A trainer may start before its producer."""
-POLL_S = 0.5
 
 
 class Loader(StageMethods, Passing):

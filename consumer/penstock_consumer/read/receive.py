@@ -28,7 +28,7 @@ from penstock_common.wire.dtypes import BOOL
 from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
-from penstock_common.wire.spec import META, Spec
+from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.stages.batch import Assembler, BatchSpan, Lease, as_ragged
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.stats import ReaderTimes
@@ -177,9 +177,6 @@ def _page(reply: Reply) -> dict[bytes, bytes]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-_META = META.encode()
-
-
 class ReadScope(Protocol):
     """The part of an epoch that a receiver reads, and the samples that it wants of each entry."""
 
@@ -294,7 +291,7 @@ class Receiver:
         if self._error is not None:
             return SKIP
         if self._header is None:
-            if name == _META and nbytes <= MAX_HEADER_BYTES:
+            if name == META_FIELD and nbytes <= MAX_HEADER_BYTES:
                 return None
             self._error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
             return SKIP

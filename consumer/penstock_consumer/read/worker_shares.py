@@ -18,11 +18,11 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, join, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.claims import RankClaim
-from penstock_consumer.read.loader import POLL_S, LoaderHooks
+from penstock_consumer.read.loader import LoaderHooks
 from penstock_consumer.read.options import LoaderOptions, State
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.queue import POLL_S, PrefetchQueue
 
 
 @dataclass(frozen=True, slots=True)

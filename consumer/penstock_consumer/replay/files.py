@@ -18,14 +18,12 @@ from penstock_common.segments.exports import ExportFolder, complete_epoch
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.tuning import Tuning, takes_old_names, tuning_of
 from penstock_common.wire.header import Header, SegmentRef
-from penstock_common.wire.spec import META, Spec
+from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver
 from penstock_consumer.replay.passes import Passes, looked_ahead, permuted
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import ShuffleOptions
-
-_META = META.encode()
 
 
 class Files(Passes):
@@ -91,8 +89,8 @@ class Files(Passes):
                     pass
                 queue.reader_times.to("server")  # the disk, here
                 receiver.begin(b"")
-                receiver.target(_META, len(meta))
-                receiver.value(_META, meta)
+                receiver.target(META_FIELD, len(meta))
+                receiver.value(META_FIELD, meta)
                 receiver.end()
                 queue.reader_times.to("reader")
                 error = received.pop().error

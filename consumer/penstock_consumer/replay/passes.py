@@ -15,17 +15,16 @@ from penstock_common.tuning import PREFETCH_BYTES, Tuning, chosen
 from penstock_common.waiting import join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
-from penstock_common.wire.spec import META, Spec
+from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.read.resources import AT_ONCE_S
 from penstock_consumer.stages.batch import Assembler, Batch
 from penstock_consumer.stages.buffers import ArrayPool
-from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
+from penstock_consumer.stages.queue import POLL_S, PrefetchQueue, QueueStopped
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 from penstock_consumer.stages.stage import StageContext
 from penstock_consumer.stages.stats import Stats, StatsCounter
 
 T = TypeVar("T")
-_META = META.encode()
 
 
 def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tuple[T, bool]]:
@@ -57,7 +56,7 @@ class ReadaheadSink:
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
         """Take the header alone."""
-        return None if name == _META and nbytes <= MAX_HEADER_BYTES else SKIP
+        return None if name == META_FIELD and nbytes <= MAX_HEADER_BYTES else SKIP
 
     def value(self, name: bytes, data: bytes) -> None:
         """Take one of an entry's first fields, or any other."""
@@ -73,9 +72,6 @@ class ReadaheadSink:
 
     def missing(self, entry_id: bytes) -> None:
         """See EntrySink."""
-
-
-POLL_S = 0.5
 
 
 class Passes(Passing):

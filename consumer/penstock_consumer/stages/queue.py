@@ -56,6 +56,10 @@ class PrefetchLimit:
         self._was_full, self._taken, self._lowest = False, 0, None
 
 
+POLL_S = 0.5
+"""The longest wait for a batch before the loop looks at what else may have happened."""
+
+
 class QueueStopped(Exception):
     """An error for the reader's thread: the loop will take no more batches."""
 

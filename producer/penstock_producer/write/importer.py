@@ -28,7 +28,7 @@ from penstock_common.wire.block import Block
 from penstock_common.wire.codec import decode
 from penstock_common.wire.export import ExportedEpoch
 from penstock_common.wire.limits import MAX_HOLES
-from penstock_common.wire.spec import META
+from penstock_common.wire.spec import META_FIELD
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import Writer, WriterHooks
 
@@ -219,7 +219,7 @@ class _EpochImport:
             payload = self._segments.read(ref)
             names = [name for name, _ in one.header.fields()]
             return decode(
-                [(META.encode(), one.meta), *zip(names, payload, strict=True)],
+                [(META_FIELD, one.meta), *zip(names, payload, strict=True)],
                 self._folder.contents.spec,
                 takes_refs=True,
             )[1]
