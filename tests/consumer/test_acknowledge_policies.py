@@ -16,6 +16,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer, WriterHooks
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 from tests.tuned import tuned
@@ -157,7 +158,7 @@ class TestWords:
             first, second = next(batches), next(batches)
             for _ in range(3):
                 loader.acknowledge(first)
-            loader._joined().claim.flush()
+            hooks_of(loader).acknowledger.flush()
             assert delivered(any_client) == 8
         with loader_of(any_url) as loader:
             assert set(numbers([second])) <= set(numbers(loader))

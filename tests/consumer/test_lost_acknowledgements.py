@@ -12,6 +12,7 @@ from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.heartbeat import LeaseRenewer
+from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
 
@@ -28,7 +29,7 @@ def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: st
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number == 3:
-                loader._joined().claim.flush()
+                hooks_of(loader).acknowledger.flush()
                 first = any_client.xrange(entries, count=1)[0][0]
                 assert any_client.xclaim(entries, "g", "m", 0, [first], force=True, justid=True) == [first]
                 for offset in range(BLOCK):
@@ -67,7 +68,7 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
         for number, batch in enumerate(loader):
             found += batch["y"].tolist()
             if number == 1:
-                loader._joined().claim.flush()
+                hooks_of(loader).acknowledger.flush()
                 assert any_client.setbit(ledger, 4, 0) == 1  # of the second entry, whose last batch is in hand
     assert found == list(range(COUNT))
     assert any_client.bitcount(ledger) == COUNT

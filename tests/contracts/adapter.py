@@ -17,6 +17,7 @@ from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import SpecLike
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture, mix
 from penstock_producer.write.writer import Writer
@@ -140,7 +141,7 @@ class AdapterContract:
             pulled = iter(self.read_ahead(self.dataset(loader), MANY))
             for steps in range(1, 6):
                 next(pulled)
-                loader._joined().claim.flush()
+                hooks_of(loader).acknowledger.flush()
                 assert delivered(any_url) == [(steps - 1) * BATCH]
 
     def test_what_a_broken_off_pass_had_read_ahead_comes_in_the_next(self, any_url: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import loader_of, produce
 from tests.contracts.processes import child
@@ -34,7 +35,7 @@ def train(url: str, policy: str, every: str, stop_at: str, order: str) -> None:
             step += 1
             print("step", *(f"{epoch}:{offset}" for epoch, _, offset in batch.identities()), flush=True)
             if step == int(stop_at):
-                loader._joined().claim.flush()  # what was acknowledged is on the server, whatever comes
+                hooks_of(loader).acknowledger.flush()  # what was acknowledged is on the server, whatever comes
                 print("middle", flush=True)
                 time.sleep(60)
             if policy == "manual" and step % int(every):

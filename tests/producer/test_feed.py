@@ -12,6 +12,7 @@ from penstock_common.errors import BudgetFull
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write import writer as feeding
 from penstock_producer.write.writer import SEAL_CHECK, Writer
@@ -133,7 +134,7 @@ class TestRefusedBlocks:
             batches = iter(loader)
             given = self.fill(writer)
             found = [int(next(batches)["y"][0]) for _ in range(40)]
-            loader._joined().claim.flush()
+            hooks_of(loader).acknowledger.flush()
             for number in range(given, given + 10):
                 writer.write(sample(number))
             writer.close()

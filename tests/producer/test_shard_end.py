@@ -11,6 +11,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.manifest import load_manifest
+from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.completion import first_fault
 from penstock_producer.write.shard import ShardWriter
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
@@ -150,7 +151,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
         batches = iter(loader)
         for _ in range(5 if is_settled else 2):
             next(batches)
-        loader._joined().claim.flush()
+        hooks_of(loader).acknowledger.flush()
         ids: Any = [entry_id for entry_id, _ in any_client.xrange(partition.entries(0), count=4)]
         any_client.hset(partition.roster, "t:0", "1")
         any_client.xdel(partition.entries(0), *ids)

@@ -14,6 +14,7 @@ import pytest
 
 from penstock_common.errors import SpecMismatch, StateMismatch, WaitTimeout
 from penstock_common.tuning import Canonical, Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_consumer.stages.batch import Batch
@@ -156,7 +157,7 @@ def test_what_has_arrived_is_put_on_the_device_ahead_and_not_more(any_url: str) 
     with loader_of(any_url) as loader:
         batches = iter(dataset(loader, prefetch=3, map=lambda batch: _noting(batch, pulled)))
         next(batches)
-        run = loader._joined().run
+        run = hooks_of(loader).member.run
         assert run is not None
         run.thread.join(20)  # all has arrived
         next(batches)
@@ -178,7 +179,7 @@ def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(any_url
         next(batches)
         with pytest.raises(WaitTimeout):
             next(batches)
-        loader._joined().claim.flush()
+        hooks_of(loader).acknowledger.flush()
         assert delivered(any_url) == [BATCH]
 
 

@@ -16,6 +16,7 @@ import pytest
 from penstock_common.errors import PenstockError
 from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import SpecLike
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
 from penstock_producer.write.writer import Writer
@@ -264,7 +265,7 @@ def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str,
 
     class Watch(keras.callbacks.Callback):  # type: ignore[name-defined]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            loader._joined().claim.flush()
+            hooks_of(loader).acknowledger.flush()
             seen.append(delivered(any_url)[0])
 
     with loader_of(any_url) as loader:

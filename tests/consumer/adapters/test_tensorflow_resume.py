@@ -13,6 +13,7 @@ import pytest
 
 from penstock_common.errors import StateMismatch
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer
 from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, ordered
 from tests.contracts.feed import produce
@@ -98,7 +99,7 @@ def test_a_loop_inside_a_tf_function_is_given_an_iterator(any_url: str) -> None:
         batches = iter(source)
         assert int(train(batches, 3)) == sum(range(3 * BATCH))
         assert loader.state_dict()["position"] == 3 * BATCH
-        loader._joined().claim.flush()
+        hooks_of(loader).acknowledger.flush()
         assert delivered(any_url) == [2 * BATCH]  # the third is in the step
         assert int(train_to_the_end(batches)) == sum(range(3 * BATCH, SAMPLES))
     assert delivered(any_url) == [SAMPLES]

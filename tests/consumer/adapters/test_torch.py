@@ -165,7 +165,7 @@ def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> Non
         for steps, _ in enumerate(batches, 1):
             if not hooks_of(loader).is_ready and side.sent == steps:
                 continue  # a batch is not waited for only to have it early
-            loader._joined().claim.flush()
+            hooks_of(loader).acknowledger.flush()
             assert delivered(any_url)[0] == (steps - 1) * BATCH
         assert side.sent > steps - 1
         numbers = [number for batch in batches for number in batch["y"].tolist()]
@@ -197,7 +197,7 @@ def test_a_step_is_acknowledged_before_the_loop_waits_for_the_next_batch(way: st
         next(batches)
         with pytest.raises(WaitTimeout):
             next(batches)
-        loader._joined().claim.flush()
+        hooks_of(loader).acknowledger.flush()
         assert delivered(any_url) == [BATCH]
 
 
@@ -213,7 +213,7 @@ def test_of_two_iterations_the_older_ends(way: str, any_url: str) -> None:
         newer = iter(WAYS[way](loader, select="y"))
         seen += next(newer).tolist()
         assert list(older) == []
-        loader._joined().claim.flush()
+        hooks_of(loader).acknowledger.flush()
         assert delivered(any_url) == [BATCH]
         seen += [number for y in newer for number in y.tolist()]
     assert sorted(seen) == list(range(SAMPLES))

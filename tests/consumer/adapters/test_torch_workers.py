@@ -20,6 +20,7 @@ from penstock_common.errors import StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import load_roster
+from penstock_consumer.read.hooks import hooks_of
 from tests.contracts.adapter import report_until_killed
 from tests.contracts.feed import sample
 from tests.contracts.ordered import plan, planned_writer, rank_of, write_shards
@@ -93,7 +94,7 @@ def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) ->
         seen = []
         for steps, batch in enumerate(batches, 1):
             seen.append(batch["y"].tolist())
-            loader._joined().claim.flush()
+            hooks_of(loader).acknowledger.flush()
             assert positions(any_url) == [(steps - 1) * 8]
             if steps == 5:
                 break

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 import penstock.tensorflow
+from penstock_consumer.read.hooks import hooks_of
 from tests.contracts.adapter import delivered, loader_of
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md").read_text()
@@ -48,7 +49,7 @@ def main(url: str) -> None:
         def seen(loss: Any) -> None:
             losses.append(int(loss))
             if len(losses) == 3:
-                loader._joined().claim.flush()
+                hooks_of(loader).acknowledger.flush()
                 told["delivered in the third step"] = delivered(url)[0]
 
         exec(snippet, {**names, "seen": seen})
