@@ -38,7 +38,7 @@ def test_what_was_handed_out_before_an_entry_came_again_counts_for_the_entry_as_
     held = Leases()
     held.add(lease := Lease(0, 7, 3, b"1-0", owed=4))
     assert held.drop(lease)
-    held.keep_place(lease, [(0, 2)])
+    held.hold_again(lease, [(0, 2)])
     held.add(again := Lease(0, 7, 3, b"1-0", owed=2))
     assert plan_acknowledgement(batch_of((again, 2, 4)))[0].ids == []
     assert plan_acknowledgement(batch_of((lease, 0, 2)))[0].ids == [b"1-0"]

@@ -315,7 +315,7 @@ class TestGoingBack:
         with rank_of(any_url, acknowledge="manual") as loader:
             batches = take(loader, 6)
             loader.acknowledge(batches[2])
-            hooks_of(loader).hand_back(batches[3:])
+            hooks_of(loader).return_batches(batches[3:])
             assert numbers(loader) == list(range(24, 80))
 
 

@@ -120,7 +120,7 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         gc.enable()
 
 
-@pytest.mark.parametrize("thread", ["penstock-reader", "penstock-pulse-g"])
+@pytest.mark.parametrize("thread", ["penstock-reader", "penstock-heartbeat-g"])
 @pytest.mark.parametrize("kind", ["shared", "ordered"])
 def test_a_loader_that_its_own_thread_collects_leaves_its_group(
     any_url: str, any_client: Client, kind: str, thread: str, before: set[str], monkeypatch: pytest.MonkeyPatch

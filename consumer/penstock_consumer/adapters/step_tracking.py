@@ -226,7 +226,7 @@ class StepTracker:
         with self._pulling, self._lock:
             left = list(self._owed.values())
             self._owed.clear()
-            self._hooks.hand_back(left)
+            self._hooks.return_batches(left)
 
     def _end(self, iteration: TrackedIteration) -> None:
         """Note that all of a pass has reached the step."""

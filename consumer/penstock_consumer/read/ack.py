@@ -63,7 +63,7 @@ class OutstandingBatches:
             self._train(_outstanding(batch))
 
     def arrive(self, batch: Batch) -> bool:
-        """Note that a pulled batch reached the training step. False if it was handed back or forgotten meanwhile."""
+        """Note that a pulled batch reached the training step. False if it was returned or forgotten meanwhile."""
         with self._lock:
             one = self._pulled.pop(id(batch.spans), None)
             if one is not None:
@@ -78,7 +78,7 @@ class OutstandingBatches:
         self._count(one, 1)
 
     def drop(self, batch: Batch) -> bool:
-        """Take a batch out, to acknowledge it alone or to hand it back. False if it was taken out before."""
+        """Take a batch out, to acknowledge it alone or to return it. False if it was taken out before."""
         with self._lock:
             pulled = self._pulled.pop(id(batch.spans), None)
             trained = self._trained.pop(id(batch.spans), None)
@@ -280,13 +280,13 @@ class Acknowledger:
         self.flush()
         self._is_warned = False
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
-        """See `hooks.Hooks.hand_back`."""
+    def return_batches(self, batches: Iterable[Batch]) -> None:
+        """See `hooks.Hooks.return_batches`."""
         left = [batch for batch in batches if self._outstanding.drop(batch)]
         if self.member is not None:
             with self._lock:
                 self._held_up.clear()  # an ordered group reads everything again from the first of them
-                self.member.hand_back(left, self._outstanding.trained())
+                self.member.return_batches(left, self._outstanding.trained())
 
     def forget(self) -> None:
         """Acknowledge nothing of what was handed out, because reading continues elsewhere."""

@@ -71,7 +71,7 @@ class Claim:
         self._notify, self._outbox = notify, Outbox(client, who, notify=notify)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
-        """The epochs of which something was handed back and is not read again yet."""
+        """The epochs of which something was returned and is not read again yet."""
 
     @property
     def stream(self) -> Stream:
@@ -125,12 +125,12 @@ class Claim:
     def tell_absent(self, epoch: int) -> None:
         """Say once, after an epoch, that others never read their share of it."""
 
-    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """See `member.Member.hand_back`. Return whether the epoch being read begins anew."""
+    def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+        """See `member.Member.return_batches`. Return whether the epoch being read begins anew."""
         raise NotImplementedError
 
     def take_returned(self) -> set[int]:
-        """Return, once, the epochs of which something was handed back and is not read again yet."""
+        """Return, once, the epochs of which something was returned and is not read again yet."""
         returned, self._returned = self._returned, set()
         return returned
 
@@ -216,7 +216,7 @@ class Claim:
 class LeaseClaim(Claim):
     """The claim of a member of a shared group: the entries that it was given, each for as long as its lease is renewed.
 
-    Entries that were handed back, or left by the dead, are claimed and read again.
+    Entries that were returned, or that dead members left, are claimed and read again.
     """
 
     heartbeat: LeaseRenewer
@@ -285,7 +285,7 @@ class LeaseClaim(Claim):
         """See `Claim.reopened`: a member that held a part of an epoch died, or what the epoch lacked was repaired."""
         return self._claimed() | {epoch for epoch in self.unclosed if self.has_unread(epoch)}
 
-    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+    def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
         """Give leases up and claim their entries anew. The ledger, and ``kept``, say what is handed out of them."""
         self.flush()
         spans: dict[Lease, list[tuple[int, int]]] = {}
@@ -294,7 +294,7 @@ class LeaseClaim(Claim):
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if self.leases.drop(lease):
                 # held meanwhile, so that it is renewed, until the reader's lease replaces it
-                self.leases.keep_place(lease, spans.get(lease, []))
+                self.leases.hold_again(lease, spans.get(lease, []))
                 self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._returned.add(lease.epoch)
         return False
@@ -467,7 +467,7 @@ class RankClaim(Claim):
         return self.position(epoch) if start is None else start
 
     def take_start(self, epoch: int) -> int:
-        """Return the same to a reader. What was handed back is due once."""
+        """Return the same to a reader. What was returned is due once."""
         start = self.start_of(epoch)
         self._again.pop(epoch, None)
         return start
@@ -476,7 +476,7 @@ class RankClaim(Claim):
         """Return the position where the step of a batch begins."""
         return batch.position - self.order.world * self.order.batch
 
-    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
+    def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
         """Read every epoch again from the first of its batches."""
         for batch in batches:
             self._again[batch.epoch] = min(self.step_of(batch), self._again.get(batch.epoch, batch.position))
@@ -540,9 +540,9 @@ class RankClaim(Claim):
         if manifest is None:  # released: nothing is left to acknowledge
             return
         self._outbox.send(position_report(manifest, self.who, batch.position))
-        settled = acknowledged_entries(batch)
-        if all(one.lease.entry_id for one in settled):
-            self._witness.acknowledged(manifest, settled)
+        entries = acknowledged_entries(batch)
+        if all(one.lease.entry_id for one in entries):
+            self._witness.acknowledged(manifest, entries)
         else:  # another process read it, and sent its rows without their entries
             self._witness.reached(manifest, batch.position)
 

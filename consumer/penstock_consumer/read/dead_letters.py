@@ -44,7 +44,7 @@ def is_newer(one: ReceivedEntry) -> bool:
 def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
     """Raises UnsupportedVersion if any entry is of a newer format.
 
-    They stay pending: held like any other, so that leaving hands them back at once, and a death after a lease.
+    They stay pending: held like any other, so that leaving returns them at once, and a death after a lease.
     """
     newer = [one for one in received if is_newer(one)]
     for one in newer:
@@ -131,7 +131,7 @@ class DeadLetters:
         if self._can_read:
             self.add_now(manifest, partition, entry_id, reason)
             return
-        # held like any other, so that it is renewed, and handed back when this reader gives up
+        # held like any other, so that it is renewed, and returned when this reader gives up
         self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 

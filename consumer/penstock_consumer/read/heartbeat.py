@@ -140,7 +140,7 @@ class Heartbeat:
         self._reporter = RateReporter(self._client, who.stream, trainer_field(who.group, who.member))
         self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others report the outage
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-pulse-{who.group}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"penstock-heartbeat-{who.group}", daemon=True)
 
     def follow(self, pace: Pace) -> None:
         """Report the rate of the training loop from now on, to whoever starts workers."""

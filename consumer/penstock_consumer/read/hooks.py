@@ -44,7 +44,7 @@ class Hooks(Protocol):
     def trained(self, batch: Batch) -> None:
         """Note that the training step is done with a batch that an adapter had pulled."""
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
+    def return_batches(self, batches: Iterable[Batch]) -> None:
         """Hand batches that were never trained on out again, when the next iteration starts."""
 
 

@@ -22,19 +22,19 @@ class AckRequest:
     """The arguments of one acknowledging script call: one partition of one epoch."""
 
     ids: list[bytes] = field(default_factory=list)
-    """Entries all of whose samples are settled with this call."""
+    """The entries whose last samples this call acknowledges."""
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard -> offsets [lo, hi)."""
     entries: list[Settled] = field(default_factory=list)
-    """What is settled of each entry."""
+    """The samples of each entry that it acknowledges."""
 
 
 def acknowledged_entries(batch: Batch) -> list[Settled]:
-    """Return what a batch settles of each entry: a shuffled one has many spans of few entries."""
-    return [_settled(lease, ranges) for lease, ranges in _by_lease(batch).items()]
+    """Return the samples of each entry that a batch acknowledges. A shuffled batch has many spans of few entries."""
+    return [_acknowledged(lease, ranges) for lease, ranges in _by_lease(batch).items()]
 
 
-def _settled(lease: Lease, ranges: list[tuple[int, int]]) -> Settled:
+def _acknowledged(lease: Lease, ranges: list[tuple[int, int]]) -> Settled:
     return Settled(lease, min(ranges)[0], max(ranges)[1], sum([hi - lo for lo, hi in ranges]))
 
 
@@ -46,14 +46,14 @@ def _by_lease(batch: Batch) -> dict[Lease, list[tuple[int, int]]]:
 
 
 def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
-    """Partition -> what is due for a batch that was trained on. Leases are counted down: call it once per batch."""
+    """Return, by partition, what acknowledges a batch. This counts leases down, so call it once for each batch."""
     plan: dict[int, AckRequest] = {}
     for delivered, ranges in _by_lease(batch).items():
         lease = delivered.current()
         due = plan.setdefault(lease.partition, AckRequest())
         due.ranges.setdefault(lease.shard, []).extend(ranges)
-        due.entries.append(settled := _settled(lease, ranges))
-        lease.owed -= settled.samples
+        due.entries.append(done := _acknowledged(lease, ranges))
+        lease.owed -= done.samples
         if lease.owed == 0:
             due.ids.append(lease.entry_id)
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
@@ -75,7 +75,7 @@ class Leases:
         self._acknowledging: deque[tuple[int, int, frozenset[bytes]]] = deque(maxlen=REMEMBERED)
 
     def add(self, lease: Lease) -> None:
-        """A newly received entry; it replaces an earlier lease of the same entry, which is lost."""
+        """Add the lease of an entry that was received. An earlier lease of the entry is lost."""
         with self._lock:
             held = self._leases.setdefault((lease.partition, lease.epoch), {})
             if (former := held.get(lease.entry_id)) is not None:
@@ -86,7 +86,7 @@ class Leases:
             held[lease.entry_id] = lease
 
     def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
-        """Entries that are settled, though the server may not have answered yet."""
+        """Remove entries that are acknowledged, though the server may not have answered yet."""
         if not ids:  # usual where an entry is several batches
             return
         with self._lock:
@@ -98,7 +98,7 @@ class Leases:
                 self._leases.pop((partition, epoch), None)
 
     def lose(self, partition: int, epoch: int, ids: list[bytes]) -> int:
-        """Entries someone else holds now; returns how many of them were still held here."""
+        """Note that another member holds these entries now. Return how many of them were still held here."""
         with self._lock:
             held = self._leases.get((partition, epoch), {})
             found = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
@@ -107,21 +107,23 @@ class Leases:
                 lease.is_lost = True
             return len(lost)
 
-    def keep_place(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
-        """Holds an entry that was dropped to be received anew, less what of it waits for a checkpoint."""
-        owed = sum(hi - lo for lo, hi in kept) + 1 if kept else 0  # one for what is to come: it is not settled before
-        place = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed, kept=kept)
-        lease.heir = place if kept else None
-        self.add(place)
+    def hold_again(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
+        """Hold an entry that was dropped until it is received anew, less what of it waits for a checkpoint."""
+        owed = (
+            sum(hi - lo for lo, hi in kept) + 1 if kept else 0
+        )  # one for what is to come: it is not acknowledged before
+        held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed, kept=kept)
+        lease.heir = held if kept else None
+        self.add(held)
 
     def kept(self, partition: int, epoch: int, shard: int) -> list[tuple[int, int]]:
-        """Offsets of a shard that are not to be handed out again though they are not settled."""
+        """Return the offsets of a shard that the loop has and has not acknowledged. It must not get them again."""
         with self._lock:
             held = self._leases.get((partition, epoch), {})
             return [span for lease in held.values() if lease.shard == shard for span in lease.kept]
 
     def drop(self, lease: Lease) -> bool:
-        """Gives up a lease, so that its entry can be received anew; False if it is settled or lost already."""
+        """Give up a lease, so that its entry can be received anew. False if it is acknowledged or lost already."""
         with self._lock:
             held = self._leases.get((lease.partition, lease.epoch), {})
             if held.get(lease.entry_id) is not lease:
@@ -136,7 +138,7 @@ class Leases:
             return any(held for (_, e), held in self._leases.items() if e == epoch)
 
     def ids(self, partition: int) -> dict[int, list[bytes]]:
-        """Epoch -> ids held in one partition."""
+        """Return the ids held in one partition, by epoch."""
         with self._lock:
             return {epoch: list(held) for (p, epoch), held in self._leases.items() if p == partition and held}
 
@@ -153,7 +155,7 @@ class Leases:
         return found
 
     def shards(self, partition: int) -> dict[tuple[int, int], set[bytes]]:
-        """(epoch, shard) -> ids held in one partition; what was claimed and not fetched yet has shard -1."""
+        """Return the ids held in one partition, by (epoch, shard). A claimed entry has shard -1 until it is fetched."""
         found: dict[tuple[int, int], set[bytes]] = {}
         with self._lock:
             for (number, epoch), held in self._leases.items():
@@ -198,13 +200,13 @@ Key = tuple[int, int, bytes]
 def plan_reclaim(
     seen: dict[Key, LeaseSighting], pending: Iterable[tuple[Key, Pending]], me: str, now_s: float, lease_s: float
 ) -> tuple[dict[Key, LeaseSighting], list[tuple[Key, Pending]]]:
-    """(what to remember for the next look, what to claim now). ``pending`` is everything pending of the group."""
+    """Return what to remember for the next look, and what to claim now, of all that is pending in the group."""
     remembered: dict[Key, LeaseSighting] = {}
     claims: list[tuple[Key, Pending]] = []
     for key, entry in pending:
         if entry.member == me:
             continue
-        # 1. handed back on purpose: free for anyone at once
+        # 1. returned on purpose: free for any member at once
         if entry.member == RELEASED:
             claims.append((key, entry))
             continue

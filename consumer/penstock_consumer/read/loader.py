@@ -405,7 +405,7 @@ class Loader(StageMethods, Passing):
             self._end_tally(epoch, is_feed=runs_on)
             if is_barren:
                 self._tell_barren(epoch)
-            if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something handed back is still due
+            if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something returned is still due
                 return
 
     def _tell_barren(self, epoch: int) -> None:
@@ -616,7 +616,7 @@ class Loader(StageMethods, Passing):
     # --- the end ---
 
     def close(self) -> None:
-        """Acknowledge the batch in hand ('on_next'), hand back what was not handed out, and leave the group.
+        """Acknowledge the batch in hand ('on_next'), return what was not handed out, and leave the group.
 
         Raises:
             ServerUnavailable: an acknowledgement could not be delivered. Its batch is handed out again.
@@ -687,9 +687,9 @@ class LoaderHooks:
         """See `hooks.Hooks`."""
         self.acknowledger.trained(batch)
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
+    def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks`."""
-        self.acknowledger.hand_back(batches)
+        self.acknowledger.return_batches(batches)
 
     def identity(self) -> State:
         """Return what a state of the loader is compared by."""

@@ -184,7 +184,7 @@ class Member:
         )  # fmt: skip
 
     def finish(self, run: EpochRun) -> None:
-        """End an epoch that was read to its end. A cursor below it means that something handed back is still due."""
+        """End an epoch that was read to its end. A cursor below it means that something returned is still due."""
         run.thread.join()
         self.run = None
         self.passed(run.reader.epoch)
@@ -204,14 +204,14 @@ class Member:
 
     # --- reading them again ---
 
-    def hand_back(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
+    def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch] = ()) -> None:
         """Hand batches that were never trained on out again, when the next iteration starts.
 
         Args:
             batches: the batches.
             kept: the batches that were trained on and wait for their checkpoint.
         """
-        if self.claim.hand_back(batches, kept):
+        if self.claim.return_batches(batches, kept):
             self.stop()
         if self.run is None:
             self._read_again(self.claim.take_returned())

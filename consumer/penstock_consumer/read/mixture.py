@@ -330,11 +330,11 @@ class MixtureHooks:
         self._mixture._count_trained()
         hooks_of(self._loaders[batch.source]).trained(batch)
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
+    def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks`. The steps that the batches were chosen for come again in the same order."""
         left = list(batches)
         for name, loader in self._loaders.items():
-            hooks_of(loader).hand_back([batch for batch in left if batch.source == name])
+            hooks_of(loader).return_batches([batch for batch in left if batch.source == name])
         self._mixture._go_back(left)
 
 

@@ -403,7 +403,7 @@ class Receiver:
             yield
         except SegmentGone:
             segments.require()  # with the folder gone it is not this entry that is bad
-            self._require_committed(header)  # a copy of an entry that is settled is bad in itself
+            self._require_committed(header)  # a copy of an entry that is acknowledged is bad in itself
             raise
 
     def _require_committed(self, header: Header) -> None:

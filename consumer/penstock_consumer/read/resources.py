@@ -51,7 +51,7 @@ class LoaderResources:
 
 
 def end_resources(resources: LoaderResources) -> None:
-    """Ends threads, closes epochs that are settled by now, hands back, signs off.
+    """End the threads, close the epochs that are acknowledged by now, return the rest, and leave the group.
 
     A loader that nobody closed is collected in whichever thread runs then. In one of its own, which cannot wait for
     itself and may hold a lock that is needed here, a new thread does all this.

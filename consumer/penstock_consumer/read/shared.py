@@ -321,7 +321,7 @@ class SharedReader:
     # --- what the dead left, and this member's own past ---
 
     def _drain(self) -> None:
-        """Receive what is under way before the end, so that it can be handed back at once."""
+        """Receive what is under way before the end, so that it can be returned at once."""
         try:
             while self._asked:
                 self._take_answer()

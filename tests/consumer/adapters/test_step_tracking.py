@@ -32,7 +32,7 @@ class Numbers:
         """Note a report."""
         self.trained_on.append(batch.position)
 
-    def hand_back(self, batches: Iterable[Batch]) -> None:
+    def return_batches(self, batches: Iterable[Batch]) -> None:
         """Note a returned batch."""
         self.returned += [batch.position for batch in batches]
 
