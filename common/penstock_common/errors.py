@@ -203,7 +203,11 @@ class ServerUnavailable(PenstockError, ConnectionError):
         return self
 
     def borne(self, seconds: float) -> Self:
-        """Return this error as one for which the request was repeated for so long."""
+        """Return this error as one that was raised after the request had been repeated.
+
+        Args:
+            seconds: how long the request was repeated without success.
+        """
         self.borne_s = seconds
         return self
 
