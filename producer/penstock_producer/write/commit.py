@@ -29,7 +29,7 @@ from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
-from penstock_common.stream.commands import Arg, Client, Key, run_script_on
+from penstock_common.stream.commands import Arg, Key, run_script_on
 from penstock_common.stream.entries import (
     ShardProgress,
     commit_commands,
@@ -46,7 +46,7 @@ from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
 from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
 from penstock_common.stream.streams import Stream, is_released, require_there
-from penstock_common.waiting import Notify, Outage, Wait, to_stderr
+from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
 from penstock_common.wire.codec import Fields, encode, meta_bytes
 from penstock_common.wire.spec import Spec
@@ -79,30 +79,28 @@ class Committer:
     """Appends to one shard of one epoch."""
 
     def __init__(
-        self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
-        room_wait_s: float | None = None, notify: Notify = to_stderr,
-        clock: Callable[[], float] = time.monotonic, should_stop: Callable[[], bool] = lambda: False,
-        resources: SharedResources | None = None, token: str = "",
+        self, resources: SharedResources, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
+        room_wait_s: float | None = None, clock: Callable[[], float] = time.monotonic,
+        should_stop: Callable[[], bool] = lambda: False, token: str = "",
     ) -> None:  # fmt: skip
         """Begin to append to one shard, after what is committed of it.
 
         Args:
-            client: Control connection of the writer.
-            stream: Stream to write to.
+            resources: Resources that the shards of one writer share: its control connection, and where lines go.
+            stream: Stream to write to, as it is now.
             manifest: Manifest of the epoch.
             shard: Number of the shard.
             checksum: Whether entries carry a checksum.
             room_wait_s: Longest wait for quota, in seconds; None waits as long as it takes.
-            notify: Called with the reason for a long wait.
             clock: Monotonic clock.
             should_stop: Asked during a wait for quota; True ends it with BudgetFull.
-            resources: Resources that the shards of one writer share; None makes its own.
             token: Name of a feed's writer. Runs of a planned shard have none, so each continues where another ended.
         """
+        client, notify = resources.client, resources.notify
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
         self._checksum, self._notify, self._clock = checksum, notify, clock
-        self._resources = resources = resources or SharedResources(client, stream, notify)
+        self._resources = resources
         self._admission = AdmissionControl(client, stream, manifest, shard, clock, resources)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: SentBlock | None = None
@@ -124,11 +122,11 @@ class Committer:
         self._confirmed = 0
         """The offset after the last sample that the server said to be committed."""
         self._is_taken = False
+        """Whether the epoch continued without this writer's shard."""
         self._was_cut = False
         """Whether a connection broke. What was committed before this writer sent it may then be its own."""
         self._left_out: dict[int, int] = {}
         """First offset of a block -> its samples that another run had committed."""
-        """Whether the epoch continued without this writer's shard."""
         try:
             self._begin()
         except ServerUnavailable as error:

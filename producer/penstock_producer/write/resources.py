@@ -23,6 +23,8 @@ class SharedResources:
     """The resources of one writer, whose shards may be open at once."""
 
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
+        self.client, self.notify = client, notify
+        """The control connection, and the function that is called with lines for the user."""
         self.cleaners = Cleaners(client, stream, notify)
         self.server_memory = ServerMemoryQuota(client)
         self.order = AdmissionOrder(client, stream)

@@ -375,9 +375,8 @@ class Writer:
 
     def _committer(self, manifest: Manifest, shard: int, token: str = "") -> Committer:
         return Committer(
-            self._client, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
-            notify=self._notify, should_stop=self._should_stop, resources=self._resources,
-            token=token,
+            self._resources, self.stream, manifest, shard, checksum=self._checksum, room_wait_s=self._room_wait_s,
+            should_stop=self._should_stop, token=token,
         )  # fmt: skip
 
     def _shard_writer(
