@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from penstock_common.explain.backlog import NOTHING, ShardBacklog, ShardLog
@@ -129,7 +129,7 @@ class StreamMonitor:
             if known is None:
                 self._epochs[number] = _Epoch(manifest, is_new=self._looks > 0)
             else:
-                known.manifest = manifest
+                self._epochs[number] = replace(known, manifest=manifest)
 
     # --- one epoch ---
 

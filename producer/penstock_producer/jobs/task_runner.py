@@ -204,7 +204,7 @@ class TaskRunner:
             self._writer = None
             writer.close()
             raise TaskOutdated(f"stream {task.stream!r} was deleted and made again since this job was planned")
-        writer.stream = found  # its budget may have changed since
+        WriterHooks(writer).renew(found)
         manifest = find_manifest(writer.client, writer.stream, task.epoch)
         if manifest is None and is_released(writer.client, writer.stream, task.epoch):
             return writer, None

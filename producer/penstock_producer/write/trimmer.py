@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import numpy as np
@@ -129,7 +129,8 @@ class Trimmer:
             if memory is None:
                 memory = self._memories[epoch] = _EpochMemory(load_manifest(self._client, self._stream, epoch))
             else:
-                memory.manifest = renewed(self._client, self._stream, memory.manifest)
+                manifest = renewed(self._client, self._stream, memory.manifest)
+                memory = self._memories[epoch] = replace(memory, manifest=manifest)
         except EpochNotFound:
             return None
         return memory

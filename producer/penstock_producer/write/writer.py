@@ -332,6 +332,9 @@ class Writer:
 
     # --- used by the parts ---
 
+    def _renew(self, stream: Stream) -> None:
+        self.stream = stream
+
     def _stop_when(self, should_stop: Callable[[], bool]) -> None:
         self._should_stop = should_stop
 
@@ -438,6 +441,10 @@ class WriterHooks:
     def stop_when(self, should_stop: Callable[[], bool]) -> None:
         """Ask ``should_stop`` while a shard that is opened from now on waits for quota. True ends the wait."""
         self._writer._stop_when(should_stop)
+
+    def renew(self, stream: Stream) -> None:
+        """Write to the stream as it is now: its budget may have changed since the writer was made."""
+        self._writer._renew(stream)
 
     def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
         """Return the stream's spec. If it has none, infer it from this sample, report it and store it."""
