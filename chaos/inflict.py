@@ -18,6 +18,9 @@ from chaos.stage import Stage
 MOST_EXTRA = 2
 """The most trainers that a group may have beyond its number."""
 
+AGAIN_S = 0.1
+"""The pause before another look whether a trainer has left."""
+
 One = TypeVar("One")
 
 
@@ -135,8 +138,15 @@ class Inflictor:
         life = actor.life
         same = fault.coin or life.group == RANKS
         name = life.member if same else self._cast.new_name(life.group)
-        self._agenda.later(0.1 + 3 * fault.length, partial(self._cast.refill, life.stream, life.group, name))
+        self._agenda.later(0.1 + 3 * fault.length, partial(self._come_back, actor, name))
         return name
+
+    def _come_back(self, gone: Actor, name: str) -> None:
+        """Start the trainer that replaces ``gone``, once that has left: without a server it takes seconds."""
+        if gone in self._cast.trainers and not self._cast.is_ending:
+            self._agenda.later(AGAIN_S, partial(self._come_back, gone, name))
+        else:
+            self._cast.refill(gone.life.stream, gone.life.group, name)
 
     def _let_join(self, fault: Fault) -> str:
         stream, group = self._cast.groups()[int(fault.pick * len(self._cast.groups()))]
