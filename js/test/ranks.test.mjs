@@ -48,7 +48,7 @@ function begin(stream, options = {}) {
 
 afterEach(async () => {
   await killAll();
-  for (const loader of loaders.splice(0)) await loader.close();
+  await Promise.allSettled(loaders.splice(0).map((loader) => loader.close())); // a replaced rank's acknowledgements fail
 });
 
 async function collect(loader, most = Number.POSITIVE_INFINITY) {
