@@ -27,7 +27,7 @@ export interface Lateness {
   readonly isLate: boolean;
 }
 
-/** How one wait is told. */
+/** How one wait is reported. */
 export interface WaitTurn {
   /** The longest wait. It replaces the limit of the wait. */
   readonly limitMs?: number | null;
@@ -75,7 +75,7 @@ export class Wait {
   }
 }
 
-/** A server that is away. It is told, waited for until a limit, and then raised as an error. */
+/** A server that is away. It is reported, waited for until a limit, and then raised as an error. */
 export class Outage {
   readonly #notify: Notify;
   readonly #doing: string;

@@ -1,4 +1,4 @@
-// A group gets every sample exactly once, whoever its members are, and its epochs close as Python's do.
+// A group gets every sample exactly once, with members in any language, and its epochs close as Python's do.
 import assert from "node:assert/strict";
 import { mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";

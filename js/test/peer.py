@@ -169,7 +169,7 @@ def load(
     lease_s: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Read epochs as a member of a group, at most so many batches, and return what came and the state behind it."""
+    """Read at most a given number of batches as a member of a group, and return them with the state after them."""
     order = penstock.Canonical(*rank, drop_last=drop_last) if rank else None
     found: list[Any] = []
     tuning = Tuning(notify=lambda text: None, lease_s=lease_s)

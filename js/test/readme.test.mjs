@@ -1,4 +1,4 @@
-// The README's section on Node, typed by somebody who has just cloned the repository.
+// The README's section on Node, typed by a user with a fresh clone.
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";

@@ -72,7 +72,7 @@ const digest = (parts) => {
   return hash.digest("hex").slice(0, 16);
 };
 
-/** Return what `told` says of a batch of these samples: identities and digests. */
+/** Return what `told` gives for a batch of these samples: identities and digests. */
 export function toldSamples(spec, samples) {
   const tensors = Object.entries(spec).map(([name, [dtype, sizes]]) => {
     const values = samples.map(([, sample]) => sample[name]);

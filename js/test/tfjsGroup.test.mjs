@@ -118,7 +118,7 @@ test("rows that another batch of the dataset still needs keep their batch unackn
   const rest = await train(second);
   const both = ascending([trained, rest.trained]);
   assert.deepEqual([...new Set(both)], SAMPLES); // nothing is lost
-  assert.ok(both.length < SAMPLES.length + 40); // and what comes again lay in the window
+  assert.ok(both.length < SAMPLES.length + 40); // and what comes again was in the window
   await second.close();
 });
 

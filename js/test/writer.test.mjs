@@ -329,7 +329,7 @@ test("a server that is not there is said at once", async () => {
 
 const PRODUCER = fileURLToPath(new URL("producer.mjs", import.meta.url));
 
-/** Run a producer, and kill it after `most` lines. Returns whether it ended by itself. */
+/** Run a producer, and kill it after `most` lines. Return whether it ended before the kill. */
 function runProducer(options, most) {
   const child = spawn(process.execPath, [PRODUCER, JSON.stringify({ url: peer.url, ...options })], {
     stdio: ["ignore", "pipe", "inherit"],

@@ -38,7 +38,7 @@ export class Progress {
     await this.finish(this.#delivered.shift() ?? []);
   }
 
-  /** Note that nobody needs these rows any more, and acknowledge the batches that are finished by that. */
+  /** Note that these rows are no longer needed, and acknowledge the batches that are finished by that. */
   async finish(shares: readonly Share[]): Promise<void> {
     for (const { batch: owner, rows } of shares) {
       owner.left -= rows;

@@ -23,7 +23,7 @@ export interface Tf {
   };
 }
 
-/** An iterator of tf.data. It is never told that nobody needs it any more. */
+/** An iterator of tf.data. It never learns that it is no longer needed. */
 export interface TfIterator {
   next(): Promise<IteratorResult<unknown, unknown>>;
 }

@@ -53,7 +53,7 @@ export interface StepCallback {
 
 /** What yields batches. Some sources have a state, and an end. */
 export interface BatchSource extends AsyncIterable<Batch> {
-  /** When the source acknowledges a batch by itself. A `Loader` with "next" would do so before the step. */
+  /** When the source acknowledges a batch without a call. A `Loader` with "next" would do so before the step. */
   readonly acknowledge?: "next" | "manual";
   state?(): unknown;
   close?(): Promise<void>;

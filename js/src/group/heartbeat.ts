@@ -34,7 +34,7 @@ export class Heartbeat {
   protected readonly server: Server;
   protected readonly who: Membership;
   protected readonly leaseMs: number;
-  /** Why it ended by itself, for example because another process took the name. */
+  /** The reason why it ended, for example because another process took the name. */
   error: Error | null = null;
   #idle: { readonly since: number; readonly handedBytes: number } | null = null;
   /** The epoch that is being read here. What others left of later epochs is not claimed yet. */

@@ -198,7 +198,7 @@ export function planReclaim(
       claims.push(entry);
       continue;
     }
-    // 2. a new sighting, another holder, or one that renewed: the lease starts anew on this clock
+    // 2. a new sighting, another holder, or one that renewed: the lease starts again on this clock
     const key = `${entry.partition.number}:${entry.epoch}:${entry.entryId}`;
     const before = seen.get(key);
     const isUnrenewed = before !== undefined && before.holder === entry.member && !wasRenewed(before, entry, nowMs);

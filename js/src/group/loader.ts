@@ -333,7 +333,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const epoch = reading.run?.reader.epoch;
     const left = acknowledger.unacknowledged;
     try {
-      await reading.stop(); // whoever waits for a batch is woken
+      await reading.stop(); // a wait for a batch ends
       await member.flush();
       if (left > 0) {
         this.#chosen.notify(`${left} samples were handed out and not acknowledged: they are handed out again`);

@@ -23,7 +23,7 @@ import { Leases, planAcknowledgement } from "./leases.js";
 import { Outbox } from "./outbox.js";
 import { whyNoEpoch } from "./sentences.js";
 
-/** Where a group begins: where it stands, anew at the first whole epoch, or anew at an epoch. */
+/** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
 export type Start = "resume" | "earliest" | number;
 
 /** A member of a group: it joins, finds epochs, acknowledges, closes epochs and leaves. */
@@ -196,7 +196,7 @@ export class Member {
 
   // --- the end of epochs ---
 
-  /** Close for the group the epochs that its ledger covers. Raises EpochIncomplete for what nobody will deliver. */
+  /** Close for the group the epochs that its ledger covers. Raises EpochIncomplete for samples that will never come. */
   async closeEpochs(ended: number): Promise<void> {
     await this.flush();
     this.unclosed.add(ended);

@@ -3,7 +3,7 @@ import type { LoaderBatch } from "./batch.js";
 /** Four requests of shared reading. A trainer that never waits needs no more. */
 const START_BYTES = 8 * 2 ** 20;
 
-/** Raised in a reader whose batches nobody wants any more. */
+/** Raised in a reader whose batches are no longer needed. */
 export class QueueStopped extends Error {}
 
 /** The bytes that may wait for one trainer now. It doubles when the trainer found nothing because of it. */

@@ -169,7 +169,7 @@ export class RankMember extends Member {
     this.#ends.set(epoch, { last, reported: Math.max(last, total) });
   }
 
-  /** Return whether no step of an epoch that was read to its end lies behind this position. */
+  /** Return whether no step of an epoch that was read to its end is behind this position. */
   isEnd(epoch: number, position: number): boolean {
     return position >= (this.#ends.get(epoch)?.last ?? 0);
   }

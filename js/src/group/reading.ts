@@ -264,7 +264,7 @@ export class OrderedReading extends Reading {
 }
 
 /**
- * Join the group and keep its member alive from now on. A new group beside others is announced.
+ * Join the group and keep its member alive from now on. A new group is announced if the stream has others.
  *
  * @throws GroupBusy, EpochsReleased, EpochNotFound, GroupKindMismatch or GroupNotFound.
  */

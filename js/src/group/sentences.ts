@@ -100,7 +100,7 @@ function rangesOf(numbers: readonly number[]): string {
   return ranges.map(([lo, hi]) => (lo === hi ? String(lo) : `${lo}-${hi}`)).join(",");
 }
 
-/** Return the notice on a group that was just made beside others, because its name may be misspelt. */
+/** Return the notice on a new group of a stream that has others, because its name may be misspelt. */
 export function newGroupNotice(group: string, others: readonly string[], first: number): string {
   const meant = near(group, others);
   const more = others.length > 10 ? ` and ${others.length - 10} more` : "";

@@ -125,7 +125,7 @@ export class SharedReader {
     );
   }
 
-  /** Return false: members share an epoch, so nobody knows who gets its last batch. */
+  /** Return false: members share an epoch, so it is unknown which one gets the last batch. */
   isLast(): boolean {
     return false;
   }
@@ -163,7 +163,7 @@ export class SharedReader {
     }
   }
 
-  /** Return whether nothing more is behind an answer of so many entries. */
+  /** Return whether an answer with this number of entries is the last one. */
   async #endsWith(taken: number): Promise<boolean> {
     if (taken > 0 || !this.#planner.endsSweep || this.#asked.length > 0) return false;
     // every partition answered "nothing", to requests made after the manifest was read

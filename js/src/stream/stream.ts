@@ -23,7 +23,7 @@ export interface Stream {
   readonly keys: StreamKeys;
 }
 
-/** Return the partition of a shard: shard s lies in partition s mod P. */
+/** Return the partition of a shard: shard s belongs to partition s mod P. */
 export function partitionOf(stream: Stream, shard: number): PartitionKeys {
   return stream.partitions[shard % stream.partitions.length] as PartitionKeys;
 }

@@ -63,7 +63,7 @@ export interface Block {
 export interface DecodeOptions {
   /** Compare the payload with the checksum of the header. Default true. */
   readonly checksum?: boolean;
-  /** Accept a header whose payload lies in a segment file. Default false. */
+  /** Accept a header whose payload is in a segment file. Default false. */
   readonly takesRefs?: boolean;
 }
 

@@ -75,7 +75,7 @@ async function made(server: Server, name: string, settings: Settings): Promise<S
     created_ms: Date.now(),
     id,
   };
-  // the fields of the first one, all of them: nobody sees half a stream
+  // the fields of the first one, all of them: no reader sees half a stream
   const commands = Object.entries(fields).map(([field, value]) => ["HSETNX", keys.meta, field, value]);
   const outcome = (await server.sequence([["MULTI"], ...commands, ["EXEC"]])).at(-1);
   if (outcome instanceof Error) throw outcome;

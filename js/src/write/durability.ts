@@ -5,7 +5,7 @@ import { textOf } from "../server/server.js";
 import type { Stream } from "../stream/stream.js";
 import { type Notify, Wait } from "../waiting.js";
 
-/** The longest time that the server may take for one answer. A shortfall is told, and the server asked again. */
+/** The longest time that the server may take for one answer. A shortfall is reported, and the server is asked again. */
 const ROUND_MS = 1000;
 /** The longest wait for missing replicas, or for a disk that is too slow. */
 const SAFE_MS = 30_000;
@@ -76,7 +76,7 @@ export class Durability {
     if (this.commands.length === 0) return;
     const wait = new Wait(notify, null);
     for (;;) {
-      // a connection that has written nothing would be told nothing
+      // a connection that has written nothing would get no answer
       const touch = ["EVAL", TOUCH, 2, stream.keys.meta, stream.keys.events];
       const lacking = this.shortfall((await server.sequence([touch, ...this.commands])).slice(1));
       if (lacking === "") return;

@@ -45,7 +45,7 @@ export async function openEpoch(
   const epoch = await reserveNumber(server, stream, wanted);
   const key = keys.manifest(epoch);
   const id = randomBytes(8).toString("hex");
-  // one step begins a manifest with all of its fields, whoever comes first
+  // one step begins a manifest with all of its fields, also if several writers begin it
   const fields = ["id", id, "kind", kind, "seed", seed, "fingerprint", fingerprint, "done", 0];
   fields.push("created_ms", Date.now(), "state", "open");
   const begun = await server.run(

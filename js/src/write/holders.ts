@@ -45,7 +45,7 @@ export interface Holders {
   readonly pinned: ReadonlySet<number>;
   /** The epoch that each replay holds, and until when by the server's clock. */
   readonly replays: readonly { readonly epoch: number; readonly till: number }[];
-  /** Changes when somebody joins or holds an epoch, so that a removal that was planned before is refused. */
+  /** Changes when a member joins or a lease holds an epoch, so that a removal that was planned before is refused. */
   readonly generation: string;
 }
 

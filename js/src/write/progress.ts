@@ -56,7 +56,7 @@ function endOf(recordId: string): number {
 /**
  * Return the commands that commit one block. `readCommit` takes the answer of the script, the last of EXEC's.
  *
- * A block of holes alone is the script by itself: it appends no entry, and at maxmemory a MULTI is refused.
+ * A block of holes alone is sent as the script without a MULTI: it appends no entry, and at maxmemory a MULTI is refused.
  *
  * @param fields The fields of the entry. None for a block of holes alone.
  * @param bad The reason for each hole.

@@ -4,7 +4,7 @@
 const ORDINARY_SHARE = 0.75;
 /** A writer that waited goes on when this share of the budget below its mark is free. */
 const LOW_SHARE = 0.1;
-/** After this wait it goes on at the mark itself, because readers may have to hold what lies between the marks. */
+/** After this wait it continues at the mark itself, because readers may have to hold the bytes between the marks. */
 const GIVE_WAY_MS = 1000;
 const SHORTEST_PAUSE_MS = 5;
 const LONGEST_PAUSE_MS = 500;

@@ -30,7 +30,7 @@ export interface ShardOptions {
   readonly isPlanned: boolean;
   /** Takes a new shard where this one turns out to be another writer's. Null: then it is an error. */
   readonly takeAnother: (() => Promise<ShardSlot>) | null;
-  /** Is told how many samples were written and not committed when the program ends without closing the shard. */
+  /** Receives the number of samples that are not committed when the program ends without closing the shard. */
   readonly lost: (count: number) => void;
 }
 

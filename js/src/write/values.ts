@@ -49,7 +49,7 @@ export function an(value: unknown): string {
   return `${/^[aeiou]/i.test(kind) && !kind.startsWith("U") ? "an" : "a"} ${kind}`;
 }
 
-/** Return the dtype of a typed array by itself, or null for anything else. Bits of 16-bit floats are `uint16`. */
+/** Return the dtype that a typed array implies, or null for anything else. Bits of 16-bit floats are `uint16`. */
 export function dtypeOf(value: unknown): Dtype | null {
   if (!ArrayBuffer.isView(value) || value instanceof DataView) return null;
   if (value instanceof Uint8Array || value instanceof Uint8ClampedArray) return "uint8";
