@@ -125,7 +125,7 @@ js/node_modules/.made: js/package-lock.json js/package.json $(VENV)/.dev
 	@cd js && $(NPM) ci --ignore-scripts --loglevel error --no-audit --no-fund
 	@touch $@
 
-js/dist/index.js: js/node_modules/.made js/tsconfig.json $(shell find js/src -name '*.ts') $(wildcard common/penstock_common/server/scripts/*.lua)
+js/dist/index.js: js/node_modules/.made js/tsconfig.json $(shell find js/src js/wasm -type f) $(wildcard common/penstock_common/server/scripts/*.lua)
 	cd js && $(NPM) run build --silent
 
 $(LOWEST)/.made: pyproject.toml | $(BIN)/python

@@ -1,7 +1,12 @@
+import { SpareMemory } from "./spare.js";
 import { Column } from "./wire/codec.js";
 import { typed } from "./wire/dtypes.js";
 import { rowStarts } from "./wire/ragged.js";
 import type { Spec, TensorSpec } from "./wire/spec.js";
+
+/** The most memory of released batches that is kept. */
+const SPARE_BYTES = 64 * 2 ** 20;
+const spare = new SpareMemory(SPARE_BYTES);
 
 /** The identity of a sample, which names it for as long as the stream exists. */
 export type Identity = readonly [epoch: number, shard: number, offset: number];
@@ -34,6 +39,19 @@ export class Batch {
   *identities(): Generator<Identity> {
     for (const { shard, lo, hi } of this.spans) {
       for (let offset = lo; offset < hi; offset += 1) yield [this.epoch, shard, offset];
+    }
+  }
+
+  /**
+   * Give the memory of this batch to later ones, which saves page faults and garbage collections.
+   * Its arrays, and all views of them, are empty from now on. TF.js may keep a view: release behind its last use.
+   */
+  release(): void {
+    for (const { data, shapes } of Object.values(this.tensors)) {
+      if (data.byteLength === 0) continue; // released, or transferred to a worker
+      const memory = data.buffer as ArrayBuffer;
+      const moved = structuredClone(memory, { transfer: [memory] });
+      if (shapes === null) spare.keep(moved);
     }
   }
 }
@@ -109,7 +127,9 @@ class FixedStore implements Store {
 
   constructor(tensor: TensorSpec, capacity: number) {
     this.#tensor = tensor;
-    this.#data = new Uint8Array(new ArrayBuffer(capacity * tensor.sampleBytes));
+    const bytes = capacity * tensor.sampleBytes;
+    const memory = spare.take(bytes);
+    this.#data = memory === undefined ? Buffer.allocUnsafeSlow(bytes) : new Uint8Array(memory);
   }
 
   add({ data }: Column, from: number, to: number, at: number): void {

@@ -39,6 +39,7 @@ from penstock_producer.write.quota import (
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
     "digits": {"2": ("float32", (2,)), "1": ("bfloat16", ()), "b": ("bool", (3,)), "c": ("complex64", ())},
+    "images": {"x": ("uint8", (200, 200, 3))},
     "numbers": {"x": ("float32", (2,)), "y": ("int64", ())},
     "ragged": {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int32", ())},
 }
@@ -57,6 +58,8 @@ def sample(spec: str, seed: int) -> dict[str, Any]:
                 "b": rng.random(3) < 0.5,
                 "c": np.complex64(complex(seed, -seed)),
             }
+        case "images":
+            return {"x": rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)}
         case "numbers":
             return {"x": np.asarray([seed, seed + 0.5], np.float32), "y": np.int64(seed)}
         case _:

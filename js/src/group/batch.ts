@@ -12,6 +12,8 @@ export interface LeasedSpan extends Span {
 export class LoaderBatch extends Batch {
   /** Where the step ends in canonical order, or 0 in shared reading. */
   readonly position: number;
+  /** The payload bytes. */
+  readonly bytes: number;
   readonly #leased: readonly LeasedSpan[];
   #acknowledge: ((batch: LoaderBatch) => Promise<void>) | null = null;
 
@@ -24,16 +26,12 @@ export class LoaderBatch extends Batch {
     );
     this.#leased = leased;
     this.position = position;
+    this.bytes = Object.values(tensors).reduce((sum, { data }) => sum + data.byteLength, 0);
   }
 
   /** The rows with their leases, in order. */
   get leased(): readonly LeasedSpan[] {
     return this.#leased;
-  }
-
-  /** The payload bytes. */
-  get bytes(): number {
-    return Object.values(this.tensors).reduce((sum, { data }) => sum + data.byteLength, 0);
   }
 
   /** Learn who acknowledges this batch, when it is handed out. */

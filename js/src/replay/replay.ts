@@ -7,15 +7,16 @@ import { SegmentReader } from "../segments/reader.js";
 import { bytesOf, entriesOf, Server, type ServerOptions } from "../server/server.js";
 import { ShuffleOrder, type ShuffleWindow } from "../shuffle/shuffle.js";
 import { loadStream, partitionOf, requireSpec, type Stream } from "../stream/stream.js";
+import { Outage } from "../waiting.js";
 import { whole } from "../whole.js";
 import { type Block, offsetsOf } from "../wire/codec.js";
 import type { Spec } from "../wire/spec.js";
 import { type PlacedRecord, RetainedEpoch } from "./retained.js";
 
 const PREFETCH_BYTES = 64 * 2 ** 20;
-/** The payload that is asked for before the first of it arrives. */
-const AHEAD_BYTES = 8 * 2 ** 20;
-const AHEAD_ENTRIES = 32;
+/** The payload and the entries that are asked for ahead. More are asked for, in one packet, when half has come. */
+const AHEAD_BYTES = 16 * 2 ** 20;
+const AHEAD_ENTRIES = 64;
 const LEASE_MS = 30_000;
 
 /** How an epoch is replayed. */
@@ -80,6 +81,8 @@ export function replay(stream: string, options: ReplayOptions): Replay {
 
 interface Opened {
   readonly server: Server;
+  /** The same server, which is waited for as long as the lease lasts. */
+  readonly patient: Server;
   readonly stream: Stream;
   readonly spec: Spec;
   readonly retained: RetainedEpoch;
@@ -181,7 +184,8 @@ export class Replay implements AsyncIterable<Batch> {
       const spec = requireSpec(stream);
       const segments = await SegmentReader.of(stream);
       retained = await RetainedEpoch.take(server, stream, epoch, leaseMs);
-      const opened = { server, stream, spec, retained, segments };
+      const patient = server.patient(new Outage(() => {}, "replaying", leaseMs));
+      const opened = { server, patient, stream, spec, retained, segments };
       this.#known = opened;
       if (state !== undefined) this.#require(state, opened);
       return opened;
@@ -220,12 +224,12 @@ export class Replay implements AsyncIterable<Batch> {
   }
 
   async *#inOrder(opened: Opened, skip: number): AsyncGenerator<Batch> {
-    const { spec, retained } = opened;
+    const { spec, retained, patient } = opened;
     const { epoch, batchSize } = this.#options;
     let row = 0; // of the first block that is read
     const wanted = (async function* () {
       let handed = skip * batchSize;
-      for await (const placed of retained.records()) {
+      for await (const placed of retained.records(patient)) {
         const { count } = placed.record;
         if (count > handed) {
           row += handed;
@@ -251,11 +255,11 @@ export class Replay implements AsyncIterable<Batch> {
   }
 
   async *#shuffled(opened: Opened, seed: number, pass: number, skip: number): AsyncGenerator<Batch> {
-    const { spec, retained } = opened;
+    const { spec, retained, patient } = opened;
     const { epoch, batchSize, prefetchBytes = PREFETCH_BYTES } = this.#options;
     const order = new ShuffleOrder(seed, pass, epoch);
     const held: PlacedRecord[] = [];
-    for await (const placed of retained.records()) if (placed.record.entryId !== "") held.push(placed);
+    for await (const placed of retained.records(patient)) if (placed.record.entryId !== "") held.push(placed);
     const records = order.blocks(held.length).map((place) => held[place] as PlacedRecord);
     const rowBytes = spec.reduce((sum, tensor) => sum + (tensor.isRagged ? 0 : tensor.sampleBytes), 0);
     const isFixed = spec.every(({ isRagged }) => !isRagged);
@@ -305,35 +309,42 @@ export class Replay implements AsyncIterable<Batch> {
     yield* give(feed.end(retained.samples));
   }
 
-  /** Yield entries in the order of their records. Several are asked for before they are needed. */
+  /**
+   * Yield entries in the order of their records. Several are asked for before they are needed.
+   * A block is valid until the next one is asked for, because its memory is used again.
+   */
   async *#blocks(
     opened: Opened,
     records: AsyncIterable<PlacedRecord> | Iterable<PlacedRecord>,
   ): AsyncGenerator<[PlacedRecord, Block]> {
-    const asked: { placed: PlacedRecord; block: Promise<Block> }[] = [];
+    const asked: { placed: PlacedRecord; fetched: Promise<Fetched> }[] = [];
     let pending = 0;
-    const next = async () => {
-      const { placed, block } = asked.shift() as (typeof asked)[number];
+    const next = async function* (): AsyncGenerator<[PlacedRecord, Block]> {
+      const { placed, fetched } = asked.shift() as (typeof asked)[number];
       pending -= placed.record.bytes;
-      return [placed, await block] as [PlacedRecord, Block];
+      const { block, values } = await fetched;
+      yield [placed, block];
+      opened.server.recycle(values);
     };
     for await (const placed of records) {
       if (placed.record.entryId === "") continue;
-      const block = this.#fetch(opened, placed);
-      block.catch(() => {}); // the error is raised where it is awaited
-      asked.push({ placed, block });
+      const fetched = this.#fetch(opened, placed);
+      fetched.catch(() => {}); // the error is raised where it is awaited
+      asked.push({ placed, fetched });
       pending += placed.record.bytes;
-      while (pending > AHEAD_BYTES || asked.length > AHEAD_ENTRIES) yield await next();
+      if (pending < AHEAD_BYTES && asked.length < AHEAD_ENTRIES) continue;
+      while (asked.length > 1 && (pending > AHEAD_BYTES / 2 || asked.length > AHEAD_ENTRIES / 2)) yield* next();
     }
-    while (asked.length > 0) yield await next();
+    while (asked.length > 0) yield* next();
   }
 
-  async #fetch({ server, stream, spec, retained, segments }: Opened, { shard, record }: PlacedRecord): Promise<Block> {
-    const { epoch, leaseMs = LEASE_MS, checksum = true } = this.#options;
+  async #fetch(
+    { patient, stream, spec, retained, segments }: Opened,
+    { shard, record }: PlacedRecord,
+  ): Promise<Fetched> {
+    const { epoch, checksum = true } = this.#options;
     const key = partitionOf(stream, shard).entries(epoch);
-    const found = entriesOf(
-      await server.patiently(leaseMs, () => server.call("XRANGE", key, record.entryId, record.entryId)),
-    );
+    const found = entriesOf(await patient.call("XRANGE", key, record.entryId, record.entryId));
     const entry = found[0];
     if (entry === undefined) throw await retained.truncated(record);
     const fields: [string, Uint8Array][] = [];
@@ -354,8 +365,14 @@ export class Replay implements AsyncIterable<Batch> {
           `the index has shard ${shard} offsets ${record.first}-${record.end - 1}`,
       );
     }
-    return block;
+    return { block, values: entry[1] };
   }
+}
+
+/** A block, and the values that were received for it. */
+interface Fetched {
+  readonly block: Block;
+  readonly values: readonly Buffer[];
 }
 
 interface Row {

@@ -55,11 +55,11 @@ export class RetainedEpoch {
   }
 
   /** Yield the records of all shards in canonical order. Raises ReplayTruncated if one is missing. */
-  async *records(): AsyncGenerator<PlacedRecord> {
+  async *records(server = this.#server): AsyncGenerator<PlacedRecord> {
     const { epoch } = this.manifest;
     for (let shard = 0; shard < shardCount(this.manifest); shard += 1) {
       let end = 0;
-      for await (const record of indexRecords(this.#server, partitionOf(this.#stream, shard), epoch, shard)) {
+      for await (const record of indexRecords(server, partitionOf(this.#stream, shard), epoch, shard)) {
         if (record.first !== end) {
           throw new ReplayTruncated(
             `shard ${shard} of epoch ${epoch} has no record of offsets ${end}-${record.first - 1}`,

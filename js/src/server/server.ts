@@ -1,9 +1,9 @@
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
-import { setTimeout as sleep } from "node:timers/promises";
 import { BadOption, DamagedKey, PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import { now, type Outage } from "../waiting.js";
+import { Connection } from "./connection.js";
 
 /**
  * A client of a Redis server, with one method. A client of `@redis/client` is one.
@@ -18,7 +18,7 @@ export interface RedisLike {
 export interface ServerOptions {
   /** A client that is connected. The caller closes it. */
   readonly client?: RedisLike;
-  /** The server's address, for `@redis/client`. Default PENSTOCK_URL, else redis://localhost:6379. */
+  /** The server's address. Default PENSTOCK_URL, else redis://localhost:6379. */
   readonly url?: string;
 }
 
@@ -31,27 +31,18 @@ const PASSING = /^(LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|UNBLOCK
 const FORBIDDEN = /^(NOAUTH|WRONGPASS|NOPERM)\b/;
 /** What scripts and commands say where another program changed a key. */
 const DAMAGED = /WRONGTYPE|value is not an integer|Expected value but found|Invalid stream ID|comparison/;
-const FIRST_PAUSE_MS = 50;
-const LAST_PAUSE_MS = 1000;
-const RECONNECT_MS = 100;
-
-interface OwnClient extends RedisLike {
-  connect(): Promise<unknown>;
-  destroy(): void;
-  on(event: "error", listener: () => void): unknown;
-}
 
 /** A server that holds streams. */
 export class Server {
   readonly #client: RedisLike;
-  readonly #own: OwnClient | null;
+  readonly #own: Connection | null;
   readonly #outage: Outage | null;
   /** When each command without an answer was sent. The oldest comes first. */
   readonly #asked: Set<{ at: number }>;
 
   private constructor(
     client: RedisLike,
-    own: OwnClient | null,
+    own: Connection | null,
     outage: Outage | null = null,
     asked: Set<{ at: number }> = new Set(),
   ) {
@@ -71,6 +62,11 @@ export class Server {
   /** Close the connection, if `open` made it. */
   close(): void {
     this.#own?.destroy();
+  }
+
+  /** Let later answers use the memory of these values. Nobody may use them from now on. */
+  recycle(values: readonly Buffer[]): void {
+    for (const value of values) this.#own?.recycle(value);
   }
 
   /** Return this server with commands that are repeated while it is away. They must be safe to repeat. */
@@ -144,53 +140,17 @@ export class Server {
       return await this.call("EVAL", text, keys.length, ...keys, ...args);
     }
   }
-
-  /** Do something again while the server is away, but no longer than `patienceMs`. It must be safe to repeat. */
-  async patiently<T>(patienceMs: number, act: () => Promise<T>): Promise<T> {
-    const begun = Date.now();
-    for (let pauseMs = FIRST_PAUSE_MS; ; pauseMs = Math.min(2 * pauseMs, LAST_PAUSE_MS)) {
-      try {
-        return await act();
-      } catch (error) {
-        if (!(error instanceof ServerUnavailable) || Date.now() - begun + pauseMs > patienceMs) throw error;
-      }
-      await sleep(pauseMs);
-    }
-  }
 }
 
-async function connect(url: string): Promise<OwnClient> {
-  let createClient: (options: object) => unknown;
+async function connect(url: string): Promise<Connection> {
+  const own = new Connection(url);
   try {
-    ({ createClient } = await import("@redis/client"));
+    await own.sendCommand(["PING"]);
   } catch (error) {
-    throw new BadOption("`url` needs the package @redis/client: npm install @redis/client, or give `client`", {
-      cause: error,
-    });
-  }
-  let isConnected = false; // a first connection that fails is an error at once, a later one is tried again
-  const reconnectStrategy = () => (isConnected ? RECONNECT_MS : false);
-  const where = url.startsWith("unix:") ? unixAddress(url) : { url, socket: {} };
-  const socket = { ...where.socket, reconnectStrategy };
-  const own = createClient({ ...where, socket, RESP: 2, disableOfflineQueue: true }) as OwnClient;
-  own.on("error", () => {}); // commands fail by themselves, and a listener must be there
-  try {
-    await own.connect();
-  } catch (error) {
+    own.destroy();
     throw translated(error as Error, []);
   }
-  isConnected = true;
   return own;
-}
-
-function unixAddress(url: string): { socket: object } & Record<string, unknown> {
-  const { username, password, pathname, searchParams } = new URL(url);
-  return {
-    socket: { path: decodeURIComponent(pathname) },
-    database: Number(searchParams.get("db") ?? 0),
-    ...(username === "" ? {} : { username: decodeURIComponent(username) }),
-    ...(password === "" ? {} : { password: decodeURIComponent(password) }),
-  };
 }
 
 /** Return where the server is, without a password, for people. */

@@ -1,0 +1,171 @@
+import { readFileSync } from "node:fs";
+import { connect as connectPlain, type NetConnectOpts, type Socket } from "node:net";
+import { type ConnectionOptions, connect as connectTls } from "node:tls";
+import { BadOption } from "../errors.js";
+import { ErrorReply, pack, RespReader } from "./resp.js";
+
+const CONNECT_TIMEOUT_MS = 5000;
+/** Redis 6.2 is silent during a long UNLINK or FLUSHALL. */
+const REPLY_TIMEOUT_MS = 30_000;
+const PORT = 6379;
+
+interface Pending {
+  readonly resolve: (reply: unknown) => void;
+  readonly reject: (error: Error) => void;
+}
+
+/** A connection to the server of a URL. After a failure the next command connects again. */
+export class Connection {
+  readonly #address: Address;
+  readonly #replyTimeoutMs: number;
+  #session: Session | null = null;
+  #isClosed = false;
+
+  /**
+   * @param url redis://, rediss:// or unix://. Raises BadOption.
+   * @param replyTimeoutMs The longest silence while an answer is owed.
+   */
+  constructor(url: string, replyTimeoutMs = REPLY_TIMEOUT_MS) {
+    this.#address = parseAddress(url);
+    this.#replyTimeoutMs = replyTimeoutMs;
+  }
+
+  /**
+   * Send a command. Commands of one tick are sent together on one connection, in order.
+   *
+   * @returns The answer, with bulk strings as Buffers. Large ones are received where they stay.
+   */
+  sendCommand(args: readonly (string | Buffer)[]): Promise<unknown> {
+    if (this.#isClosed) return Promise.reject(new Error("the connection was closed"));
+    if (this.#session?.isOpen !== true) this.#session = new Session(this.#address, this.#replyTimeoutMs);
+    return this.#session.send(args);
+  }
+
+  /** Receive later values in the memory of a value. Nobody may use that value from now on. */
+  recycle(value: Buffer): void {
+    this.#session?.recycle(value);
+  }
+
+  /** Close the connection. Commands without an answer fail. */
+  destroy(): void {
+    this.#isClosed = true;
+    this.#session?.end(new Error("the connection was closed"));
+  }
+}
+
+/** One socket, from its connection to its end. */
+class Session {
+  readonly #socket: Socket;
+  readonly #reader = new RespReader((reply) => this.#answer(reply));
+  readonly #pending: Pending[] = [];
+  #unsent: (string | Buffer)[] = [];
+  isOpen = true;
+
+  constructor({ socket, isTls, login }: Address, replyTimeoutMs: number) {
+    const onread = { buffer: () => this.#reader.room(), callback: (received: number) => this.#take(received) };
+    const options = { ...socket, onread, noDelay: true, keepAlive: true } as unknown;
+    this.#socket = isTls ? connectTls(options as ConnectionOptions) : connectPlain(options as NetConnectOpts);
+    this.#socket.setTimeout(CONNECT_TIMEOUT_MS);
+    this.#socket.once(isTls ? "secureConnect" : "connect", () => this.#socket.setTimeout(replyTimeoutMs));
+    this.#socket.on("timeout", () => {
+      if (this.#pending.length > 0) this.end(new Error("the server does not answer"));
+    });
+    this.#socket.on("error", (error: NodeJS.ErrnoException) => {
+      this.end(error.message === "" ? new Error(error.code, { cause: error }) : error); // of several addresses it is ""
+    });
+    this.#socket.on("close", () => this.end(new Error("the server closed the connection")));
+    for (const command of login) this.#append(command, { resolve: () => {}, reject: (error) => this.end(error) });
+  }
+
+  send(args: readonly (string | Buffer)[]): Promise<unknown> {
+    return new Promise((resolve, reject) => this.#append(args, { resolve, reject }));
+  }
+
+  recycle(value: Buffer): void {
+    this.#reader.recycle(value);
+  }
+
+  end(error: Error): void {
+    if (!this.isOpen) return;
+    this.isOpen = false;
+    this.#socket.destroy();
+    for (const { reject } of this.#pending) reject(error);
+  }
+
+  #append(args: readonly (string | Buffer)[], pending: Pending): void {
+    if (this.#unsent.length === 0) process.nextTick(() => this.#flush());
+    pack(args, this.#unsent);
+    this.#pending.push(pending);
+  }
+
+  #flush(): void {
+    const pieces = this.#unsent;
+    this.#unsent = [];
+    this.#socket.cork();
+    for (const piece of pieces) this.#socket.write(piece);
+    this.#socket.uncork();
+  }
+
+  #take(received: number): boolean {
+    try {
+      this.#reader.take(received);
+    } catch (error) {
+      this.end(new Error(`what answers is no Redis server: ${(error as Error).message}`, { cause: error }));
+    }
+    return this.isOpen;
+  }
+
+  #answer(reply: unknown): void {
+    if (!this.isOpen) return;
+    const pending = this.#pending.shift();
+    if (pending === undefined) throw new RangeError("the server answered what nobody asked");
+    if (reply instanceof ErrorReply) pending.reject(reply);
+    else pending.resolve(reply);
+  }
+}
+
+/** Where a server is, and how a connection to it begins. */
+interface Address {
+  readonly socket: object;
+  readonly isTls: boolean;
+  readonly login: readonly (readonly string[])[];
+}
+
+function parseAddress(text: string): Address {
+  const whole = text.replace(/^(unix:\/\/[^/]*@)\//, "$1localhost/"); // URL wants a host behind a user
+  const url = URL.canParse(whole) ? new URL(whole) : null;
+  const scheme = url?.protocol.replace("valkey", "redis");
+  const isUnix = scheme === "unix:";
+  if (url === null || !(isUnix || scheme === "redis:" || scheme === "rediss:")) {
+    throw new BadOption("`url` is no address: write redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0");
+  }
+  const { searchParams } = url;
+  const [username, password, path] = [plain(url.username), plain(url.password), plain(url.pathname)];
+  const database = searchParams.get("db") ?? (isUnix ? "" : path.slice(1));
+  const login: string[][] = [];
+  if (password !== "") login.push(username === "" ? ["AUTH", password] : ["AUTH", username, password]);
+  if (database !== "" && database !== "0") login.push(["SELECT", database]);
+  if (isUnix) return { socket: { path }, isTls: false, login };
+  const host = url.hostname.replace(/^\[|\]$/g, "") || "localhost";
+  const isTls = scheme === "rediss:";
+  return { socket: { host, port: Number(url.port || PORT), ...(isTls && tlsOptions(searchParams)) }, isTls, login };
+}
+
+/** Return the options of TLS. Their names in the address are those of redis-py. */
+function tlsOptions(given: URLSearchParams): ConnectionOptions {
+  const file = (name: string) => (given.has(name) ? readFileSync(given.get(name) as string) : undefined);
+  return {
+    ca: file("ssl_ca_certs"),
+    cert: file("ssl_certfile"),
+    key: file("ssl_keyfile"),
+    rejectUnauthorized: given.get("ssl_cert_reqs") !== "none",
+  };
+}
+
+function plain(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    throw new BadOption("`url` has a % that begins no character: write it as %25");
+  }
+}
