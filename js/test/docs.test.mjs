@@ -6,7 +6,7 @@ import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { startPeer } from "./peer.mjs";
 
-const PAGES = ["javascript", "tensorflow-js", "coming-from-process-send"];
+const PAGES = ["javascript", "javascript-groups", "javascript-wire", "tensorflow-js", "coming-from-process-send"];
 const PACKAGE = fileURLToPath(new URL("..", import.meta.url));
 
 let peer;
