@@ -11,8 +11,11 @@ from pathlib import Path
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"^```(python|console) ?(\S*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-VARIES = re.compile(r"[\d,.]+(?= ?(?:s|samples/s|/s|MB/s|MiB/s)\b)|(?<=id )\w+|\d:\d\d(?= left)")
-"""What differs from one run to the next: times, rates and a stream's id."""
+VARIES = re.compile(
+    r"[\d,.]+(?= ?(?:s|samples/s|/s|MB/s|MiB/s)\b)|(?<=id )\w+|\d+(?= entries,|  2\.0 MiB$)", re.MULTILINE
+)
+"""What differs from one run to the next: times, rates, a stream's id, and the number of entries. A slow worker sends an
+entry before it is full."""
 KILLED = re.compile(r"^bash: line \d+: +\d+ Killed.*$", re.MULTILINE)
 """A script's shell names the process that an interactive one only calls killed."""
 
