@@ -45,6 +45,8 @@ export class RespReader {
   readonly #answered: (reply: unknown) => void;
   readonly #scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
   readonly #spare = new SpareMemory(SPARE_BYTES);
+  /** The memory that this reader gave to large values. Small ones are in Node's pool, which other code uses, too. */
+  readonly #own = new WeakSet<ArrayBufferLike>();
   readonly #open: OpenArray[] = [];
   #start = 0;
   #end = 0;
@@ -77,8 +79,7 @@ export class RespReader {
 
   /** Receive later values in the memory of a large value. Nobody may use that value from now on. */
   recycle(value: Buffer): void {
-    const { buffer, byteOffset } = value;
-    if (byteOffset === 0 && buffer.byteLength > THROUGH_SCRATCH_BYTES) this.#spare.keep(buffer as ArrayBuffer);
+    if (this.#own.has(value.buffer)) this.#spare.keep(value.buffer as ArrayBuffer);
   }
 
   #filled(incoming: Incoming, received: number): boolean {
@@ -91,6 +92,7 @@ export class RespReader {
       return false;
     }
     this.#incoming = null;
+    this.#own.add(memory.buffer);
     this.#window = BEHIND_LARGE_BYTES;
     this.#push(withoutEnd(memory, size));
     return true;
