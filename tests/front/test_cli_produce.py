@@ -474,7 +474,9 @@ def test_workers_leave_the_processor_to_the_training_command(tmp_path: Path) -> 
     )
     source = ("dataset", "rows:data", "--transform", "rows:each", "--workers", "1")
     code, out, err = run("run", *source, "--", sys.executable, "train.py", cwd=tmp_path)
-    assert (code, out) == (0, f"{[10] * 8}\n"), err
+    here = os.nice(0)
+    added = min(here + 10, 19) - here  # 19 is the kernel's highest niceness, and the tests may run niced themselves
+    assert (code, out) == (0, f"{[added] * 8}\n"), err
 
 
 def test_run_makes_as_many_epochs_as_the_command_reads(tmp_path: Path) -> None:
