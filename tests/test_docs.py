@@ -35,7 +35,7 @@ UNITS = {
 }  # fmt: skip
 INTERNALS = sorted((DOCS / "internals").glob("*.md"))
 MECHANISMS = [page for page in INTERNALS if page.name.startswith("mechanisms-")]
-WRITTEN_BY_HAND = ("architecture.md", "guarantees.md", "defaults.md", *(f"internals/{page.name}" for page in INTERNALS))
+WRITTEN_BY_HAND = ("guarantees.md", "defaults.md", *(f"internals/{page.name}" for page in INTERNALS))
 """Pages whose `paths/like/this.py` are checked; CONTRIBUTING shortens them on purpose."""
 
 
@@ -184,6 +184,29 @@ def test_every_argument_with_a_default_is_on_the_page(name: str) -> None:
             assert value == parsed(text), argument
 
 
+# --- length ------------------------------------------------------------------------------------------------------------
+
+MOST_WORDS = 1200
+
+
+def reference_pages() -> set[str]:
+    """Return the pages that the menu "Reference" of the landing page lists. A reader looks things up there."""
+    [menu] = re.findall(r":caption: Reference\n\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    return set(menu.split())
+
+
+def test_a_page_is_read_in_minutes() -> None:
+    """A longer page is two pages. Words are those of `wc -w` outside of blocks of code."""
+    reference, internals = reference_pages(), {f"internals/{page.stem}" for page in INTERNALS}
+    assert len(reference) > 10
+    words = {
+        page.relative_to(DOCS).with_suffix("").as_posix(): len(re.sub(r"```.*?```", "", text, flags=re.DOTALL).split())
+        for page in DOCS.rglob("*.md")
+        if (text := page.read_text())
+    }
+    assert [page for page, count in words.items() if count > MOST_WORDS and page not in reference | internals] == []
+
+
 # --- what is named exists ---------------------------------------------------------------------------------------------
 
 
@@ -242,9 +265,9 @@ def test_the_contents_of_a_mechanisms_page_are_its_headings_in_order(page: Path)
     assert links == [(heading, anchor(heading)) for heading in headings(page)]
 
 
-def test_the_guarantees_link_every_mechanism_in_order() -> None:
-    """Each promise of the users' page leads to the mechanism and the tests that keep it."""
-    links = re.findall(r"\]\(internals/(mechanisms-\w+\.md#[^)]+)\)", (DOCS / "guarantees.md").read_text())
+def test_the_promises_link_every_mechanism_in_order() -> None:
+    """Each promise leads to the mechanism and the tests that keep it."""
+    links = re.findall(r"\]\((mechanisms-\w+\.md#[^)]+)\)", (DOCS / "internals" / "promises.md").read_text())
     pages = [DOCS / "internals" / name for name in dict.fromkeys(link.partition("#")[0] for link in links)]
     assert sorted(pages) == MECHANISMS
     assert links == [f"{page.name}#{anchor(heading)}" for page in pages for heading in headings(page)]

@@ -1,4 +1,4 @@
-"""The page on fleets: its commands run together, against one server."""
+"""The pages on fleets and on watched folders: their commands run together, against one server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock_common.stream.streams import find_stream
 from penstock_common.stream.watched_files import load_watched
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "fleet.md").read_text()
+PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("fleet.md", "watch-folder.md"))
 COMMANDS = re.findall(r"^```sh\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
 TEAM = """
 import time

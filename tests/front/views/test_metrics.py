@@ -190,7 +190,7 @@ def test_rules_and_panels_ask_for_metrics_that_there_are() -> None:
     labels = {"stream", "queue", *(label for line in TABLE for label in line.labels)}
     used = {label for query, _ in asked for label in re.findall(r"[{,]\s*(\w+)\s*=", query)}
     assert used <= labels
-    page = (ROOT / "docs" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert [name for name in sorted(there) if f"`{name}`" not in page] == []
 
 

@@ -1,4 +1,4 @@
-"""The page on sources as its readers use it: its class is a source, its commands are understood."""
+"""The pages on sources as their readers use them: the class is a source, the commands are understood."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.contracts.iterable import IterableContract
 from tests.contracts.source import SourceContract
 from tests.producer.sources.conftest import UserModule
 
-PAGE = (Path(__file__).parents[3] / "docs" / "sources.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = ("sources", "python-sources", "choosing-samples", "own-source")
+PAGE = "\n".join((DOCS / f"{name}.md").read_text() for name in NAMES)
 (CLASS,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [
     line
