@@ -68,7 +68,7 @@ class Claim:
         """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
         by = f"member {who.group}/{who.member}"
         self._witness = Witness(client.impatient(), who.stream, by, notify)
-        self._notify, self._outbox = notify, Outbox(client, who, notify=notify)
+        self.notify, self._outbox = notify, Outbox(client, who, notify=notify)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs of which something was returned and is not read again yet."""
@@ -423,7 +423,7 @@ class RankClaim(Claim):
             self.rewind(self._restart_at(start, load_roster(self.client, self.stream.partitions[0])), 0)
 
     def _enter(self, floor: int, *, force: bool) -> int:
-        wait = Wait(self._notify, 2 * self._quiet_ms / 1000)
+        wait = Wait(self.notify, 2 * self._quiet_ms / 1000)
         while True:
             try:
                 return join_group(self.client, self.who, first=floor, force=force, quiet_ms=self._quiet_ms)
@@ -439,7 +439,7 @@ class RankClaim(Claim):
         """See `Claim.tell_absent`."""
         if not self._is_absence_told and (absent := self._absent_ranks(epoch)):
             self._is_absence_told = True
-            self._notify(absent_notice(self.who, epoch, absent))
+            self.notify(absent_notice(self.who, epoch, absent))
 
     def _absent_ranks(self, epoch: int) -> list[int]:
         """Return the ranks that are not there and have acknowledged nothing of an epoch."""

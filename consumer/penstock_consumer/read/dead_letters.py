@@ -25,7 +25,6 @@ from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream, require_there
-from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_consumer.read.claims import LeaseClaim
@@ -115,8 +114,8 @@ class _BadEntry:
 class DeadLetters:
     """The bad entries that one reader finds in one epoch."""
 
-    def __init__(self, claim: LeaseClaim, notify: Notify) -> None:
-        self._claim, self._notify = claim, notify
+    def __init__(self, claim: LeaseClaim) -> None:
+        self._claim = claim
         self._held: list[_BadEntry] = []
         self._can_read = self._gave_up = False
 
@@ -143,7 +142,7 @@ class DeadLetters:
 
     def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter that no reader could read."""
-        self._notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
+        self._claim.notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
         bury(self._claim.client, partition, manifest, self._claim.who.group, entry_id, reason[:500])
         self._claim.leases.remove(partition.number, manifest.epoch, [entry_id])
 

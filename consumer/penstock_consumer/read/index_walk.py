@@ -13,7 +13,7 @@ from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
 from penstock_common.stream.groups.dead_notes import DeadNote
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index import EpochIndexes, IndexRange
-from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards
+from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, renewed
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read.canonical import IndexedPiece
 
@@ -297,6 +297,63 @@ class IndexWalk:
             f"`penstock bad drop {name} {self._manifest.epoch}` goes on without",
             [(shard, lo, hi)],
         )
+
+
+class NotCommittedYet(Exception):
+    """Raised when the next positions are not committed yet."""
+
+
+class CanonicalIndex:
+    """The index of an epoch that may still be written, in canonical order. Behind the epoch's end it begins again."""
+
+    def __init__(
+        self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
+        dropped: Sequence[DeadNote],
+    ) -> None:  # fmt: skip
+        """See `IndexWalk` for the arguments."""
+        self.walk = IndexWalk(client, stream, manifest, begun, position, dropped)
+        self._client, self._stream, self._dropped = client, stream, dropped
+        self._head: IndexWalk | None = None
+        """A walk from the first position of the epoch, for what runs on beyond its end."""
+        self._broken_off: int | None = None
+        """The end of an abandoned epoch."""
+        self.renew_with(manifest)
+
+    @property
+    def total(self) -> int | None:
+        """Return the positions in the epoch, as far as they are known."""
+        return self._broken_off if self._broken_off is not None else self.manifest.samples
+
+    def renew(self) -> None:
+        """Read the manifest again."""
+        self.renew_with(renewed(self._client, self._stream, self.manifest))
+
+    def renew_with(self, manifest: Manifest) -> None:
+        """Take the current manifest, in which more shards may be complete."""
+        self.manifest = manifest
+        begun = shards_in_order(self._client, self._stream, manifest)
+        for walk in (self.walk, self._head):
+            if walk is not None:
+                walk.now(manifest, begun)
+        if manifest.state == ABANDONED and self._broken_off is None:  # it ends with what is there
+            self._broken_off = self.walk.to_the_end()
+
+    def pieces(self, lo: int) -> Iterator[IndexedPiece]:
+        """Yield the pieces from ``lo`` on, cyclically. Raises NotCommittedYet at positions that are not committed."""
+        total = self.total
+        for piece in self.walk.pieces(lo):
+            yield piece
+            lo = piece.end
+        if total is None or lo < total:
+            raise NotCommittedYet
+        if self._head is None:
+            begun = shards_in_order(self._client, self._stream, self.manifest)
+            self._head = IndexWalk(self._client, self._stream, self.manifest, begun, 0, self._dropped)
+        laps = total
+        while True:
+            for piece in self._head.pieces(0):
+                yield piece.later(laps)
+            laps += total
 
 
 def shards_in_order(client: Client, stream: Stream, manifest: Manifest) -> range:

@@ -176,11 +176,11 @@ class Member:
         if isinstance(claim, RankClaim):
             return OrderedReader(
                 claim, epoch, queue, self._pool, start=claim.take_start(epoch),
-                remainder=options.remainder, notify=options.notify, views=options.views,
+                remainder=options.remainder, views=options.views,
             )  # fmt: skip
         return SharedReader(
             claim, epoch, queue, self._pool,
-            batch_size=options.batch_size, notify=options.notify, views=options.views,
+            batch_size=options.batch_size, views=options.views,
         )  # fmt: skip
 
     def finish(self, run: EpochRun) -> None:

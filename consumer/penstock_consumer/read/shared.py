@@ -30,7 +30,6 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
-from penstock_common.waiting import Notify
 from penstock_common.wire.header import Header
 from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice, is_done, is_newer, refuse_newer
@@ -114,11 +113,10 @@ class SharedReader:
         pool: ArrayPool,
         *,
         batch_size: int,
-        notify: Notify,
         views: bool = False,
     ) -> None:
         self.claim, self.epoch, self.queue = claim, epoch, queue
-        self._pool, self._batch_size, self._notify = pool, batch_size, notify
+        self._pool, self._batch_size = pool, batch_size
         self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
@@ -127,10 +125,10 @@ class SharedReader:
         claim.commit_check.begin(claim.heartbeat.members)
         self._assembler = self._assembler_of(epoch)
         self._received: list[ReceivedEntry] = []
-        self._dead_letters = DeadLetters(claim, notify)
+        self._dead_letters = DeadLetters(claim)
         self._segments = reader_of(claim.stream, gives_views=views)
         self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
-        self._connection = ReaderConnection(claim.client, queue, notify)
+        self._connection = ReaderConnection(claim.client, queue, claim.notify)
         self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
         self._arrivals = ServerClock(claim.client)
@@ -383,7 +381,7 @@ class SharedReader:
             except ServerUnavailable as error:
                 self._reconnect(error)
         if claim.is_suspect:
-            self._notify(crash_notice(self.claim.who, claim, receiver.header))
+            self.claim.notify(crash_notice(self.claim.who, claim, receiver.header))
         self._settle_received(list(self._received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
@@ -404,7 +402,7 @@ class SharedReader:
         self._emit(self._assembler)
         if roster.groups[self.claim.who.group].read < self.epoch:  # else the other members acknowledged it
             name = self.claim.stream.name
-            self._notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
+            self.claim.notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
 
     def _is_over(self) -> bool:
