@@ -116,8 +116,28 @@ class DeadLetters:
 
     def __init__(self, claim: LeaseClaim) -> None:
         self._claim = claim
+        self.count = 0
+        """The entries that could not be read."""
         self._held: list[_BadEntry] = []
         self._can_read = self._gave_up = False
+
+    def deal_with(self, odd: Sequence[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
+        """Deal with entries of which nothing is handed out. Raises TooManyDeadLetters, UnsupportedVersion."""
+        claim = self._claim
+        for one in [one for one in odd if not is_newer(one)]:
+            if is_done(claim.client, partition, manifest, claim.who.group, one.entry_id, one.error, one.header):
+                claim.end_entry(manifest, partition, one.entry_id)
+                continue
+            self.count += one.lease is None
+            if one.is_missing:
+                lost = "payload lost: the entry was deleted while it was pending"
+                self.add_now(manifest, partition, one.entry_id, lost)
+            elif one.error is not None:
+                self._add(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
+            elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
+                claim.end_entry(manifest, partition, one.entry_id)
+        self._require_hope()
+        refuse_newer(claim, partition, manifest.epoch, odd)
 
     def saw_good(self) -> None:
         """An entry could be read: what could not be is bad in itself."""
@@ -125,7 +145,7 @@ class DeadLetters:
         with suppress(ServerUnavailable):  # said of samples that are laid already; the next good one says it again
             self._add_held()
 
-    def bury(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
+    def _add(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Makes an entry a dead letter, or holds it back while nothing could be read."""
         if self._can_read:
             self.add_now(manifest, partition, entry_id, reason)
@@ -134,7 +154,7 @@ class DeadLetters:
         self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
-    def require_hope(self) -> None:
+    def _require_hope(self) -> None:
         """Raises TooManyDeadLetters, once, when too much is held back; asked when an answer is booked as a whole."""
         if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up:
             self._gave_up = True

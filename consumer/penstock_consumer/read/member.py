@@ -36,10 +36,17 @@ GONE_S = 1.0
 class AnyReader(Protocol):
     """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReader``."""
 
-    epoch: int
-    bad_entries: int
-    filled: int
-    """The samples that replace bad ones. Always 0 in shared reading."""
+    @property
+    def epoch(self) -> int:
+        """Return the epoch."""
+
+    @property
+    def bad_entries(self) -> int:
+        """Return the number of entries that could not be read."""
+
+    @property
+    def filled(self) -> int:
+        """Return the number of samples that replace bad ones. It is always 0 in shared reading."""
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""

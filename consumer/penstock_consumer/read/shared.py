@@ -32,7 +32,7 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.wire.header import Header
 from penstock_consumer.read.claims import LeaseClaim
-from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice, is_done, is_newer, refuse_newer
+from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
@@ -102,8 +102,47 @@ STATE_LOOKS, STATE_LOOK_S = 10, 0.1
 """How often, and at which distance, an epoch's state is looked at again, because abandoning it writes several keys."""
 
 
+class SharedReceivers:
+    """The batches and receivers of one shared reader, and the entries that they received."""
+
+    def __init__(self, claim: LeaseClaim, manifest: Manifest, batch_size: int, pool: ArrayPool, *, views: bool) -> None:
+        self.received: list[ReceivedEntry] = []
+        """The entries of the answer that is received now."""
+        self._claim, self._batch_size, self._pool = claim, batch_size, pool
+        self._segments = reader_of(claim.stream, gives_views=views)
+        self.assembler = self.assembler_of(manifest.epoch)
+        """The batches of the epoch that is read."""
+        self._of_partitions = [self._receiver(self.assembler, manifest, p, None) for p in claim.stream.partitions]
+
+    def of(self, partition: int) -> Receiver:
+        """Return the receiver of the epoch's new entries in a partition."""
+        return self._of_partitions[partition]
+
+    def of_claims(self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys) -> Receiver:
+        """Return a receiver of entries that were delivered before, less what the group has acknowledged of them."""
+        return self._receiver(assembler, manifest, partition, self._claim.who.group)
+
+    def assembler_of(self, epoch: int) -> Assembler:
+        """Return batches of their own for an epoch."""
+        assert self._claim.stream.spec is not None
+        return Assembler(self._claim.stream.spec, self._batch_size, self._pool, epoch)
+
+    def _receiver(
+        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, done_for: str | None
+    ) -> Receiver:
+        assert self._claim.stream.spec is not None
+        where = SharedScope(self._claim, manifest, partition, done_for)
+        return Receiver(
+            self._claim.stream.spec, assembler, where, partition.number, self.received.append, self._segments,
+            self._claim.commit_check,
+        )  # fmt: skip
+
+
 class SharedReader:
     """A reader of one epoch of one group, and of what is left of earlier ones, into a prefetch queue."""
+
+    filled = 0
+    """Shared reading replaces no bad sample."""
 
     def __init__(
         self,
@@ -116,22 +155,22 @@ class SharedReader:
         views: bool = False,
     ) -> None:
         self.claim, self.epoch, self.queue = claim, epoch, queue
-        self._pool, self._batch_size = pool, batch_size
-        self.bad_entries = self.filled = 0
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
         self._manifest = load_manifest(claim.client, claim.stream, epoch)
         claim.learn(self._manifest)
         claim.commit_check.begin(claim.heartbeat.members)
-        self._assembler = self._assembler_of(epoch)
-        self._received: list[ReceivedEntry] = []
+        self._receivers = SharedReceivers(claim, self._manifest, batch_size, pool, views=views)
         self._dead_letters = DeadLetters(claim)
-        self._segments = reader_of(claim.stream, gives_views=views)
-        self._receivers = [self._receiver(self._assembler, self._manifest, p, None) for p in self._partitions]
         self._connection = ReaderConnection(claim.client, queue, claim.notify)
         self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
-        self._arrivals = ServerClock(claim.client)
+        self._server_clock = ServerClock(claim.client)
+
+    @property
+    def bad_entries(self) -> int:
+        """Return the number of entries that could not be read."""
+        return self._dead_letters.count
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
@@ -165,7 +204,7 @@ class SharedReader:
                 self._reconnect(error)
 
     def _read_to_the_end(self) -> None:
-        self._arrivals.compare()
+        self._server_clock.compare()
         asking = self._planner
         asking.restart()
         while True:
@@ -195,7 +234,7 @@ class SharedReader:
     def _look_again(self) -> None:
         """Return whether the epoch has ended."""
         self._manifest = renewed(self.claim.client, self.claim.stream, self._manifest)
-        self._arrivals.compare()
+        self._server_clock.compare()
         if self._manifest.is_ended:
             self._planner.restart()
 
@@ -246,7 +285,8 @@ class SharedReader:
         """Receive one answer into batches. Returns the number of entries in it."""
         request = self._asked.popleft()
         partition = self._partitions[request.partition]
-        self._received.clear()
+        received = self._receivers.received
+        received.clear()
         broken: ServerUnavailable | None = None
         channel = self._connection.open()
         if self._pause.is_under_way:
@@ -256,7 +296,7 @@ class SharedReader:
         self.queue.reader_times.to("producers" if self._planner.is_waiting else "server")
         before_s = channel.waited_s
         try:
-            channel.read_entries(self._receivers[partition.number])
+            channel.read_entries(self._receivers.of(partition.number))
         except ReplyError as error:
             if damage := damage_of(self.claim.client, error.error, [partition.entries(self.epoch)]):
                 raise damage from None
@@ -266,21 +306,21 @@ class SharedReader:
             ) from None
         except ServerUnavailable as error:
             broken = error
-        taken = list(self._received)
+        taken = list(received)
         if taken:
             self._pause.received(taken[-1].entry_id)
-        created_s = 0.0 if broken is not None else self._arrivals.created_s(taken)
+        created_s = 0.0 if broken is not None else self._server_clock.created_s(taken)
         waited_s = channel.waited_s - before_s
         self.queue.reader_times.received(waited_s, created_s)
-        self._settle_received(taken, self._manifest, partition)  # before recovery asks what is held
-        self._emit(self._assembler)
+        self._book(taken, self._manifest, partition)  # before recovery asks what is held
+        self._emit(self._receivers.assembler)
         if broken is not None:
             raise broken  # no answer: it would not have meant "nothing"
         self._planner.answered(request, len(taken), waited_s, time.monotonic())
         self._connection.answered()
         return len(taken)
 
-    def _settle_received(self, received: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
+    def _book(self, received: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Note what arrived: leases of good entries first, because the rest asks the server; then dead letters."""
         odd = []
         for one in received:
@@ -292,25 +332,7 @@ class SharedReader:
         if any(one.lease is not None for one in received):
             self._dead_letters.saw_good()
         if odd:
-            self._settle_odd(odd, manifest, partition)
-
-    def _settle_odd(self, odd: list[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
-        """Deal with entries of which nothing is handed out."""
-        for one in [one for one in odd if not is_newer(one)]:
-            group = self.claim.who.group
-            if is_done(self.claim.client, partition, manifest, group, one.entry_id, one.error, one.header):
-                self.claim.end_entry(manifest, partition, one.entry_id)
-                continue
-            self.bad_entries += one.lease is None
-            if one.is_missing:
-                lost = "payload lost: the entry was deleted while it was pending"
-                self._dead_letters.add_now(manifest, partition, one.entry_id, lost)
-            elif one.error is not None:
-                self._dead_letters.bury(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
-            elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
-                self.claim.end_entry(manifest, partition, one.entry_id)
-        self._dead_letters.require_hope()
-        refuse_newer(self.claim, partition, manifest.epoch, odd)
+            self._dead_letters.deal_with(odd, manifest, partition)
 
     def _emit(self, assembler: Assembler, *, is_alone: bool = False) -> None:
         while (batch := assembler.take(is_alone=is_alone)) is not None:
@@ -350,7 +372,7 @@ class SharedReader:
     def _fetch_epoch(self, epoch: int, todo: deque[ClaimedEntry]) -> None:
         """Fetch the claims of one epoch, from the left."""
         manifest = self._manifest if epoch == self.epoch else find_manifest(self.claim.client, self.claim.stream, epoch)
-        assembler, is_alone = self._assembler_of(epoch), todo[0].is_suspect
+        assembler, is_alone = self._receivers.assembler_of(epoch), todo[0].is_suspect
         try:
             while todo and todo[0].epoch == epoch:
                 if manifest is not None:
@@ -366,23 +388,23 @@ class SharedReader:
 
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self._partitions[claim.partition]
-        receiver = self._receiver(assembler, manifest, partition, self.claim.who.group)
+        receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
         if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
             self.claim.heartbeat.count_turn(claim)
         while True:
-            self._received.clear()
+            received.clear()
             try:
                 self._connection.open().send([fetch_command(partition, claim.epoch, claim.entry_id)])
                 if read_by_id(self._connection, receiver, self.queue.reader_times, partition.entries(claim.epoch)) == 0:
-                    self._received.append(ReceivedEntry(claim.entry_id, 0, None, is_missing=True))
+                    received.append(ReceivedEntry(claim.entry_id, 0, None, is_missing=True))
                 break
             except ServerUnavailable as error:
                 self._reconnect(error)
         if claim.is_suspect:
             self.claim.notify(crash_notice(self.claim.who, claim, receiver.header))
-        self._settle_received(list(self._received), manifest, partition)
+        self._book(list(received), manifest, partition)
         self._emit(assembler, is_alone=claim.is_suspect)
 
     # --- the end ---
@@ -398,8 +420,8 @@ class SharedReader:
         if self.claim.who.group not in roster.groups or self.epoch in roster.epochs:
             self.queue.end(error)
             return
-        self._assembler.flush()
-        self._emit(self._assembler)
+        self._receivers.assembler.flush()
+        self._emit(self._receivers.assembler)
         if roster.groups[self.claim.who.group].read < self.epoch:  # else the other members acknowledged it
             name = self.claim.stream.name
             self.claim.notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
@@ -407,8 +429,8 @@ class SharedReader:
 
     def _is_over(self) -> bool:
         """Return True once every unacknowledged sample is held here or by a member that proved to be live."""
-        self._assembler.flush()
-        self._emit(self._assembler)
+        self._receivers.assembler.flush()
+        self._emit(self._receivers.assembler)
         self._require_live()
         if self._manifest.state == ABANDONED:  # its acknowledgements are refused, so it does not matter who holds what
             return not self._has_claims()
@@ -453,22 +475,6 @@ class SharedReader:
                 raise damage
             time.sleep(STATE_LOOK_S)
             self._look_again()
-
-    # --- parts ---
-
-    def _assembler_of(self, epoch: int) -> Assembler:
-        assert self.claim.stream.spec is not None
-        return Assembler(self.claim.stream.spec, self._batch_size, self._pool, epoch)
-
-    def _receiver(
-        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, done_for: str | None
-    ) -> Receiver:
-        assert self.claim.stream.spec is not None
-        where = SharedScope(self.claim, manifest, partition, done_for)
-        return Receiver(
-            self.claim.stream.spec, assembler, where, partition.number, self._received.append, self._segments,
-            self.claim.commit_check,
-        )  # fmt: skip
 
     def _reconnect(self, error: ServerUnavailable) -> None:
         """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
