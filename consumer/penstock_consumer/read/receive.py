@@ -238,6 +238,86 @@ def read_by_id(connection: ReaderConnection, sink: EntrySink, reader_times: Read
     return found
 
 
+class IncomingEntry:
+    """One entry while it is received: its header, its fields so far, and what is wrong with it."""
+
+    __slots__ = ("_came", "_due", "entry_id", "error", "fields", "header", "is_fixed", "nbytes", "received", "wanted")
+
+    def __init__(self, entry_id: bytes) -> None:
+        self.entry_id = entry_id
+        self.header: Header | None = None
+        self.error: BadEntry | None = None
+        self.wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
+        """See `ReadScope.wanted`."""
+        self.received: list[Any] = []
+        """The memory of the payload fields, in order."""
+        self.fields: dict[bytes, NDArray[np.uint8]] = {}
+        """The payload fields whose bytes are not in batches."""
+        self.is_fixed = False
+        """Whether the header announces the size of the field that was accepted last."""
+        self.nbytes = 0
+        self._due: Sequence[tuple[bytes, int | None]] = ()
+        """The payload fields that the header announces; of them, so many have come:"""
+        self._came = 0
+
+    def accepts(self, name: bytes, nbytes: int) -> bool:
+        """Return whether the next field is as expected. From the first that is not, the entry is bad."""
+        self.nbytes += nbytes
+        if self.error is not None:
+            return False
+        if self.header is None:
+            if name == META_FIELD and nbytes <= MAX_HEADER_BYTES:
+                return True
+            self.error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
+            return False
+        expected, announced = self._due[self._came] if self._came < len(self._due) else (b"no more", None)
+        if expected != name or self._came == len(self._due):
+            self.error = BadEntry(f"field {name[:40]!r}, expected {expected.decode()}")
+            return False
+        self._came += 1
+        if nbytes > MAX_FIELD_BYTES or (announced is not None and announced != nbytes):
+            self.error = BadEntry(f"field {name.decode()!r} has {nbytes} bytes, expected {announced}")
+            return False
+        self.is_fixed = announced is not None
+        return True
+
+    def open(self, header: Header, wanted: NDArray[np.bool_] | NDArray[np.int64] | None) -> None:
+        """Expect the fields that the header announces."""
+        self.wanted = wanted
+        self._due = header.fields() if header.ref is None else ()
+        self.header = header
+
+    def refuse(self, error: BadEntry) -> None:
+        """Note what is wrong with the entry."""
+        self.error = error
+
+    def keep(self, name: bytes, nbytes: int) -> list[memoryview]:
+        """Return memory of its own for a field."""
+        self.fields[name] = np.empty(nbytes, dtype=np.uint8)
+        return [self.fields[name].data]
+
+    def adopt(self, header: Header, ref: SegmentRef, views: Sequence[NDArray[np.uint8]]) -> None:
+        """Take the fields where they lie in a segment."""
+        self.nbytes += sum(ref.sizes)
+        for (name, _), view in zip(header.fields(), views, strict=True):
+            self.fields[name] = view
+
+    def fetched(self, ref: SegmentRef) -> None:
+        """Count a payload that was read from a segment."""
+        self.nbytes += sum(ref.sizes)
+
+    def complete(self) -> Header:
+        """Return the header once all fields came. Raises BadEntry if some did not."""
+        if self.header is None or self._came < len(self._due):
+            missing = ", ".join(name.decode() for name, _ in self._due[self._came :]) or "meta"
+            raise BadEntry(f"fields are missing: {missing}")
+        return self.header
+
+    def release(self) -> None:
+        """Refer to the memory of the fields no more."""
+        self.received, self.fields = [], {}
+
+
 class Receiver:
     """Receives the entries of one partition and epoch into an assembler."""
 
@@ -262,137 +342,110 @@ class Receiver:
         self._placed = {tensor.name.encode(): tensor.name for tensor in spec if not tensor.is_ragged}
         """Fields whose bytes may be received where batches have them."""
         self._bools = [tensor for tensor in spec if tensor.dtype == BOOL and not tensor.is_ragged]
-        self.begin(b"")
+        self._entry = IncomingEntry(b"")
 
     @property
     def header(self) -> Header | None:
         """Return the header of the entry received last, or None where it could not be believed."""
-        return self._header
+        return self._entry.header
 
     def begin(self, entry_id: bytes) -> None:
-        """An entry starts."""
-        self._entry_id = entry_id
-        self._header: Header | None = None
-        self._error: BadEntry | None = None
-        self._wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
-        self._due: Sequence[tuple[bytes, int | None]] = ()
-        """The payload fields that the header announces; of them, so many have come:"""
-        self._came = 0
-        self._received: list[Any] = []
-        self._scratch: dict[bytes, NDArray[np.uint8]] = {}
-        self._nbytes = 0
+        """Begin an entry."""
+        self._entry = IncomingEntry(entry_id)
 
     def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
         """Return where a field goes: whole fixed tensors into batches, all else into memory of its own.
 
         The header goes to `value`.
         """
-        self._nbytes += nbytes
-        if self._error is not None:
+        entry = self._entry
+        if not entry.accepts(name, nbytes):
             return SKIP
-        if self._header is None:
-            if name == META_FIELD and nbytes <= MAX_HEADER_BYTES:
-                return None
-            self._error = BadEntry(f"the first field is {name[:40]!r} of {nbytes} bytes, expected 'meta'")
-            return SKIP
-        expected, announced = self._due[self._came] if self._came < len(self._due) else (b"no more", None)
-        if expected != name or self._came == len(self._due):
-            self._error = BadEntry(f"field {name[:40]!r}, expected {expected.decode()}")
-            return SKIP
-        self._came += 1
-        if nbytes > MAX_FIELD_BYTES or (announced is not None and announced != nbytes):
-            self._error = BadEntry(f"field {name.decode()!r} has {nbytes} bytes, expected {announced}")
-            return SKIP
-        return self._views(name, nbytes, announced is not None)
+        return None if entry.header is None else self._views(entry.header, name, nbytes, entry.is_fixed)
 
-    def _views(self, name: bytes, nbytes: int, is_fixed: bool) -> Sequence[memoryview]:
-        assert self._header is not None
-        if is_fixed and self._wanted is None and name in self._placed:
-            views = self._assembler.places(self._placed[name], self._header.count)
+    def _views(self, header: Header, name: bytes, nbytes: int, is_fixed: bool) -> Sequence[memoryview]:
+        entry = self._entry
+        if is_fixed and entry.wanted is None and name in self._placed:
+            views = self._assembler.places(self._placed[name], header.count)
         else:
-            self._scratch[name] = np.empty(nbytes, dtype=np.uint8)
-            views = [self._scratch[name].data]
-        self._received += views
+            views = entry.keep(name, nbytes)
+        entry.received.extend(views)
         return views
 
     def value(self, name: bytes, data: bytes) -> None:
-        """The header."""
+        """Read the header."""
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            self._wanted = self._scope.wanted(header)
-            self._due = header.fields() if header.ref is None else ()
-            self._header = header
+            self._entry.open(header, self._scope.wanted(header))
             if self._index is not None:
                 self._index.ask(header)
         except BadEntry as error:
-            self._error = error
+            self._entry.refuse(error)
 
     def missing(self, entry_id: bytes) -> None:
-        """The entry is listed but gone."""
+        """Report an entry that is listed but gone."""
         self._report(ReceivedEntry(entry_id, 0, None, is_missing=True))
 
     def end(self) -> None:
-        """All fields are there: verify, then let the batches have it."""
-        lease: Lease | None = None
-        if self._error is None:
+        """Verify the entry, which has all its fields, then let the batches have it."""
+        entry, lease = self._entry, None
+        if entry.error is None:
             try:
-                lease = self._complete()
+                lease = self._complete(entry)
             except BadEntry as error:
-                self._error = error
-        header = self._header if self._error is not None else None
-        self._report(ReceivedEntry(self._entry_id, self._nbytes, lease, self._error, header=header))
-        self._received, self._scratch = [], {}
+                entry.refuse(error)
+        header = entry.header if entry.error is not None else None
+        self._report(ReceivedEntry(entry.entry_id, entry.nbytes, lease, entry.error, header=header))
+        entry.release()
 
-    def _complete(self) -> Lease | None:
-        header = self._header
-        if header is None or self._came < len(self._due):
-            missing = ", ".join(name.decode() for name, _ in self._due[self._came :]) or "meta"
-            raise BadEntry(f"fields are missing: {missing}")
+    def _complete(self, entry: IncomingEntry) -> Lease | None:
+        header = entry.complete()
         if header.ref is not None:
             if self._is_view(header):
                 return self._adopt(header, header.ref)
             self._fetch(header, header.ref)
-        verify(header, self._received)
+        verify(header, entry.received)
         self._require_committed(header)
-        if self._wanted is None:
+        if entry.wanted is None:
             return self._accept(header)
         offsets = self._offsets(header)
-        is_mask = self._wanted.dtype == np.bool_
-        kept = np.flatnonzero(self._wanted[offsets - header.first]) if is_mask else self._wanted
+        is_mask = entry.wanted.dtype == np.bool_
+        kept = np.flatnonzero(entry.wanted[offsets - header.first]) if is_mask else entry.wanted
         rows = kept.astype(np.int64, copy=False)
-        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, len(rows))
+        lease = self._lease(header, len(rows))
         if lease.owed:
             spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(offsets[rows])]
             self._assembler.append(self._columns(header), rows, spans)
         return lease
 
+    def _lease(self, header: Header, samples: int) -> Lease:
+        return Lease(self._partition, header.epoch, header.shard, self._entry.entry_id, samples)
+
     def _fetch(self, header: Header, ref: SegmentRef) -> None:
-        """The payload of an entry that has only a header, to where its fields would have gone."""
+        """Read the payload of an entry that has only a header, to where its fields would have gone."""
         assert self._segments is not None
         fields = zip(header.fields(), ref.sizes, strict=True)
-        views = [self._views(name, size, announced is not None) for (name, announced), size in fields]
+        views = [self._views(header, name, size, announced is not None) for (name, announced), size in fields]
         with self._named(self._segments, header):
             self._segments.read_into(ref, views)
-        self._nbytes += sum(ref.sizes)
+        self._entry.fetched(ref)
 
     def _is_view(self, header: Header) -> bool:
         """Return whether the entry is to be handed out where it lies."""
         assert self._segments is not None
-        is_whole = self._wanted is None and not self._ragged
+        is_whole = self._entry.wanted is None and not self._ragged
         return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)
 
     def _adopt(self, header: Header, ref: SegmentRef) -> Lease:
-        """The whole entry as a batch of read-only views of its segment."""
+        """Take the whole entry as a batch of read-only views of its segment."""
         assert self._segments is not None
         with self._named(self._segments, header):
             views = self._segments.views(ref)
         verify(header, views)
         self._require_committed(header)
-        self._nbytes += sum(ref.sizes)
-        for (name, _), view in zip(header.fields(), views, strict=True):
-            self._scratch[name] = view
-        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        self._entry.adopt(header, ref, views)
+        lease = self._lease(header, header.count)
         spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
         self._assembler.adopt(self._columns(header), spans)
         return lease
@@ -407,17 +460,17 @@ class Receiver:
             raise
 
     def _require_committed(self, header: Header) -> None:
-        """Raises BadEntry for an entry that no commit wrote, before anything of it is in the batches."""
+        """Raise BadEntry for an entry that no commit wrote, before anything of it is in the batches."""
         if self._index is not None:
-            self._index.require(header, self._entry_id)
+            self._index.require(header, self._entry.entry_id)
 
     def _accept(self, header: Header) -> Lease:
-        """The whole entry; its fixed tensors lie in the batches already."""
+        """Take the whole entry. Its fixed tensors lie in the batches already."""
         for tensor in self._bools:
             for place in self._assembler.places(tensor.name, header.count):
                 check_values(tensor, np.frombuffer(place, dtype=np.uint8))
         ragged = self._ragged_parts(header)
-        lease = Lease(self._partition, header.epoch, header.shard, self._entry_id, header.count)
+        lease = self._lease(header, header.count)
         ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
         self._assembler.accept(header.count, [BatchSpan(lease, lo, hi) for lo, hi in ranges], ragged)
         return lease
@@ -427,11 +480,11 @@ class Receiver:
         return np.delete(every, np.array(header.holes, dtype=np.int64) - header.first) if header.holes else every
 
     def _columns(self, header: Header) -> dict[str, Column]:
-        values: dict[bytes, Any] = dict(self._scratch)
+        values: dict[bytes, Any] = dict(self._entry.fields)
         return {tensor.name: decode_column(header, tensor, values) for tensor in self._spec}
 
     def _ragged_parts(self, header: Header) -> dict[str, Ragged]:
         if not self._ragged:
             return {}
-        values: dict[bytes, Any] = dict(self._scratch)
+        values: dict[bytes, Any] = dict(self._entry.fields)
         return {t.name: as_ragged(decode_column(header, t, values)) for t in self._spec if t.is_ragged}
