@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ class TestOnCheckpoint:
             found = numbers(one)
             deadline = time.monotonic() + 2
             with pytest.raises(WaitTimeout):
-                two._timeout_s = 2
+                two._options = replace(two._options, timeout_s=2)
                 list(two)
             assert time.monotonic() > deadline - 0.5
             one.checkpointed()

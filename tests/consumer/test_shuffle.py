@@ -6,6 +6,7 @@ import importlib
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_what_the_window_holds_is_renewed_for_as_long_as_it_takes(any_url: str) 
         time.sleep(1.5)  # more than two leases
         found += numbers(batches)
         assert sorted(found) == list(range(100))
-        two._timeout_s = 1
+        two._options = replace(two._options, timeout_s=1)
         with pytest.raises(Exception, match=r"waited|finished|has read"):
             list(two)
 

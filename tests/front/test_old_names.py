@@ -24,7 +24,7 @@ def test_old_arguments_of_a_loader_mean_what_they_meant(url: str) -> None:
         pytest.warns(DeprecationWarning, match=r"Loader\(lease_s=..., timeout_s=...\)|tuning=penstock.Tuning\("),
         loader("train", group="a", batch_size=8, url=url, timeout_s=7, lease_s=3) as old,
     ):
-        assert (old._timeout_s, old._options.lease_s) == (7, 3)
+        assert (old._options.timeout_s, old._options.lease_s) == (7, 3)
     with (
         pytest.warns(
             DeprecationWarning, match=r"is now Loader\(order=penstock.Canonical\(rank=..., world_size=...\)\)"

@@ -11,11 +11,12 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from penstock_common.errors import GroupFinished, PenstockError
-from penstock_common.hints import Passing, an, callable_of, explained, seconds, whole
+from penstock_common.hints import Passing, an, callable_of, explained
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -25,12 +26,12 @@ from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
-from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen, takes_old_names, tuning_of
-from penstock_common.waiting import OUTAGE_S, Wait, to_stderr
+from penstock_common.tuning import Canonical, Tuning, takes_old_names, tuning_of
+from penstock_common.waiting import OUTAGE_S, Wait
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.member import Member, join_as
-from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, rank_options, spec_digest
+from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, loader_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
@@ -50,7 +51,7 @@ class StageMethods:
     """
 
     _options: LoaderOptions
-    _member: Member | None
+    _resources: LoaderResources
 
     @explained
     def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
@@ -124,16 +125,43 @@ class StageMethods:
         return View(self)  # type: ignore[arg-type]  # every Loader is one of these
 
     def _told(self, verb: str) -> Self:
-        if self._member is not None and self._member.has_begun:
+        member = self._resources.member
+        if member is not None and member.has_begun:
             self._options.stages.pop()
             raise ValueError(f"{verb}() says how this loader reads, so it comes before its first batch")
         return self
 
 
-SHORTEST_LEASE_S = 0.1
-"""A shorter one would lapse between two renewals."""
+Notice = Literal["barren", "finished"]
+
 STARTUP_S = 60.0
 """A misspelt stream is reported after this time. A trainer may start before its producer."""
+
+
+class SingleLoop:
+    """The rule that one loop at a time reads a loader."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._loops, self._asking = 0, threading.Lock()
+
+    def begin(self) -> int:
+        """Return the number of a loop that begins. The loops before it have ended."""
+        self._loops += 1
+        return self._loops
+
+    def ask(self, loop: int) -> None:
+        """Begin to ask for a batch. Raises PenstockError if a newer loop has begun or another thread asks now."""
+        if loop != self._loops or not self._asking.acquire(blocking=False):
+            raise PenstockError(
+                f"this loader of {self._stream!r} is read by another loop or thread, and asking for the next batch "
+                "acknowledges the one before: make a penstock.Loader in each thread, with the same group to share "
+                "its batches"
+            )
+
+    def answered(self) -> None:
+        """Note that the loop has its batch."""
+        self._asking.release()
 
 
 class Loader(StageMethods, Passing):
@@ -202,60 +230,39 @@ class Loader(StageMethods, Passing):
             OrderNeedsSizes: at its first batch, if canonical order needs sizes that the epoch does not have.
         """
         tuning = tuning_of("Loader", tuning)
-        batch_size = whole("batch_size", batch_size)
-        prefetch_bytes = whole("prefetch_bytes", chosen(tuning.prefetch_bytes, PREFETCH_BYTES))
-        lease_s, timeout_s = chosen(tuning.lease_s, LEASE_S), tuning.timeout_s
-        notify = chosen(tuning.notify, to_stderr)
-        seconds("lease_s", lease_s)
-        if lease_s < SHORTEST_LEASE_S:
-            raise ValueError(
-                f"lease_s is {lease_s}, expected seconds, {SHORTEST_LEASE_S} or more ({LEASE_S:.0f} if left out)"
-            )
-        if timeout_s is not None:
-            seconds("timeout_s", timeout_s)
-        callable_of("notify", notify, "print")
-        ranked, remainder = rank_options(order, batch_size, tuning)
-        if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
-            raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
-        settings = Settings.from_environment()
+        options = loader_options(start, batch_size, order, tuning)
+        settings, notify = Settings.from_environment(), options.notify
         self.name = checked_name("stream", stream)
         is_awaited = stream in settings.awaited
         if is_awaited and url and url != settings.named_url:
             notify(f"url= names another server than the `penstock run` above, which makes {stream!r}: leave out url=")
-        self._startup_s = None if is_awaited else STARTUP_S
         self.group = checked_name("group", group)
-        self.member = rank_member(ranked.rank) if ranked else checked_name("member", tuning.member or default_member())
-        self.batch_size = batch_size
+        rank = options.order
+        self.member = rank_member(rank.rank) if rank else checked_name("member", tuning.member or default_member())
         self._acknowledger = Acknowledger(acknowledge, self.name, notify)
-        self._timeout_s, self._notify, self._url = timeout_s, notify, url or settings.url
-        self._options = LoaderOptions(
-            start=start,
-            create=chosen(tuning.create, True),
-            batch_size=batch_size,
-            prefetch_bytes=prefetch_bytes,
-            lease_s=lease_s,
-            notify=notify,
-            order=ranked,
-            remainder=remainder,
-            views=bool(tuning.views),
-        )
-        patience_s = min(OUTAGE_S, timeout_s or OUTAGE_S)
-        self._client: Client = connect(self._url, bears_outages=notify, patience_s=patience_s)
-        self._member: Member | None = None
+        self._options = replace(options, url=url or settings.url, startup_s=None if is_awaited else STARTUP_S)
+        patience_s = min(OUTAGE_S, options.timeout_s or OUTAGE_S)
+        client = connect(self._options.url, bears_outages=notify, patience_s=patience_s)
         self._life = secrets.token_hex(8)
         """The number in a state, which counts batches of one loader."""
-        self._iterations, self._asking = 0, threading.Lock()
-        self._is_told_finished = self._is_told_barren = False
+        self._loop = SingleLoop(self.name)
+        self._noticed: set[Notice] = set()
+        """The notices that were given, each of them once."""
         self._steps: int | None = None
         """The number of batches in the latest epoch whose size was known."""
         self._tally = StatsCounter()
-        self._resources = LoaderResources(self._client, self._acknowledger.unacknowledged)
+        self._resources = LoaderResources(client, self._acknowledger.unacknowledged)
         self._closing = weakref.finalize(self, end_resources, self._resources)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
         if found is not None and found.spec is not None:
             self._join(found)
 
     # --- the stream ---
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples of a batch."""
+        return self._options.batch_size
 
     @property
     def stream(self) -> Stream:
@@ -330,17 +337,26 @@ class Loader(StageMethods, Passing):
             f"batch_size {self.batch_size}>"
         )
 
+    @property
+    def _client(self) -> Client:
+        return self._resources.client
+
+    @property
+    def _member(self) -> Member | None:
+        """Return the member, or None before the loader has joined its group."""
+        return self._resources.member
+
     def _joined(self) -> Member:
         if self._member is None:
-            limit = self._timeout_s if self._timeout_s is not None else self._startup_s
-            wait = Wait(self._notify, limit, server=self._client.where)
+            limit = self._options.timeout_s if self._options.timeout_s is not None else self._options.startup_s
+            wait = Wait(self._options.notify, limit, server=self._client.where)
             with self._tally.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
         return self._member
 
     def _join(self, stream: Stream) -> Member:
         who = Membership(stream, self.group, self.member, new_incarnation(), self._options.order)
-        self._member = member = join_as(self._client, who, self._options)
+        member = join_as(self._client, who, self._options)
         self._resources.join(member)
         self._acknowledger.join(member)
         member.heartbeat.follow(self._tally.pace)
@@ -358,20 +374,14 @@ class Loader(StageMethods, Passing):
 
     def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of one iteration, unless a newer one has begun or another thread asks meanwhile."""
-        self._iterations += 1
-        mine = self._iterations
+        mine = self._loop.begin()
         while True:
             self._require_own()
-            if mine != self._iterations or not self._asking.acquire(blocking=False):
-                raise PenstockError(
-                    f"this loader of {self.name!r} is read by another loop or thread, and asking for the next batch "
-                    "acknowledges the one before: make a penstock.Loader in each thread, with the same group to share "
-                    "its batches"
-                )
+            self._loop.ask(mine)
             try:
                 batch = next(batches, None)
             finally:
-                self._asking.release()
+                self._loop.answered()
             if batch is None:
                 return
             yield batch
@@ -413,7 +423,7 @@ class Loader(StageMethods, Passing):
         options, manifest = self._options, find_manifest(self._client, self.stream, epoch)
         samples = (manifest.samples or 0) if manifest is not None else 0
         step = self.batch_size * (1 if options.order is None else options.order.world)
-        if self._is_told_barren or not samples:
+        if "barren" in self._noticed or not samples:
             return
         if options.remainder == "drop" and samples < step:
             why = f"its {samples} samples do not fill one step of {step}, and remainder='drop' leaves the rest out"
@@ -421,8 +431,8 @@ class Loader(StageMethods, Passing):
             why = "filter() kept none of the samples that this loader received"
         else:
             return
-        self._is_told_barren = True
-        self._notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
+        self._noticed.add("barren")
+        self._options.notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
 
     def _note_steps(self, member: Member, epoch: int) -> None:
         if member.rank is not None:
@@ -489,7 +499,7 @@ class Loader(StageMethods, Passing):
         """Report the statistics of an epoch that was read to its end."""
         stats = self._tally.end()
         if self._tally.is_due(is_feed=is_feed):
-            self._notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
+            self._options.notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
 
     # --- state ---
 
@@ -542,18 +552,18 @@ class Loader(StageMethods, Passing):
 
     def _await_epoch(self, member: Member, is_empty: bool) -> int | None:
         """Return the next epoch of the group, or None if it has read all epochs and this loader had its share."""
-        wait = Wait(self._notify, self._timeout_s, server=self._client.where)
+        wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
         fresh = self._tally.batches == 0
-        limit = self._startup_s if fresh and self._timeout_s is None else None
+        limit = self._options.startup_s if fresh and self._options.timeout_s is None else None
         while True:
             try:
                 if (epoch := self._look_for_epoch(member, wait, limit)) is not None:
                     return epoch
             except GroupFinished as error:
-                if fresh or self._is_told_finished or not is_empty:
+                if fresh or "finished" in self._noticed or not is_empty:
                     raise
-                self._is_told_finished = True
-                self._notify(str(error))
+                self._noticed.add("finished")
+                self._options.notify(str(error))
                 return None
 
     def _look_for_epoch(self, member: Member, wait: Wait, limit: float | None) -> int | None:
@@ -577,7 +587,7 @@ class Loader(StageMethods, Passing):
     def _next_batch(self, member: Member, epoch: int) -> Batch | None:
         run = member.run or member.begin(epoch)
         self._tally.begin(epoch, run.queue.inner)
-        wait = Wait(self._notify, self._timeout_s, server=self._client.where)
+        wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
         while True:
             queued = run.queue.get(POLL_S)
             member.heartbeat.raise_error()
@@ -606,7 +616,7 @@ class Loader(StageMethods, Passing):
         self._tally.count(run.reader.bad_entries, run.reader.filled)
         manifest = find_manifest(self._client, claim.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
-            self._notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
+            self._options.notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
         self._note_steps(member, epoch)
         self._acknowledger.end_epoch(epoch)
         if epoch in claim.unclosed:
@@ -647,8 +657,8 @@ class LoaderHooks:
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self.client, self.url, self.timeout_s = loader._client, loader._url, loader._timeout_s
-        self.options, self.acknowledger, self.tally = loader._options, loader._acknowledger, loader._tally
+        self.client, self.options = loader._client, loader._options
+        self.acknowledger, self.tally = loader._acknowledger, loader._tally
 
     @property
     def policy(self) -> Acknowledge:

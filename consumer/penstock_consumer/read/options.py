@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_common.errors import StateMismatch
-from penstock_common.hints import whole
+from penstock_common.hints import callable_of, seconds, whole
 from penstock_common.stream.groups.roster import Order
-from penstock_common.tuning import Canonical, Tuning
-from penstock_common.waiting import Notify
+from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen
+from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.stage import StageMaker
@@ -35,6 +35,12 @@ class LoaderOptions:
     """Whether a group that is not there is made."""
     views: bool = False
     """Whether a batch that is one block of a segment is handed out where it lies."""
+    url: str = ""
+    """The server's address."""
+    timeout_s: float | None = None
+    """The longest wait, or None for any."""
+    startup_s: float | None = None
+    """The longest wait for a stream or a first epoch where `timeout_s` is None."""
     stages: list[StageMaker] = field(default_factory=list)
     """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
 
@@ -42,6 +48,40 @@ class LoaderOptions:
         """Memory for all that can be waiting at once, and some in the trainer's hands."""
         sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
+
+
+SHORTEST_LEASE_S = 0.1
+"""A shorter one would lapse between two renewals."""
+
+
+def loader_options(start: str | int, batch_size: int, order: object, tuning: Tuning) -> LoaderOptions:
+    """Return the checked options of a loader; see `loader.Loader`. Raises ValueError, TypeError."""
+    batch_size = whole("batch_size", batch_size)
+    prefetch_bytes = whole("prefetch_bytes", chosen(tuning.prefetch_bytes, PREFETCH_BYTES))
+    lease_s, notify = chosen(tuning.lease_s, LEASE_S), chosen(tuning.notify, to_stderr)
+    seconds("lease_s", lease_s)
+    if lease_s < SHORTEST_LEASE_S:
+        raise ValueError(
+            f"lease_s is {lease_s}, expected seconds, {SHORTEST_LEASE_S} or more ({LEASE_S:.0f} if left out)"
+        )
+    if tuning.timeout_s is not None:
+        seconds("timeout_s", tuning.timeout_s)
+    callable_of("notify", notify, "print")
+    ranked, remainder = rank_options(order, batch_size, tuning)
+    if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
+        raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
+    return LoaderOptions(
+        start=start,
+        create=chosen(tuning.create, True),
+        batch_size=batch_size,
+        prefetch_bytes=prefetch_bytes,
+        lease_s=lease_s,
+        timeout_s=tuning.timeout_s,
+        notify=notify,
+        order=ranked,
+        remainder=remainder,
+        views=bool(tuning.views),
+    )
 
 
 def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[Order | None, str]:

@@ -180,9 +180,9 @@ class WorkerShares:
         assert options.order is not None
         self._rank.heartbeat.read_epoch(epoch)
         return EpochShare(
-            url=hooks.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
+            url=options.url, stream=hooks.loader.name, stream_id=hooks.loader.stream.id, group=hooks.loader.group,
             order=options.order, epoch=epoch, start=start, batch_size=options.batch_size, remainder=options.remainder,
-            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, timeout_s=hooks.timeout_s,
+            prefetch_bytes=options.prefetch_bytes, lease_s=options.lease_s, timeout_s=options.timeout_s,
         )  # fmt: skip
 
     def take(self, part: EpochShare, carried: RemoteBatch) -> Batch:

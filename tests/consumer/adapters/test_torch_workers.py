@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -313,14 +314,14 @@ def test_a_state_after_the_last_epoch_waits_for_no_producer(any_url: str) -> Non
     with rank_of(any_url, timeout_s=30) as loader:
         batches = made(loader, 2, stateful.StatefulDataLoader)
         assert one_pass(batches) == numbers_of(0)
-        loader._timeout_s = 0.1
+        loader._options = replace(loader._options, timeout_s=0.1)
         state = batches.state_dict()
     with rank_of(any_url) as loader:
         batches = made(loader, 2, stateful.StatefulDataLoader)
         batches.load_state_dict(state)
-        loader._timeout_s = 0.1
+        loader._options = replace(loader._options, timeout_s=0.1)
         assert batches.state_dict() == state
-        loader._timeout_s = 30
+        loader._options = replace(loader._options, timeout_s=30)
         with planned_writer(any_url) as writer:
             write_shards(writer.epoch(sizes=list(SIZES)), range(len(SIZES)), SIZES, frozenset())
         assert one_pass(batches) == list(range(sum(SIZES)))
