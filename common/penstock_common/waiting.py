@@ -23,8 +23,23 @@ from penstock_common.stall_detector import (
     no_answer,
 )
 
-__all__ = ["FIRST_WORD_S", "OUTAGE_S", "REPEAT_S", "Clock", "Notify", "Outage", "Wait", "to_stderr"]
+__all__ = [
+    "AT_ONCE_S",
+    "FIRST_WORD_S",
+    "LEAVE_S",
+    "OUTAGE_S",
+    "REPEAT_S",
+    "Clock",
+    "Notify",
+    "Outage",
+    "Wait",
+    "to_stderr",
+]
 
+LEAVE_S = 2.0
+"""The time for which closing waits for a server that is away."""
+AT_ONCE_S = 0.3
+"""The time for any part of an end that nobody asked for in words: Ctrl-C, an error, the end of the program."""
 BETWEEN_TRIES_S = 0.5
 OUTAGE_S = 60.0
 """The time for which a request to a lost server is repeated. It outlasts a restart, a failover or a minute of

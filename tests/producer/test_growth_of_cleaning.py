@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import SHARDS_AT_ONCE
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
@@ -16,7 +17,7 @@ from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.cleaner import Cleaner, Cleaners
 from penstock_producer.write.quota import LOOK_EVERY_S, AdmissionOrder
 from penstock_producer.write.resources import SharedResources
-from penstock_producer.write.trimmer import FAR_S, SHARDS_AT_ONCE
+from penstock_producer.write.trimmer import FAR_S
 from penstock_producer.write.writer import EpochWriter, Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, entries, sample, stored
 from tests.producer import repaired

@@ -18,22 +18,26 @@ from penstock_common.errors import PenstockError
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, is_script_error, readable, run_script
+from penstock_common.stream.commands import Arg, Client, is_script_error, readable, run_script
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import Fields
-from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
+from penstock_common.wire.limits import MAX_HEADER_BYTES, MAX_NUMBER, MAX_SHARD_SAMPLES
 
 _CLAIM_ENTRY = load_script("claim_entry")
 _TRIM = load_script("trim")
+_DESCRIBE_ENTRY = load_script("describe_entry")
+_READ_HEADERS = load_script("read_headers")
 
 _COMMIT = load_script("commit").encode()
 """The script is sent in full: a digest that the server forgot would fail in EXEC and leave an unindexed entry."""
 FIRST_PAGE, PAGE = 32, 1000
 """Index records in the first page and in the largest one. A page doubles, because many callers need few records."""
+SHARDS_AT_ONCE = 64
+"""The shards in one question about how far their indexes go."""
 PAGE_BYTES = 4 << 20
 """The payload that the server reads for one page of entries, so that it answers others every few milliseconds."""
 EntryId = tuple[int, int]
@@ -337,6 +341,21 @@ def fetch_fields(client: Client, partition: PartitionKeys, epoch: int, entry_id:
     """Read the fields of one entry by id, in order, or None if it is gone. For reading single entries."""
     found: list[tuple[bytes, dict[bytes, bytes]]] = client.xrange(partition.entries(epoch), entry_id, entry_id, count=1)
     return list(found[0][1].items()) if found else None
+
+
+def describe_entry(client: Client, partition: PartitionKeys, epoch: int, entry_id: Arg) -> list[Any]:
+    """Return an entry's header, then name and size of each other field, or nothing if it was removed.
+
+    No payload is sent.
+    """
+    found: list[Any] = run_script(client, _DESCRIBE_ENTRY, [partition.entries(epoch)], [entry_id, MAX_HEADER_BYTES])
+    return found
+
+
+def read_headers(client: Client, partition: PartitionKeys, epoch: int, ids: Iterable[bytes]) -> list[bytes]:
+    """Return the header of each entry, or b"" for one that was removed."""
+    found: list[bytes] = run_script(client, _READ_HEADERS, [partition.entries(epoch)], [MAX_HEADER_BYTES, *ids])
+    return found
 
 
 def has_entries(client: Client, stream: Stream, epoch: int) -> bool:

@@ -13,15 +13,13 @@ from penstock_common.server.channel import Command
 from penstock_common.server.scripts import load_script
 from penstock_common.settings import Settings
 from penstock_common.stream.commands import Client, Run, readable, run_script
+from penstock_common.stream.entries import describe_entry
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.header import parse_header
-from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import Spec
-
-_DESCRIBE_ENTRY = load_script("describe_entry")
 
 
 def segments_of(stream: Stream) -> SegmentFolder | None:
@@ -101,9 +99,7 @@ def entry_fields(
 
 def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> str | None:
     """Return the checksum in an entry's header, or None if it has none or was removed. No payload is sent."""
-    found = run_script(
-        client, _DESCRIBE_ENTRY, [stream.partition_of(shard).entries(epoch)], [entry_id, MAX_HEADER_BYTES]
-    )
+    found = describe_entry(client, stream.partition_of(shard), epoch, entry_id)
     if not found or stream.spec is None:
         return None
     return parse_header(found[0], stream.spec, takes_refs=True).xxh3

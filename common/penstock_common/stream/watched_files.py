@@ -14,7 +14,7 @@ from penstock_common.stream.streams import Stream, deleted
 
 _TAKE_FILES = load_script("take_files")
 
-PAGE = 1000
+FIELDS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TakenFiles:
 def load_watched(client: Client, stream: Stream) -> TakenFiles:
     """Read all of it, page by page."""
     watched = TakenFiles()
-    for raw, value in client.hscan_iter(stream.keys.watched, count=PAGE):
+    for raw, value in client.hscan_iter(stream.keys.watched, count=FIELDS_AT_ONCE):
         kind, _, rest = raw.decode().partition(":")
         if kind == "f":
             watched.epochs[rest] = int(value)

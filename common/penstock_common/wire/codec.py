@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, ChecksumMismatch, TooLarge
 from penstock_common.wire.block import Block, Column
 from penstock_common.wire.dtypes import BOOL, item_size, numpy_dtype
-from penstock_common.wire.header import STREAM_ID, VERSION, Header, layout_of, parse_header
+from penstock_common.wire.header import STREAM_ID, WIRE_VERSION, Header, layout_of, parse_header
 from penstock_common.wire.limits import (
     INLINE_SAMPLES,
     INLINE_SIZES,
@@ -73,7 +73,7 @@ def encode(
     digest = f',"xxh3":"{digest_of([value for _, value in payload])}"' if checksum else ""
     repair = ',"repair":true' if is_repair else ""
     meta = (
-        f'{{"v":{VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
+        f'{{"v":{WIRE_VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
         f'"count":{block.count}{holes}{repair},"tensors":{tensors}{digest}}}'
     )
     return [(META_FIELD, meta.encode()), *payload]

@@ -130,7 +130,7 @@ def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> FixedLayout | None
     return FixedLayout(text, text.encode(), fields, is_allowed)
 
 
-VERSION = 1
+WIRE_VERSION = 1
 RESERVED = ("compression", "ref")
 """Header keys of later versions: this reader refuses an entry that has one."""
 STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
@@ -206,8 +206,10 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
         return known
     value = _object(data)
     version = _number(value, "v", 1, MAX_NUMBER)
-    if version != VERSION:
-        raise UnsupportedVersion(f"entry of wire format v{version}, this process knows v{VERSION}: update penstock")
+    if version != WIRE_VERSION:
+        raise UnsupportedVersion(
+            f"entry of wire format v{version}, this process knows v{WIRE_VERSION}: update penstock"
+        )
     for key in RESERVED:
         if key in value and not (takes_refs and key == "ref"):
             raise UnsupportedVersion(f"entry uses {key!r}, reserved in wire format v1: update penstock")
@@ -369,7 +371,7 @@ __all__ = [
     "MAX_SHARD_SAMPLES",
     "RESERVED",
     "STREAM_ID",
-    "VERSION",
+    "WIRE_VERSION",
     "Header",
     "parse_header",
 ]

@@ -19,7 +19,7 @@ from penstock_common.wire.spec import Spec
 
 FILE_MAGIC = b"PENSTOCK"
 RECORD_MAGIC = b"PSRC"
-VERSION = 1
+SEGMENT_VERSION = 1
 MAX_INFO_BYTES = 1 << 20
 
 _FILE = struct.Struct("<8sIIQ")
@@ -59,7 +59,7 @@ def pack_info(info: SegmentInfo) -> bytes:
         },
         separators=(",", ":"),
     ).encode()  # fmt: skip
-    head = _FILE.pack(FILE_MAGIC, VERSION, len(text), xxhash.xxh3_64_intdigest(text)) + text
+    head = _FILE.pack(FILE_MAGIC, SEGMENT_VERSION, len(text), xxhash.xxh3_64_intdigest(text)) + text
     return head.ljust(aligned(len(head), PAGE), b"\0")
 
 
@@ -68,8 +68,8 @@ def info_bytes(first: bytes) -> int:
     if len(first) < _FILE.size or first[:8] != FILE_MAGIC:
         raise BadSegment("the file does not begin like a segment")
     _, version, length, _ = _FILE.unpack_from(first)
-    if version != VERSION:
-        raise BadSegment(f"a segment of version {version}, this process knows {VERSION}: update penstock")
+    if version != SEGMENT_VERSION:
+        raise BadSegment(f"a segment of version {version}, this process knows {SEGMENT_VERSION}: update penstock")
     if length > MAX_INFO_BYTES:
         raise BadSegment(f"the head has {length} bytes, at most {MAX_INFO_BYTES} are read")
     return aligned(_FILE.size + length, PAGE)

@@ -15,7 +15,7 @@ from penstock_common.hints import explained
 from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed
 from penstock_consumer.adapters.torch_tensors import mapped
 
-AHEAD = 2
+BATCHES_AHEAD = 2
 """The batches on the device: the step's, and one that is copied during the step."""
 Sent = tuple[Any, Any]
 """An element on the device, and the event that follows its copy."""
@@ -99,7 +99,7 @@ class OnDevice:
         dataset, elements = self.source.dataset, self.source.elements()
         sent: deque[tuple[Any, Token]] = deque()
         while True:
-            while len(sent) < AHEAD and (not sent or self.source.is_ready):
+            while len(sent) < BATCHES_AHEAD and (not sent or self.source.is_ready):
                 pair = next(elements, None)
                 if pair is None:
                     break
@@ -134,7 +134,7 @@ class ReplayOnDevice:
         sent: deque[Any] = deque()
         for element in self._batches:
             sent.append(self._side.send(element))
-            if len(sent) == AHEAD:
+            if len(sent) == BATCHES_AHEAD:
                 yield self._side.hand(sent.popleft())
         while sent:
             yield self._side.hand(sent.popleft())

@@ -17,22 +17,18 @@ from penstock_common.errors import (
     UncommittedEntry,
     UnsupportedVersion,
 )
-from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import fetch_fields
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import fetch_fields, read_headers
 from penstock_common.stream.groups.ledger import bury, settled_bits, uncovered
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.wire.header import Header
-from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.receive import ReceivedEntry
 from penstock_consumer.stages.batch import Lease
-
-_READ_HEADERS = load_script("read_headers")
 
 
 def is_newer(one: ReceivedEntry) -> bool:
@@ -75,9 +71,7 @@ def is_done(
     if isinstance(error, UncommittedEntry):
         if state is None or state.startswith(b"gone:"):
             return True
-        keys = [partition.entries(manifest.epoch)]
-        found: list[bytes] = run_script(client, _READ_HEADERS, keys, [MAX_HEADER_BYTES, entry_id])
-        return found == [b""]
+        return read_headers(client, partition, manifest.epoch, [entry_id]) == [b""]
     if state != manifest.live_state.encode():
         return True
     bits = settled_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)

@@ -12,7 +12,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.hints import HintId, hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
 
-AHEAD = 2
+REQUESTS_AHEAD = 2
 """The requests under way at once. The server prepares the next reply while the reader receives this one."""
 REQUEST_BYTES = 2_000_000
 """The payload bytes of one request. They hide a round trip, and the server copies all of them to its reply buffer."""
@@ -53,7 +53,7 @@ class FetchPlanner:
     def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
         """``budget_bytes`` is the budget of the prefetch queue, and ``stream_bytes`` that of the stream."""
         self._partitions, self._stream_bytes = partitions, stream_bytes
-        self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * AHEAD))
+        self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * REQUESTS_AHEAD))
         """The bytes of one request: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = 0.0
         """The recent mean size of an entry, or 0 before the first."""
@@ -135,13 +135,15 @@ class FetchPlanner:
         An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers.
         So does a reader of one partition that was given every entry. After a pause no request waits.
         """
-        size, round_of = self._partitions, max(self._partitions, AHEAD)
+        size, round_of = self._partitions, max(self._partitions, REQUESTS_AHEAD)
         is_slow = self.is_idle or (size == 1 and self._is_drained)
         if is_slow and under_way:
             return []
-        most, count = AHEAD, self._count()
+        most, count = REQUESTS_AHEAD, self._count()
         if is_slow:  # with several partitions one entry each, so that a sweep brings no more than usual
-            most, count = (1, count) if size == 1 else (max(1, min(size - self._empty % size, AHEAD * count)), 1)
+            most, count = (
+                (1, count) if size == 1 else (max(1, min(size - self._empty % size, REQUESTS_AHEAD * count)), 1)
+            )
         requests = []
         for _ in range(most - under_way):
             is_last = (is_slow and size == 1) or self._turn % round_of == round_of - 1

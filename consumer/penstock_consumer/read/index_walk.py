@@ -9,7 +9,7 @@ from itertools import chain
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import FIRST_PAGE, PAGE, Record
+from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, Record
 from penstock_common.stream.groups.dead_notes import DeadNote
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index import EpochIndexes, IndexRange
@@ -53,8 +53,6 @@ def _end_of(piece: IndexedPiece) -> int:
     return piece.end
 
 
-SHARDS_AT_ONCE = 64
-"""The number of shards in one question about how far they are committed."""
 RANGES = 64
 """The number of ranges of records in one request."""
 NEAR_RECORDS = 4

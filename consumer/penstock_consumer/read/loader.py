@@ -31,7 +31,7 @@ from penstock_common.waiting import OUTAGE_S, Wait
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Acknowledge, Acknowledger, Adapter
 from penstock_consumer.read.member import Member, join_as
-from penstock_consumer.read.options import VERSION, LoaderOptions, State, check_state, loader_options, spec_digest
+from penstock_consumer.read.options import STATE_VERSION, LoaderOptions, State, check_state, loader_options, spec_digest
 from penstock_consumer.read.resources import LoaderResources, default_member, end_resources
 from penstock_consumer.read.waits import EVENT_MS, await_stream
 from penstock_consumer.stages.batch import Batch
@@ -539,7 +539,7 @@ class Loader(StageMethods, Passing):
 
     def _identity(self) -> State:
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "stream": self.name,
             "stream_id": self.stream.id,
             "spec": spec_digest(self.spec),

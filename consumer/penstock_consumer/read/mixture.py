@@ -17,12 +17,10 @@ from penstock_common.wire.spec import Spec
 from penstock_consumer.read.ack import Adapter
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.read.options import State, check_state
+from penstock_consumer.read.options import STATE_VERSION, State, check_state
 from penstock_consumer.read.view import View
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import Stats, StatsCounter, mixed
-
-VERSION = 1
 
 
 @explained
@@ -210,7 +208,7 @@ class Mixture(Passing):
         states = {name: loader.state_dict() for name, loader in self._loaders.items()}
         reached = self._adapter.reached() if self._adapter is not None else []
         return {
-            "version": VERSION,
+            "version": STATE_VERSION,
             "mixture": self._identity(),
             "step": self._trained + len(reached),
             "done": sorted(name for name in self._weights if self._is_done(name, states[name])),

@@ -112,7 +112,8 @@ def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[Order 
     return Order(rank, world_size, batch_size), remainder or default
 
 
-VERSION = 1
+STATE_VERSION = 1
+"""The version of the `state_dict` of a loader, and of a mixture."""
 
 State = dict[str, Any]
 
@@ -127,9 +128,9 @@ def check_state(state: object, own: Mapping[str, Any]) -> None:
 
     ``own`` is what the loader itself would return.
     """
-    if not isinstance(state, Mapping) or state.get("version") != VERSION:
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         found = state.get("version") if isinstance(state, Mapping) else None
-        raise StateMismatch("version", found, VERSION, _HINTS["version"])
+        raise StateMismatch("version", found, STATE_VERSION, _HINTS["version"])
     for what, hint in _HINTS.items():
         if what in own and state.get(what) != own[what]:
             raise StateMismatch(what, state.get(what), own[what], hint)

@@ -14,17 +14,14 @@ from socket import gethostname
 
 from penstock_common.errors import PenstockError
 from penstock_common.stream.commands import Client
+from penstock_common.waiting import AT_ONCE_S, LEAVE_S
 from penstock_consumer.read.ack import UnacknowledgedNotice
 from penstock_consumer.read.member import Member
 
 JOIN_S = 5.0
 """How long a thread may take to notice that it should end; each looks several times a second."""
-LEAVE_S = 2.0
-"""How long closing waits for a server that is away."""
 SILENCE_S = 5.0
-"""And for the answer of one that is there."""
-AT_ONCE_S = 0.3
-"""How long any part of an end takes that nobody asked for in words: Ctrl-C, an error, the end of the program."""
+"""The time for which closing waits for the answer of a server that is there."""
 
 
 @dataclass(slots=True)

@@ -12,11 +12,10 @@ from penstock_common.hints import Passing, callable_of, whole
 from penstock_common.segments.reader import AHEAD_BYTES, SegmentReader
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.tuning import PREFETCH_BYTES, Tuning, chosen
-from penstock_common.waiting import join, to_stderr
+from penstock_common.waiting import AT_ONCE_S, join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META_FIELD, Spec
-from penstock_consumer.read.resources import AT_ONCE_S
 from penstock_consumer.stages.batch import Assembler, Batch
 from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.queue import POLL_S, PrefetchQueue, QueueStopped

@@ -25,11 +25,11 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.tuning import LEASE_S, Tuning, chosen, takes_old_names, tuning_of
-from penstock_common.waiting import Wait, to_stderr
+from penstock_common.waiting import AT_ONCE_S, LEAVE_S, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
-from penstock_consumer.read.resources import AT_ONCE_S, LEAVE_S, SILENCE_S
+from penstock_consumer.read.resources import SILENCE_S
 from penstock_consumer.read.waits import await_epoch
 from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch

@@ -22,9 +22,9 @@ from penstock_common.stream.reported_rates import (
     load_reported_rates,
 )
 from penstock_common.stream.streams import find_stream
+from penstock_common.waiting import AT_ONCE_S
 
-LOOK_S = 2.0
-LEAVE_S = 0.3
+RATES_EVERY_S = 2.0
 REMEMBER_S = 60.0
 """A stream that had no job for this long no longer belongs to the queue's streams."""
 
@@ -57,7 +57,7 @@ class Autoscaler:
 
     def look(self, now: int) -> int:
         """Return how many processes to have, given that there are ``now``. A server that is away changes nothing."""
-        if self._clock() - self._looked_s < LOOK_S:
+        if self._clock() - self._looked_s < RATES_EVERY_S:
             return now
         self._looked_s = self._clock()
         try:
@@ -67,7 +67,7 @@ class Autoscaler:
 
     def close(self) -> None:
         """End the fleet's reports without waiting for a server."""
-        self._client.hurry(0.0, LEAVE_S)
+        self._client.hurry(0.0, AT_ONCE_S)
         for reporter in self._reporters.values():
             reporter.leave()
         self._client.close()

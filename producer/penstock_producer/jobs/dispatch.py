@@ -27,7 +27,7 @@ from penstock_common.explain.queues import OWN_WORKER
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.servers.suitability import require_keeps_jobs
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.waiting import AT_ONCE_S, Notify, to_stderr
 from penstock_producer.jobs.allowlist import options_for
 from penstock_producer.jobs.queue import (
     FAILURE_TTL_S,
@@ -48,8 +48,6 @@ from penstock_producer.sources.config import SourceConfig, parse_config
 
 SILENCE_S = 2.0
 """The longest time that a process that must end waits for an answer."""
-AT_ONCE_S = 0.3
-"""The longest such wait if the server did not answer the request before."""
 SAMPLED = 8
 """Queued jobs that are read from either end, to learn for which streams the queue works."""
 LOST_AFTER = 2

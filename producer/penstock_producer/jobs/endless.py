@@ -31,7 +31,7 @@ from penstock_producer.write.writer import WriterHooks
 
 TELL_S = 0.2
 """The time between two progress reports of the process that feeds."""
-STOP_S = 10.0
+COMMIT_WITHIN_S = 10.0
 """The time that the process has after SIGTERM to commit what it has. A process that does not react is killed."""
 
 
@@ -82,7 +82,7 @@ class EndlessProduction:
                     self._notify(said)
                 wait_s = 0
         except (EOFError, OSError):
-            self._child.join(STOP_S)
+            self._child.join(COMMIT_WITHIN_S)
             self._last.ended(f"the process that feeds it ended with exit code {self._child.exitcode}")
         return tuple(new_bad)
 
@@ -113,10 +113,10 @@ class EndlessProduction:
         was_going = self._child.is_alive() and self._last.end is None
         if was_going:
             self._child.terminate()
-            deadline = time.monotonic() + STOP_S
+            deadline = time.monotonic() + COMMIT_WITHIN_S
             while self._last.end is None and time.monotonic() < deadline:
                 self._listen(TELL_S)
-        self._child.join(STOP_S if self._last.end is not None else 0)
+        self._child.join(COMMIT_WITHIN_S if self._last.end is not None else 0)
         if self._child.is_alive():
             self._child.kill()
             self._child.join()
@@ -367,5 +367,5 @@ def _watch_owner(owner: int) -> None:
     while os.getppid() == owner:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(STOP_S)
+    time.sleep(COMMIT_WITHIN_S)
     os._exit(1)

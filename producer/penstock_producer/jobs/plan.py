@@ -31,7 +31,7 @@ from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 from penstock_producer.write.writer import Writer
 
-AHEAD = 2
+EPOCHS_AT_ONCE = 2
 """Epochs produced at once: the second keeps workers busy while the first one's last shards end."""
 
 
@@ -55,7 +55,7 @@ class ProductionPlan(BaseModel):
     """``module:function``, or a token, of a function that transforms many samples at once."""
     block_samples: Annotated[int, Field(gt=0, le=1 << 16)] = BLOCK_SAMPLES
     """The number of samples that the function gets."""
-    ahead: Annotated[int, Field(gt=0)] = AHEAD
+    ahead: Annotated[int, Field(gt=0)] = EPOCHS_AT_ONCE
     follow: bool = False
     """Whether to begin an epoch only when the group that has read most has fewer than `ahead` left."""
     is_endless: bool = False

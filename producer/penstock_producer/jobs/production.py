@@ -38,7 +38,7 @@ from penstock_common.stream.streams import (
     require_there,
     set_plan,
 )
-from penstock_common.waiting import Notify, Outage, to_stderr
+from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
 from penstock_producer.jobs.endless import EndlessProduction
@@ -75,8 +75,6 @@ from penstock_producer.write.writer import WriterHooks
 TICK_MS = 200
 CARE_S = 5.0
 """The time between two checks for lost jobs."""
-LEAVE_S = 2.0
-"""The longest time that an interrupted production waits, to clean up, for a server that is away."""
 GATE_S = 0.5
 """The time between two questions whether trainers are far enough for the next epoch."""
 

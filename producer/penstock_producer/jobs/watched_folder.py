@@ -35,7 +35,7 @@ from penstock_producer.sources.image_files import images_below
 WHOLE_AFTER_S = 3.0
 """A file is complete when its size and time have not changed for this long. A file that is written with longer pauses
 should be written elsewhere, or under a hidden name, and then be renamed."""
-LOOK_S = 1.0
+LIST_EVERY_S = 1.0
 """The time between two listings of the folder. A large folder is listed so rarely that it takes a tenth of the time."""
 MOST_FILES = 10_000
 """The most files in one epoch, because each of its jobs names them all."""
@@ -126,14 +126,14 @@ class FolderWatch:
         """Yield the progress of the epoch in work, several times a second, or None while there is none."""
         for due in [self._due(epoch) for epoch in self._watched.due]:
             yield from self._make(due)
-        looked_s, pause_s = float("-inf"), LOOK_S
+        looked_s, pause_s = float("-inf"), LIST_EVERY_S
         while self._left is None or self.epochs < self._left:
             self._fleet.poll()
             began = time.monotonic()
             if began - looked_s >= pause_s:
                 new = self._new_files()
                 looked_s = time.monotonic()
-                pause_s = max(LOOK_S, 10 * (looked_s - began))
+                pause_s = max(LIST_EVERY_S, 10 * (looked_s - began))
                 if new and (batch := self._take(new[:MOST_FILES])) is not None:
                     yield from self._make(batch)
                     looked_s = float("-inf")

@@ -10,17 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import PAGE, PAGE_BYTES, Record, raise_errors, read_index_page
+from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import PAGE, PAGE_BYTES, Record, raise_errors, read_headers, read_index_page
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
-from penstock_common.wire.limits import MAX_HEADER_BYTES
 
-_READ_HEADERS = load_script("read_headers")
 _READ_INDEX = load_script("read_index").encode()
 
 FIRST_PAGE = 64
@@ -74,8 +72,7 @@ def find_forged(
     for begin in range(0, len(named), some):
         page = named[begin : begin + some]
         ids = [record.entry_id for record in page]
-        keys = [partition.entries(manifest.epoch)]
-        headers: list[bytes] = run_script(client, _READ_HEADERS, keys, [MAX_HEADER_BYTES, *ids])
+        headers = read_headers(client, partition, manifest.epoch, ids)
         for record, meta in zip(page, headers, strict=True):
             is_right = _is_of(meta, stream, manifest.epoch, shard, record) if meta else False
             if not is_right and (meta or not _is_trimmed(client, stream, manifest, shard, record)):

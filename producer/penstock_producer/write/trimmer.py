@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import EpochNotFound
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import FIRST_PAGE, Record, index_ends, trim_entries
+from penstock_common.stream.entries import FIRST_PAGE, SHARDS_AT_ONCE, Record, index_ends, trim_entries
 from penstock_common.stream.groups.ledger import bits_of_shards
 from penstock_common.stream.groups.roster import Roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
@@ -26,8 +26,6 @@ from penstock_producer.write.retention import plan_trim, trimming_groups
 
 CHUNK = 250
 """Ids in one script call. It bounds how long the server is busy with the call."""
-SHARDS_AT_ONCE = 64
-"""Indexes whose ends are read in one request, and how far beyond the highest begun shard they are read."""
 LEDGERS_AT_ONCE = 16
 """The most shards whose ledgers are read in one round trip. The first request reads one, which is mostly enough where
 shards are large, and each later one reads twice as many. A ledger has up to 2^20 bits."""

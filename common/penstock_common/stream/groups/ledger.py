@@ -23,7 +23,7 @@ from penstock_common.stream.streams import Stream
 _ACKNOWLEDGE = load_script("acknowledge")
 _DEAD_LETTER = load_script("dead_letter")
 
-SHARDS_AT_ONCE = 64
+LEDGERS_AT_ONCE = 64
 """The ledgers in one round trip, which are 8 MB at most."""
 
 Ranges = Sequence[tuple[int, int]]
@@ -78,8 +78,8 @@ def whole_ledgers(
     """Return shard -> (for each of its first offsets whether it is acknowledged, the bytes of its ledger)."""
     found: dict[int, tuple[NDArray[np.bool_], int]] = {}
     shards = list(lengths)
-    for begin in range(0, len(shards), SHARDS_AT_ONCE):
-        some = shards[begin : begin + SHARDS_AT_ONCE]
+    for begin in range(0, len(shards), LEDGERS_AT_ONCE):
+        some = shards[begin : begin + LEDGERS_AT_ONCE]
         with client.pipeline(transaction=False) as pipe:
             for shard in some:
                 pipe.getrange(partition.ledger(epoch, group, shard), 0, max(lengths[shard] - 1, 0) // 8)

@@ -39,6 +39,7 @@ from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.streams import Stream, require_there
 
 _CLOSE_EPOCH_FOR_GROUP = load_script("close_epoch_for_group")
+_REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 _EXPIRE_SILENT = load_script("expire_silent")
 _FORGET_CONSUMERS = load_script("forget_consumers")
 _HEARTBEAT = load_script("heartbeat")
@@ -362,6 +363,12 @@ def close_for_group(client: Client, stream: Stream, group: str, epoch: int) -> N
     """Note in every partition that the group is done with the epoch."""
     for partition in stream.partitions:
         run_script(client, _CLOSE_EPOCH_FOR_GROUP, [partition.roster], [group, epoch])
+
+
+def reopen_for_group(client: Client, stream: Stream, group: str, epoch: int) -> None:
+    """Note in every partition that the group is not done with the epoch any more."""
+    for partition in stream.partitions:
+        run_script(client, _REOPEN_EPOCH_FOR_GROUP, [partition.roster], [group, epoch])
 
 
 @readable(lambda partition, reply, before_ms: partition.roster)

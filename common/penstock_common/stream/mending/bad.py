@@ -20,17 +20,14 @@ from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
-from penstock_common.stream.entries import Record, index_records, is_gone
+from penstock_common.stream.entries import Record, describe_entry, index_records, is_gone
 from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
-from penstock_common.stream.groups.roster import ORDERED, load_roster, require_group
+from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group, require_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.header import parse_header
-from penstock_common.wire.limits import MAX_HEADER_BYTES
 
-_DESCRIBE_ENTRY = load_script("describe_entry")
-_REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 _RETRY_DEAD_LETTER = load_script("retry_dead_letter")
 
 LOOKED_AT, KINDS_SHOWN = 1000, 5
@@ -116,7 +113,7 @@ def show_entry(client: Client, stream: Stream, epoch: int, entry: str) -> EntryV
     letters = [letter for letter in list_bad(client, stream, epoch=epoch).dead if letter.entry == entry]
     for partition in stream.partitions:
         try:
-            reply = run_script(client, _DESCRIBE_ENTRY, [partition.entries(epoch)], [entry, MAX_HEADER_BYTES])
+            reply = describe_entry(client, partition, epoch, entry)
         except ResponseError:
             raise EntryNotFound(f"{entry!r} is no entry's id: they look like 1700000000000-0") from None
         if reply:
@@ -170,8 +167,7 @@ def _retry(client: Client, stream: Stream, letter: DeadLetter, *, must: bool) ->
             )
         return False
     # first every partition notes that the epoch is needed: from then on no release can take what becomes pending
-    for partition in stream.partitions:
-        run_script(client, _REOPEN_EPOCH_FOR_GROUP, [partition.roster], [letter.group, letter.epoch])
+    reopen_for_group(client, stream, letter.group, letter.epoch)
     for partition in stream.partitions:
         keys = [
             partition.state(letter.epoch), partition.entries(letter.epoch), partition.dead(letter.epoch, letter.group)

@@ -19,7 +19,7 @@ from penstock_common.stream.audit.survey import PartitionSurvey
 from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
-from penstock_common.stream.groups.roster import ORDERED, load_roster
+from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields
@@ -28,7 +28,6 @@ from penstock_common.wire.codec import Fields, decode
 
 _COMMIT_REPAIR = load_script("commit_repair")
 _CORRECT_BYTES = load_script("correct_bytes")
-_REOPEN_EPOCH_FOR_GROUP = load_script("reopen_epoch_for_group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ def _reopen(client: Client, stream: Stream, epoch: int, lost: MissingRange, grou
     for group in groups:
         is_shared = group in known and known[group].kind != ORDERED
         if lost.entry and is_shared and client.hexists(partition.dead(epoch, group), lost.entry):
-            for each in stream.partitions:
-                run_script(client, _REOPEN_EPOCH_FOR_GROUP, [each.roster], [group, epoch])
+            reopen_for_group(client, stream, group, epoch)
 
 
 def _commit_once(
