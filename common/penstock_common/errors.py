@@ -192,15 +192,13 @@ class WaitTimeout(PenstockError, TimeoutError):
 class ServerUnavailable(PenstockError, ConnectionError):
     """The server cannot be reached, or the connection broke and did not come back in time."""
 
-    is_said: bool = False
-    """Whether the server itself reported the error, on a connection that did not break."""
     borne_s: float = 0.0
     """The seconds for which the request was repeated without success before this was raised."""
 
-    def said(self) -> Self:
-        """Return this error as one that the server itself reported."""
-        self.is_said = True
-        return self
+    def __init__(self, *args: object, is_said: bool = False) -> None:
+        super().__init__(*args)
+        self.is_said = is_said
+        """Whether the server itself reported the error, on a connection that did not break."""
 
     def borne(self, seconds: float) -> Self:
         """Return this error as one that was raised after the request had been repeated.
@@ -223,7 +221,8 @@ class ServerUnsuitable(PenstockError, RuntimeError):
 class WritesRefused(ServerUnavailable, ServerUnsuitable):
     """The server answers, but takes no writes now: a read-only replica, above its maxmemory, a full disk."""
 
-    is_said = True
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args, is_said=True)
 
 
 class DurabilityLost(PenstockError, TimeoutError):

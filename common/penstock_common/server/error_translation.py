@@ -195,7 +195,7 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
             if "no longer exists" in text
             else "somebody ended that with CLIENT UNBLOCK"
         )
-        return _said(f"Redis at {place} no longer waits for samples: {cause}")
+        return ServerUnavailable(f"Redis at {place} no longer waits for samples: {cause}", is_said=True)
     if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
         return WritesRefused(
             f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
@@ -203,14 +203,14 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
     if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
         return WritesRefused(f"Redis at {place} takes no writes now ({text[:200]}): see its log")
     if text.startswith("BUSY "):
-        return _said(f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL")
+        return ServerUnavailable(
+            f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
+        )
     if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
-        return _said(f"Redis at {place} is a replica without its primary ({text}): connect to the primary")
+        return ServerUnavailable(
+            f"Redis at {place} is a replica without its primary ({text}): connect to the primary", is_said=True
+        )
     return None
-
-
-def _said(text: str) -> ServerUnavailable:
-    return ServerUnavailable(text).said()
 
 
 def is_wrong_type(reply: object) -> TypeGuard[Exception]:
