@@ -107,6 +107,16 @@ class _Stall:
     asked_s: float
     """The time when any request was last seen."""
 
+    def see(self, now: float, *, is_late: bool) -> None:
+        """Note that a request to the server is under way."""
+        self.asked_s = now
+        if is_late:
+            self.seen_s = now
+
+    def told(self, now: float) -> None:
+        """Note that the silence was reported."""
+        self.told_at_s = now
+
 
 class StallDetector:
     """The requests that a process has under way. It reports those that get no answer."""
@@ -205,9 +215,7 @@ class StallDetector:
         silent_s, notify = request.silent_s(now), self._speaker or request.notify
         found = [one for one in self._silences if one.where == request.where and one.notify == notify]
         for silence in found:
-            silence.asked_s = now
-            if silent_s >= SUSPECT_S:
-                silence.seen_s = now
+            silence.see(now, is_late=silent_s >= SUSPECT_S)
         if not found and silent_s >= SILENCE_S:
             began_s = now - silent_s
             self._silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
@@ -220,7 +228,7 @@ class StallDetector:
         elif now - silence.asked_s > FORGET_S:
             self._silences.remove(silence)
         elif silence.seen_s == now and now - silence.told_at_s >= REPEAT_S:
-            silence.told_at_s = now
+            silence.told(now)
             _say(silence.notify, f"waiting: {no_answer(silence.where, lasted_s)}")
 
 

@@ -14,7 +14,6 @@ from penstock_common.explain.backlog import NOTHING, ShardBacklog, ShardLog
 from penstock_common.explain.snapshot import (
     EpochSnapshot,
     GroupSnapshot,
-    GroupTotals,
     MemberSnapshot,
     RankSnapshot,
     StreamSnapshot,
@@ -52,6 +51,55 @@ class _Epoch:
     """Whether its shards were read before, so that new records were made since."""
     is_finished: bool = False
     """Whether it has ended and all its groups are done with it, so that only its bytes change."""
+
+    def count_bad(self, bad: int, dead: dict[str, int]) -> None:
+        """Note the bad samples, and the dead letters of each group."""
+        self.bad, self.dead = bad, dead
+
+    def finish(self, *, is_finished: bool) -> bool:
+        """Note whether it is finished, and return it."""
+        self.is_finished = is_finished
+        return is_finished
+
+    def note_read(self, read: dict[str, int]) -> None:
+        """Note how many samples each group has read, after its shards were read."""
+        self.read, self.is_looked_at = read, True
+
+
+@dataclass(slots=True)
+class GroupTotals:
+    """The sums of a group while it is read."""
+
+    entries: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    oldest_ms: int | None = None
+    pending: int = 0
+    redelivered: int = 0
+    dead: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+    """Member -> pending entries."""
+    ranks: list[RankSnapshot] = field(default_factory=list)
+
+    def add_unread(self, behind: ShardBacklog) -> None:
+        """Add what the group has not read of a shard."""
+        self.entries += behind.entries
+        self.samples += behind.samples
+        self.nbytes += behind.nbytes
+        known = [at for at in (self.oldest_ms, behind.oldest_ms) if at is not None]
+        self.oldest_ms = min(known, default=None)
+
+    def add_pending(self, summary: dict[str, Any], oldest: list[dict[str, Any]]) -> None:
+        """Add the pending entries of a key, as the server sums them up, with the oldest of them."""
+        self.pending += int(summary["pending"])
+        self.redelivered += sum(int(one["times_delivered"]) > 1 for one in oldest)
+        for consumer in summary["consumers"]:
+            name = consumer["name"].decode()
+            self.held[name] = self.held.get(name, 0) + int(consumer["pending"])
+
+    def add_dead(self, entries: int) -> None:
+        """Add dead letters."""
+        self.dead += entries
 
 
 class _New(NamedTuple):
@@ -93,7 +141,7 @@ class StreamMonitor:
             self._look_at(stream, number, epoch, rosters, sums)
             for name, count in epoch.dead.items():
                 if name in sums:
-                    sums[name].dead += count
+                    sums[name].add_dead(count)
         self._looks += 1
         following, final, _ = read_counters(client, stream)
         waiting = {place: waiter for roster in rosters for place, waiter in roster.waiting.items()}
@@ -141,15 +189,15 @@ class StreamMonitor:
         if epoch.is_finished and not reading:
             return
         given = self._look_at_counts(stream, number, epoch, list(readers))
-        epoch.is_finished = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
-        if epoch.is_finished:
+        had_ended = not reading and epoch.manifest.is_ended and not epoch.is_new and not epoch.logs
+        if epoch.finish(is_finished=had_ended):
             return  # everything had ended before the first snapshot
         lasts = dict(zip(stream.partitions, given, strict=True))
         lows = {name: self._lows(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
         begun = self._read(
             stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(lows)
         )
-        epoch.read = dict.fromkeys(readers, 0)
+        read = dict.fromkeys(readers, 0)
         for shard, log in epoch.logs.items():
             at = lasts[stream.partition_of(shard)]
             if any(_place(log, at, lows, shard, name) is None for name in reading):
@@ -158,14 +206,15 @@ class StreamMonitor:
             for name in readers:
                 now = log.behind(places[name]) if name in places else ShardBacklog()
                 self._count_given(epoch, name, shard, now, begun.get(shard))
-                epoch.read[name] += log.end - now.samples
+                read[name] += log.end - now.samples
                 if name in places:
-                    _add(sums[name], now)
+                    sums[name].add_unread(now)
             log.forget(min(places.values(), default=len(log.ids)))
-        epoch.is_looked_at = True
+        epoch.note_read(read)
         self._look_at_pending(lasts, number, reading, sums)
         is_read = all(log.end >= epoch.manifest.shard_size(shard) for shard, log in epoch.logs.items())
-        epoch.is_finished = epoch.manifest.is_ended and not reading and (is_read or epoch.manifest.state != PRODUCED)
+        is_complete = is_read or epoch.manifest.state != PRODUCED
+        epoch.finish(is_finished=epoch.manifest.is_ended and not reading and is_complete)
 
     def _look_at_counts(
         self, stream: Stream, number: int, epoch: _Epoch, readers: list[str]
@@ -180,8 +229,8 @@ class StreamMonitor:
             replies = pipe.execute(raise_on_error=False)
         each = 2 + len(readers)
         parts = [replies[at : at + each] for at in range(0, len(replies), each)]
-        epoch.bad = sum(_number(part[1]) for part in parts)
-        epoch.dead = {name: sum(_number(part[2 + at]) for part in parts) for at, name in enumerate(readers)}
+        bad = sum(_number(part[1]) for part in parts)
+        epoch.count_bad(bad, {name: sum(_number(part[2 + at]) for part in parts) for at, name in enumerate(readers)})
         found: list[dict[str, EntryId]] = []
         for part in parts:
             groups = [] if isinstance(part[0], Refused) else part[0]  # released since
@@ -233,7 +282,9 @@ class StreamMonitor:
         manifest = self._epochs[number].manifest
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         positions = known_positions(self._client, stream, number, name)
-        sums.ranks += [RankSnapshot(rank, number, positions.of(rank), manifest.samples) for rank in range(record.world)]
+        sums.ranks.extend(
+            RankSnapshot(rank, number, positions.of(rank), manifest.samples) for rank in range(record.world)
+        )
         minimum = positions.minimum(record.world)
         starts = starts_of(manifest, begun_shards(self._client, stream, manifest))
         return {shard: max(minimum - at, 0) for shard, at in starts.items()}
@@ -266,7 +317,7 @@ class StreamMonitor:
             replies = pipe.execute(raise_on_error=False)
         for (_, name), summary, oldest in zip(asked, replies[::2], replies[1::2], strict=True):
             if not isinstance(summary, Refused) and not isinstance(oldest, Refused):
-                _add_pending(sums[name], summary, oldest)
+                sums[name].add_pending(summary, oldest)
 
     # --- one group ---
 
@@ -315,22 +366,6 @@ def _place(
         return None if low < log.floor_end else log.after_offset(low)
     at = given.get(name, NOTHING)
     return None if at < log.floor else log.after_entry(at)
-
-
-def _add(sums: GroupTotals, behind: ShardBacklog) -> None:
-    sums.entries += behind.entries
-    sums.samples += behind.samples
-    sums.nbytes += behind.nbytes
-    known = [at for at in (sums.oldest_ms, behind.oldest_ms) if at is not None]
-    sums.oldest_ms = min(known, default=None)
-
-
-def _add_pending(sums: GroupTotals, summary: dict[str, Any], oldest: list[dict[str, Any]]) -> None:
-    sums.pending += int(summary["pending"])
-    sums.redelivered += sum(int(one["times_delivered"]) > 1 for one in oldest)
-    for consumer in summary["consumers"]:
-        name = consumer["name"].decode()
-        sums.held[name] = sums.held.get(name, 0) + int(consumer["pending"])
 
 
 def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochSnapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock_common.stream.commands import Client, ms_of, readable
 from penstock_common.stream.groups.presence import Liveness, is_returned
@@ -138,22 +138,6 @@ class StreamSnapshot:
     """(epoch, seconds until its lease ends) of each replay that holds an epoch."""
     now_ms: int = 0
     """The server's time."""
-
-
-@dataclass(slots=True)
-class GroupTotals:
-    """The sums of a group while it is read."""
-
-    entries: int = 0
-    samples: int = 0
-    nbytes: int = 0
-    oldest_ms: int | None = None
-    pending: int = 0
-    redelivered: int = 0
-    dead: int = 0
-    held: dict[str, int] = field(default_factory=dict)
-    """Member -> pending entries."""
-    ranks: list[RankSnapshot] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,14 +105,10 @@ class SegmentReader:
 
     def _ask(self, source: _Source, ref: SegmentRef) -> None:
         """Ask the kernel for the bytes after this payload, if a file is read from start to end."""
-        is_next = 0 <= ref.at - source.read <= MAX_HEADER_BYTES
-        source.read = ref.end
-        if not is_next or self._is_told:
+        if not source.reads_on(ref) or self._is_told:
             return
-        start, end = max(source.asked, ref.end), min(source.segment.nbytes, ref.end + AHEAD_BYTES)
-        if end - start >= min(STEP_BYTES, source.segment.nbytes - start):
-            self._ahead.fetch(self._folder.path / source.segment.name, start, end)
-            source.asked = max(source.asked, end)
+        if (wanted := source.take_ahead(ref.end)) is not None:
+            self._ahead.fetch(self._folder.path / source.segment.name, *wanted)
 
     def look(self, ref: SegmentRef) -> None:
         """Raise SegmentGone if the file cannot hold the whole payload. The payload is not read."""
@@ -181,6 +177,20 @@ class _Source:
     """The offset at which the last read ended."""
     asked: int = 0
     """The offset up to which readahead was requested."""
+
+    def reads_on(self, ref: SegmentRef) -> bool:
+        """Note that a payload is read. Return whether it follows the last one."""
+        is_next = 0 <= ref.at - self.read <= MAX_HEADER_BYTES
+        self.read = ref.end
+        return is_next
+
+    def take_ahead(self, read: int) -> tuple[int, int] | None:
+        """Return the bytes to request now behind ``read``, or None if more were requested or there are few."""
+        start, end = max(self.asked, read), min(self.segment.nbytes, read + AHEAD_BYTES)
+        if end - start < min(STEP_BYTES, self.segment.nbytes - start):
+            return None
+        self.asked = max(self.asked, end)
+        return start, end
 
 
 def _close_all(opened: OrderedDict[str, _Source]) -> None:

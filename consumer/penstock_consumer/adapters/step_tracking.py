@@ -66,6 +66,27 @@ class TrackedIteration:
     in_hand: list[int] = field(default_factory=list)
     """The tokens of batches that the step was given and is not known to be done with."""
 
+    def pull(self) -> None:
+        """Note that the framework pulled a batch."""
+        self.pulled += 1
+
+    def read_all(self) -> None:
+        """Note that the loader's epoch was read to its end."""
+        self.has_read_all = True
+
+    def arrive(self, tokens: Sequence[int]) -> None:
+        """Note that the step was given an element made of these batches."""
+        self.arrived += 1
+        self.in_hand.extend(tokens)
+
+    def let_go(self) -> None:
+        """Note that the step is done with all it was given."""
+        self.in_hand = []
+
+    def end(self) -> None:
+        """Note that the framework asks for no more."""
+        self.is_over = True
+
 
 class StepTracker:
     """A tracker of one loader's batches in a framework. Each has a token until it is acknowledged.
@@ -131,9 +152,9 @@ class StepTracker:
                 if self._current is not iteration:
                     return  # the pass that took over gives this batch again
             if batch is None:
-                iteration.has_read_all = True
+                iteration.read_all()
                 return
-            iteration.pulled += 1
+            iteration.pull()
             yield batch, token
             batch.clear()  # the framework has the arrays, and only the identities are still needed
 
@@ -171,7 +192,7 @@ class StepTracker:
                 if iteration.arrived or iteration.pulled == pulled:
                     return
         finally:
-            iteration.is_over = True
+            iteration.end()
 
     @property
     def running(self) -> TrackedIteration | None:
@@ -194,15 +215,14 @@ class StepTracker:
                 return
             if not self._is_reported:
                 self.report()
-            iteration.arrived += 1
-            iteration.in_hand += tokens
+            iteration.arrive(tokens)
 
     def report(self) -> None:
         """Report that the step is done with all it was given. The loader asks for this too."""
         with self._lock:
             done = self._done()
             if done and self._current is not None:
-                self._current.in_hand = []
+                self._current.let_go()
                 self._report(done)
 
     def reached(self) -> list[Batch]:

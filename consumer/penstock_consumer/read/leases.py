@@ -28,6 +28,10 @@ class AckRequest:
     entries: list[Settled] = field(default_factory=list)
     """The samples of each entry that it acknowledges."""
 
+    def merge(self) -> None:
+        """Merge neighbours. A shuffled batch has its samples one by one, and its last ones complete entries."""
+        self.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in self.ranges.items()}
+
 
 def acknowledged_entries(batch: Batch) -> list[Settled]:
     """Return the samples of each entry that a batch acknowledges. A shuffled batch has many spans of few entries."""
@@ -53,15 +57,13 @@ def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
         due = plan.setdefault(lease.partition, AckRequest())
         due.ranges.setdefault(lease.shard, []).extend(ranges)
         due.entries.append(done := _acknowledged(lease, ranges))
-        lease.owed -= done.samples
-        if lease.owed == 0:
+        if lease.owed == done.samples:
             due.ids.append(lease.entry_id)
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
             due.ranges[lease.shard] += lease.acknowledged
-        lease.acknowledged += ranges
+        lease.acknowledge(ranges, done.samples)
     for due in plan.values():
-        # a shuffled batch has its samples one by one, and its last ones complete entries
-        due.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in due.ranges.items()}
+        due.merge()
     return plan
 
 
@@ -79,10 +81,10 @@ class Leases:
         with self._lock:
             held = self._leases.setdefault((lease.partition, lease.epoch), {})
             if (former := held.get(lease.entry_id)) is not None:
-                former.is_lost = True
+                former.lose()
                 if former.kept:
-                    lease.owed += former.owed - 1
-                    former.heir = lease
+                    lease.inherit(former.owed - 1)
+                    former.leave_to(lease)
             held[lease.entry_id] = lease
 
     def remove(self, partition: int, epoch: int, ids: list[bytes]) -> None:
@@ -104,7 +106,7 @@ class Leases:
             found = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
             lost = [lease for lease in found if lease.owed]  # the others' acknowledgement is just under way
             for lease in lost:
-                lease.is_lost = True
+                lease.lose()
             return len(lost)
 
     def hold_again(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
@@ -113,7 +115,8 @@ class Leases:
             sum(hi - lo for lo, hi in kept) + 1 if kept else 0
         )  # one for what is to come: it is not acknowledged before
         held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed, kept=kept)
-        lease.heir = held if kept else None
+        if kept:
+            lease.leave_to(held)
         self.add(held)
 
     def kept(self, partition: int, epoch: int, shard: int) -> list[tuple[int, int]]:
@@ -129,7 +132,7 @@ class Leases:
             if held.get(lease.entry_id) is not lease:
                 return False
             del held[lease.entry_id]
-            lease.is_lost = True
+            lease.lose()
             return True
 
     def holds_epoch(self, epoch: int) -> bool:

@@ -136,8 +136,7 @@ class Mixture(Passing):
         for name in choice(self._weights, self._seed, self._pulled):
             if name not in self._done:
                 if (batch := next(sources[name], None)) is not None:
-                    batch.source = name
-                    return batch
+                    return batch.given_by(name)
                 self._done.add(name)
             if self._ends == "first":
                 return None

@@ -87,6 +87,15 @@ class UnreadSamples:
     """The samples whose entry does not decode. `why` is the reason of the first such entry."""
     why: str = ""
 
+    def add_trimmed(self, samples: int) -> None:
+        """Count samples that retention removed."""
+        self.trimmed += samples
+
+    def add_unreadable(self, samples: int, why: str) -> None:
+        """Count samples whose entry does not decode."""
+        self.unreadable += samples
+        self.why = self.why or why
+
 
 class SampleReader:
     """A reader of single samples of one epoch, for one thread. It holds a produced epoch until `close`.
@@ -222,7 +231,7 @@ class SampleReader:
         fields = fetch_fields(self._client, partition, self.epoch, record.entry_id)
         if fields is None:
             require_there(self._client, self._stream)
-            self.missed.trimmed += len(rows)
+            self.missed.add_trimmed(len(rows))
             return None
         return self._decoded(fields, rows)
 
@@ -237,8 +246,7 @@ class SampleReader:
         except BadEntry as error:
             if isinstance(error, SegmentGone) and self._segments is not None:
                 self._segments.require()  # if the folder is gone, the entry is not at fault
-            self.missed.unreadable += 1 if rows is None else len(rows)
-            self.missed.why = self.missed.why or str(error)
+            self.missed.add_unreadable(1 if rows is None else len(rows), str(error))
             return None
         return EntrySamples(header, block, np.arange(block.count) if rows is None else rows)
 

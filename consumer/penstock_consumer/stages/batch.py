@@ -51,6 +51,23 @@ class Lease:
             lease = lease.heir
         return lease
 
+    def acknowledge(self, ranges: Sequence[tuple[int, int]], samples: int) -> None:
+        """Count so many samples, at these offsets, as acknowledged."""
+        self.owed -= samples
+        self.acknowledged.extend(ranges)
+
+    def lose(self) -> None:
+        """Note that another lease, here or elsewhere, holds the entry now."""
+        self.is_lost = True
+
+    def inherit(self, samples: int) -> None:
+        """Count unacknowledged samples of an earlier lease, too."""
+        self.owed += samples
+
+    def leave_to(self, heir: Lease) -> None:
+        """Let another lease count this entry from now on."""
+        self.heir = heir
+
 
 class BatchSpan(NamedTuple):
     """Consecutive rows of a batch, at the offsets [lo, hi) of one shard, from one entry."""
@@ -100,6 +117,11 @@ class Batch(dict[str, Any]):
         """Whether it counts as trained on without the loop: a filter's rows, or rows that fill no batch."""
         self.source = source
         """In a mixture, the name of the loader that gave it."""
+
+    def given_by(self, source: str) -> Batch:
+        """Note the loader of a mixture that gave the batch, and return the batch."""
+        self.source = source
+        return self
 
     def __getitem__(self, name: str) -> Any:
         try:

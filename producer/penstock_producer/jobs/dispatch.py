@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -62,6 +62,13 @@ class JobReports:
     workers: set[str] = field(default_factory=set)
     waits: str = ""
     """The reason why one of them waits, if one does."""
+
+    def add(self, notes: Mapping[str, Any], *, is_done: bool = False) -> None:
+        """Add the notes of a job. One that is done does not wait."""
+        self.nbytes += int(notes.get("bytes", 0))
+        self.workers |= set(notes.get("workers", []))
+        if not is_done:
+            self.waits = self.waits or str(notes.get("waits", ""))
 
 
 def hurry(client: Client, patience_s: float) -> None:
@@ -257,9 +264,7 @@ class Dispatcher:
         """Return the sum of what these jobs have noted so far."""
         reports = JobReports()
         for notes in read_notes(self._client, job_ids):
-            reports.nbytes += int(notes.get("bytes", 0))
-            reports.workers |= set(notes.get("workers", []))
-            reports.waits = reports.waits or str(notes.get("waits", ""))
+            reports.add(notes)
         return reports
 
     def running(self) -> set[str]:
@@ -320,8 +325,7 @@ class Dispatcher:
             done.add(job_id)
             self._missed.pop(job_id, None)
             if job is not None:
-                reports.nbytes += int(job.meta.get("bytes", 0))
-                reports.workers |= set(job.meta.get("workers", []))
+                reports.add(job.meta, is_done=True)
             self._queue.asked(partial(self._remove, job_id), self._notify)
         return done, reports
 

@@ -48,6 +48,12 @@ class RepairResult:
     waiting: list[str] = field(default_factory=list)
     """The reasons why some ranges were left alone, one line each."""
 
+    def count(self, *, made: int = 0, found: int = 0, bad: int = 0) -> None:
+        """Add samples by what became of them."""
+        self.made += made
+        self.found += found
+        self.bad += bad
+
 
 def repair_epoch(
     client: Client, stream: Stream, epoch: int, source: AnySource, *, notify: Notify = to_stderr
@@ -118,7 +124,7 @@ def _put_found(client: Client, stream: Stream, manifest: Manifest, lost: Missing
             "decoded; `penstock bad drop` removes it, then repair again"
         )
     elif commit_patch(client, stream, manifest, lost, patch, ()):
-        done.found += patch.count
+        done.count(found=patch.count)
 
 
 def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, done: RepairResult) -> bool:
@@ -147,8 +153,7 @@ def _make(
             fields = encode(block, stream=stream.id, epoch=manifest.epoch, shard=lost.shard, is_repair=True)
         patch = RepairBlock(block.first, block.count, block.nbytes, tuple(block.holes), fields, bad)
         if commit_patch(client, stream, manifest, lost, patch, groups):
-            done.made += block.count
-            done.bad += len(bad)
+            done.count(made=block.count, bad=len(bad))
 
 
 def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator[tuple[Block, dict[int, str]]]:

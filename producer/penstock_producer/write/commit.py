@@ -74,6 +74,11 @@ class SentBlock:
     sealed: list[str]
     """The segments that the request reports as full, after the transaction."""
 
+    def take_replies(self) -> int:
+        """Return the number of replies that are still to come, once. Whoever reads them, or gives them up, calls it."""
+        due, self.replies = self.replies, 0
+        return due
+
 
 class Committer:
     """Appends to one shard of one epoch."""
@@ -229,7 +234,7 @@ class Committer:
                 self._sent = sent if sent.replies else None
                 return True
         except ServerUnavailable as error:
-            before.replies = 0  # its answers will not come, so the index is read
+            before.take_replies()  # its answers will not come, so the index is read
             self._reconnect(error)
         except BaseException:
             self._channel.close()  # with answers under way: no other request can use it
@@ -421,8 +426,9 @@ class Committer:
         """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
         was short.
         """
-        due, sent.replies = sent.replies, 0
-        if not due:  # answered before, refused, and sending it again was interrupted: no answers will come
+        if not (
+            due := sent.take_replies()
+        ):  # answered before, refused, and sending it again was interrupted: no answers will come
             return False
         replies = [self._channel.read() for _ in range(due)]
         if sent.sealed:

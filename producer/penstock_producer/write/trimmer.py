@@ -49,6 +49,17 @@ class _EpochMemory:
     far_s: float = float("-inf")
     """The time when the shards far beyond it were last read."""
 
+    def see(self, ends: Mapping[int, int]) -> None:
+        """Note how far shards are committed."""
+        self.begun = max([self.begun, *(shard for shard, end in ends.items() if end)])
+
+    def is_far_due(self, now_s: float) -> bool:
+        """Return whether it is time to read the shards far beyond the highest begun one, and note that they are."""
+        if now_s - self.far_s < FAR_S:
+            return False
+        self.far_s = now_s
+        return True
+
     def note(self, shard: int, records: Iterable[Record]) -> None:
         """Raise the shard's floor over the removed ones among these records, which are the next beyond it."""
         floor, gone = self.floors.get(shard, 0), self.gone[shard]
@@ -78,6 +89,10 @@ class _AcknowledgedRanges:
     """The offset after the last one that all of them have acknowledged."""
     read: int
     """Offset after the last record that was read."""
+
+    def read_on(self, page: Sequence[Record]) -> None:
+        """Note which records were read. Without any, all that is acknowledged was."""
+        self.read = page[-1].end if page else self.upto
 
 
 class Trimmer:
@@ -112,7 +127,7 @@ class Trimmer:
         todo, freed = self._worth_asking(memory), 0
         for start in range(0, len(todo), SHARDS_AT_ONCE):
             ends = index_ends(self._client, self._partition, epoch, todo[start : start + SHARDS_AT_ONCE])
-            memory.begun = max([memory.begun, *(shard for shard, end in ends.items() if end)])
+            memory.see(ends)
             left = [shard for shard, end in ends.items() if memory.floors.get(shard, 0) < end]
             for some in _portions(left):
                 if freed >= need:
@@ -137,8 +152,7 @@ class Trimmer:
         """Return the shards of this partition that may have something to remove, in order."""
         begun, every = begun_shards(self._client, self._stream, memory.manifest), len(self._stream.partitions)
         mine = [shard for shard in begun[self._partition.number :: every] if shard not in memory.over]
-        if self._clock() - memory.far_s >= FAR_S:
-            memory.far_s = self._clock()
+        if memory.is_far_due(self._clock()):
             return mine
         return [shard for shard in mine if shard <= memory.begun + SHARDS_AT_ONCE * every]
 
@@ -164,7 +178,7 @@ class Trimmer:
                     memory.gone[shard].add(record.end)
             for shard, page in pages.items():
                 memory.note(shard, page)
-                todo[shard].read = page[-1].end if page else todo[shard].upto
+                todo[shard].read_on(page)
             for shard in [s for s, one in todo.items() if len(pages[s]) < size or one.read >= one.upto]:
                 memory.end(shard)
                 del todo[shard]

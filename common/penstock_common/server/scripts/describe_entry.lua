@@ -3,7 +3,7 @@
 -- KEYS: entries
 -- ARGV: id most_header_bytes
 -- Answer: {header, name, bytes, ..}; {} if the entry is gone
--- Callers: penstock_common/stream/mending/bad.py penstock_common/stream/payloads.py
+-- Callers: penstock_common/stream/entries.py
 
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not entry then return {} end

@@ -4,7 +4,7 @@
 -- KEYS: entries
 -- ARGV: most_header_bytes id..
 -- Answer: the header of each entry; '' where there is no such entry, '-' where it has no header
--- Callers: penstock_consumer/read/dead_letters.py penstock_producer/write/completion.py
+-- Callers: penstock_common/stream/entries.py
 
 local found = {}
 for i = 2, #ARGV do

@@ -3,7 +3,7 @@
 -- KEYS: roster
 -- ARGV: group epoch
 -- Answer: 1; 0 if there is no such group or epoch
--- Callers: penstock_common/stream/mending/bad.py penstock_common/stream/mending/repairs.py
+-- Callers: penstock_common/stream/groups/roster.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
 

@@ -28,18 +28,18 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
 
     It may run while the stream is written and read. A damaged key is a finding. Raises StreamNotFound, EpochNotFound.
     """
-    report = AuditReport(stream if isinstance(stream, str) else stream.name, [], "")
+    name, released = stream if isinstance(stream, str) else stream.name, ""
     try:
         found = load_stream(client, stream) if isinstance(stream, str) else stream
-        report.released = read_counters(client, found)[2]
+        released = read_counters(client, found)[2]
         lost = {n: losses for n, losses in losses_of_lost_epochs(client, found).items() if epoch in (None, n)}
         if epoch is None:
             numbers = sorted({*retained_epochs(client, found), *lost})
         else:
             numbers = [epoch if lost else _existing(client, found, epoch)]
     except DamagedKey as error:
-        report.damage.append(str(error))
-        return report
+        return AuditReport(name, [], released, damage=[str(error)])
+    report = AuditReport(name, [], released)
     for number in numbers:
         try:
             audit = _audit_epoch(client, found, number, deep)
@@ -47,7 +47,7 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
             audit = EpochAudit(number, "damaged", None, findings=[str(error)], is_damaged=True)
         if number in lost:
             audit = audit or EpochAudit(number, "lost", None)
-            _add_losses(audit, lost[number], "the server lost this epoch as it was")
+            audit.add_losses(lost[number], "the server lost this epoch as it was")
         if audit is not None:
             report.epochs.append(audit)
     return report
@@ -77,8 +77,9 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
         return None
     audit = judge_epoch(stream.id, manifest, surveys)
     losses = noted_losses(client, stream, epoch)
-    audit.made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
-    _add_losses(audit, [loss for loss in losses if loss not in audit.made_again], "the server lost its newest writes")
+    made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
+    left = [loss for loss in losses if loss not in made_again]
+    audit.add_losses(left, "the server lost its newest writes", made_again)
     return audit
 
 
@@ -92,11 +93,6 @@ def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]
         return False
     ends = [survey.index[loss.shard][-1].end for survey in surveys if survey.index.get(loss.shard)]
     return bool(ends) and ends[0] >= loss.end
-
-
-def _add_losses(audit: EpochAudit, losses: list[Loss], why: str) -> None:
-    audit.server_losses += losses
-    audit.findings += [f"{why}: {loss}" for loss in losses]
 
 
 def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[PartitionSurvey]:

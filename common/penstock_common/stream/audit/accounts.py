@@ -5,6 +5,7 @@ This file has values only. `judgement` fills them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock_common.stream.groups.losses import Loss
@@ -48,6 +49,25 @@ class GroupAudit:
     lost_ranges: list[tuple[int, int, int]] = field(default_factory=list)
     """The triples (shard, first, end) of lost samples."""
 
+    def count(
+        self, *, delivered: int = 0, pending: int = 0, unread: int = 0, dead: int = 0, given_up: int = 0,
+        not_offered: int = 0, released: int = 0,
+    ) -> None:  # fmt: skip
+        """Add samples by what became of them."""
+        self.delivered += delivered
+        self.pending += pending
+        self.unread += unread
+        self.dead += dead
+        self.given_up += given_up
+        self.not_offered += not_offered
+        self.released += released
+
+    def count_lost(self, shard: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """Add samples that will never be delivered."""
+        for first, end in ranges:
+            self.lost += end - first
+            self.lost_ranges.append((shard, first, end))
+
 
 @dataclass(slots=True)
 class EpochAudit:
@@ -77,6 +97,20 @@ class EpochAudit:
     """The samples that a restarted server had forgotten, as clients noted."""
     made_again: list[Loss] = field(default_factory=list)
     """The server losses that the epoch holds again, from a source that is known to give the same samples."""
+
+    def count(self, *, produced: int = 0, bad: int = 0, duplicate: int = 0, lost: int = 0, trimmed: int = 0) -> None:
+        """Add samples, or trimmed entries, by what became of them."""
+        self.produced += produced
+        self.bad += bad
+        self.duplicate += duplicate
+        self.lost += lost
+        self.trimmed += trimmed
+
+    def add_losses(self, losses: Sequence[Loss], why: str, made_again: Sequence[Loss] = ()) -> None:
+        """Add what a restarted server had forgotten, and what of it was made again."""
+        self.server_losses.extend(losses)
+        self.findings.extend(f"{why}: {loss}" for loss in losses)
+        self.made_again.extend(made_again)
 
 
 @dataclass(slots=True)

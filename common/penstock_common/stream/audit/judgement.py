@@ -187,19 +187,19 @@ class _PartitionJudgement:
             absent = ~(covered | given_up)[:planned]
             self._name(f"shard {shard}: never committed", absent)
             for first, end in runs(np.flatnonzero(absent)):
-                self._audit.missing += self._gap(shard, first, end)
+                self._audit.missing.extend(self._gap(shard, first, end))
         holes = np.zeros(length, dtype=bool)
         for record in records:
             holes[list(record.holes)] = True
         self._check_quarantine(shard, holes)
-        self._audit.bad += int(holes.sum())
-        self._audit.produced += int((covered & ~holes).sum())
 
         spans = [self._span(shard, record) for record in records if record.entry_id] + strays
         copies = np.zeros(length, dtype=np.int32)
         for span in spans:
             copies[span.offsets] += 1
-        self._audit.duplicate += int((copies > 1).sum())
+        self._audit.count(
+            bad=int(holes.sum()), produced=int((covered & ~holes).sum()), duplicate=int((copies > 1).sum())
+        )
         self._judge_groups(shard, records, spans, holes, covered, length)
 
     def _given_up(self, shard: int, length: int) -> Mask:
@@ -257,7 +257,7 @@ class _PartitionJudgement:
             else:
                 self._find(f"{name} is in the index and not in the stream: it was deleted, and not by retention")
         elif not is_there:
-            self._audit.trimmed += 1
+            self._audit.count(trimmed=1)
         return _Span(record.entry_id, offsets, is_there)
 
     def _gap(self, shard: int, first: int, end: int) -> list[MissingRange]:
@@ -313,13 +313,14 @@ class _PartitionJudgement:
             lost |= self._judge_group(shard, name, group, total, spans, owed, there, covered)
         late = [name for name, g in self._survey.roster.groups.items() if g.first > self._epoch]
         for name in late:
-            self._audit.groups.setdefault(name, GroupAudit()).not_offered += int((covered & ~holes).sum())
+            total = self._audit.groups.setdefault(name, GroupAudit())
+            total.count(not_offered=int((covered & ~holes).sum()))
         if not self._survey.groups:
             trimmed = np.zeros(length, dtype=bool)
             for span in spans:
                 trimmed[span.offsets] |= not span.is_there and self._epoch in self._survey.roster.trimmed
             lost = owed & ~there & ~trimmed
-        self._audit.lost += int(lost.sum())
+        self._audit.count(lost=int(lost.sum()))
 
     def _judge_group(
         self, shard: int, name: str, group: GroupSurvey, total: GroupAudit, spans: list[_Span], owed: Mask, there: Mask,
@@ -341,20 +342,22 @@ class _PartitionJudgement:
         if self._manifest.is_ended:  # otherwise it may have been committed and acknowledged since the index was read
             self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed & ~given_up)
         open_ = owed & ~settled
-        total.delivered += int((settled & claimed & ~given_up).sum())
-        total.given_up += int((given_up & owed).sum())
-        total.dead += int((given_up & owed).sum())
-        for what, mask in (("dead", dead), ("pending", pending), ("unread", unread)):
-            setattr(total, what, getattr(total, what) + int((open_ & mask).sum()))
-            open_ &= ~mask
+        discarded = int((given_up & owed).sum())
+        total.count(
+            delivered=int((settled & claimed & ~given_up).sum()),
+            given_up=discarded,
+            dead=discarded + int((open_ & dead).sum()),
+            pending=int((open_ & pending & ~dead).sum()),
+            unread=int((open_ & unread & ~dead & ~pending).sum()),
+        )
+        open_ &= ~(dead | pending | unread)
         known = self._survey.roster.groups.get(name)
         if known is None:  # dropped since
             open_[:] = False
         elif not known.holds and known.lost and known.lost[0] <= self._epoch <= known.lost[1]:
-            total.released += int((open_ & ~there).sum())
+            total.count(released=int((open_ & ~there).sum()))
             open_ &= there
-        total.lost += int(open_.sum())
-        total.lost_ranges += [(shard, first, end) for first, end in runs(np.flatnonzero(open_))]
+        total.count_lost(shard, runs(np.flatnonzero(open_)))
         self._name(f"group {name}: shard {shard}: lost", open_)
         return open_
 

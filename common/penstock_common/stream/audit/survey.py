@@ -117,28 +117,33 @@ def survey_partition(
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
     index = _indexes(client, stream, epoch, list(sizes))
     delivered = _counts(client, partition, epoch)
-    groups: dict[str, GroupSurvey] = {}
+    pending: dict[str, frozenset[bytes]] = {}
     for name, record in before.groups.items():
         if record.first <= epoch:
             listed = list_pending(client, partition, epoch, name) if name in delivered else []
-            pending = frozenset(one.entry_id for one in listed)
-            groups[name] = GroupSurvey(delivered.get(name), pending, {}, is_ordered=record.kind == ORDERED)
-    for name, group in groups.items():
-        below = _settled_position(client, stream, epoch, name, before) if group.is_ordered else 0
+            pending[name] = frozenset(one.entry_id for one in listed)
+    groups: dict[str, GroupSurvey] = {}
+    for name, held_ids in pending.items():
+        is_ordered = before.groups[name].kind == ORDERED
+        below = _settled_position(client, stream, epoch, name, before) if is_ordered else 0
         lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
-        if group.is_ordered:
-            group.settled = {s: settled_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
+        oversized: list[int] = []
+        if is_ordered:
+            settled = {s: settled_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
         else:
             ledgers = whole_ledgers(client, partition, epoch, name, lengths)
-            group.settled = {shard: bits for shard, (bits, _) in ledgers.items()}
-            group.oversized = [
+            settled = {shard: bits for shard, (bits, _) in ledgers.items()}
+            oversized = [
                 shard
                 for shard, (_, nbytes) in ledgers.items()
                 if nbytes > (lengths[shard] + 7) // 8 and sizes[shard] is not None
             ]
         notes = load_notes(client, partition, epoch, name)
-        group.dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
-        if group.is_ordered:
+        dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
+        groups[name] = group = GroupSurvey(
+            delivered.get(name), held_ids, dead, settled, is_ordered=is_ordered, oversized=oversized
+        )
+        if is_ordered:
             _leave_out_bad(group, index)
         _take_given_up(group, notes.values())
     bad = _quarantined(client, partition, epoch)

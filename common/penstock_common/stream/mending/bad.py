@@ -102,8 +102,8 @@ def list_bad(client: Client, stream: Stream, *, epoch: int | None = None, group:
     for number in _epochs(client, stream, epoch):
         manifest = load_manifest(client, stream, number)
         for partition in stream.partitions:
-            found.quarantined += _quarantined(client, partition, number)
-            found.dead += _letters(client, stream, manifest, partition, group)
+            found.quarantined.extend(_quarantined(client, partition, number))
+            found.dead.extend(_letters(client, stream, manifest, partition, group))
     return found
 
 
