@@ -19,6 +19,7 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import mock
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,6 +82,19 @@ class CommandLine(SphinxDirective):
         return sections
 
 
+class NpmPackage(SphinxDirective):
+    """The place where the reference of the npm package is, made of its doc comments."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the sections, and warn of names without a comment."""
+        from docs.npm_package import reference, undocumented
+
+        for name in undocumented():
+            logging.getLogger(__name__).warning("%s of the npm package has no doc comment", name)
+        sections: list[nodes.Node] = self.parse_text_to_nodes(reference(), allow_section_headings=True)
+        return sections
+
+
 def list_further_pages(app: Sphinx, page: str, text: list[str]) -> None:
     """Append a menu of the pages in docs/ that no menu of index.md names, so that a new page is on the site."""
     if page == root_doc:
@@ -114,6 +128,7 @@ def begin_at_the_root(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Register what is above."""
     app.add_directive("command-line", CommandLine)
+    app.add_directive("npm-package", NpmPackage)
     app.connect("autodoc-process-signature", without_mistakes)
     app.connect("source-read", list_further_pages)
     app.connect("doctree-read", link_folders)

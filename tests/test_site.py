@@ -6,6 +6,7 @@ The tests read the built pages, because a setting that the builder ignores shows
 from __future__ import annotations
 
 import ast
+import operator
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from bs4 import BeautifulSoup, Tag
 import penstock
 from docs.command_line import parsers
 from docs.img.chart import CHART, chart
+from docs.npm_package import exported, undocumented
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("penstock", "penstock.errors", "penstock.torch", "penstock.tensorflow", "penstock.keras", "penstock.jax")
@@ -213,6 +215,21 @@ def test_every_parameter_is_described(site: Site) -> None:
     assert missing == []
 
 
+def test_every_result_is_described(site: Site) -> None:
+    """A name such as `wait` does not say what comes back."""
+    public, missing, seen = set(public_names("penstock")), [], 0
+    for name, _, text in definitions(site, "function", "method"):
+        path = name.removeprefix("penstock.")
+        if path.partition(".")[0] in public:
+            seen += 1
+            result = operator.attrgetter(path)(penstock).__annotations__.get("return", "None")
+            fields = {each.get_text().rstrip(":") for each in text.select("dl.field-list > dt")}
+            is_told = fields & {"Returns", "Yields"} or text.get_text().strip().startswith(("Return", "Yield"))
+            missing += [] if result == "None" or is_told else [name]
+    assert seen > 30
+    assert missing == []
+
+
 def test_every_function_and_class_has_an_example(site: Site) -> None:
     """An example answers what a description leaves open."""
     told = list(definitions(site, "function", "class"))
@@ -224,6 +241,19 @@ def test_no_sentence_of_a_docstring_shows_as_a_type(site: Site) -> None:
     """The first colon of an attribute's docstring is read as the end of its type."""
     told = definitions(site, "attribute", "property")
     assert [name for name, _, text in told if any(each.get_text() == "Type:" for each in text.select("dt"))] == []
+
+
+def test_every_name_of_the_npm_package_is_documented(site: Site) -> None:
+    """A user of Node finds what an editor shows; the page is made of the same comments."""
+    names = list(exported())
+    assert {"load", "replay", "openWriter", "PenstockError", "LoaderOptions"} <= set(names)
+    assert undocumented() == []
+    text = BeautifulSoup((site.folder / "docs" / "reference" / "npm.html").read_text(), "html.parser")
+    shown = [each.find(string=True, recursive=False) for each in text.select("section > h3")]
+    assert sorted(map(str, shown)) == sorted(names)
+    signatures = " ".join(each.get_text() for each in text.select("div.highlight-ts"))
+    assert "function load(stream: string, options: LoaderOptions): Loader" in signatures
+    assert "checkpoint(): Promise<LoaderState>" in [each.get_text() for each in text.select("dt")]
 
 
 def test_every_option_of_every_command_is_in_the_reference(site: Site) -> None:

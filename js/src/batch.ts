@@ -20,6 +20,7 @@ export interface Span {
 
 /** Samples of one epoch. `batch.tensors.x.data` has all samples of x in one typed array. */
 export class Batch {
+  /** The number of the epoch. */
   readonly epoch: number;
   /** The number of samples. */
   readonly size: number;

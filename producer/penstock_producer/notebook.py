@@ -68,6 +68,9 @@ class BackgroundProduction(Answering):
         Args:
             timeout_s: the longest wait in seconds. None means no limit.
 
+        Returns:
+            What was produced: the numbers of epochs, samples and bad samples, the bytes and the time.
+
         Raises:
             WaitTimeout: the production still runs after this time.
             PenstockError: `stop` ended the production. Any other error that ended it is raised as it was.

@@ -158,7 +158,7 @@ class Ragged(Sequence[Any]):
         return out
 
     def take(self, positions: Sequence[int] | NDArray[Any]) -> Ragged:
-        """Copy the samples at these positions, in this order, into a new Ragged.
+        """Return a copy of the samples at these positions, in this order.
 
         Args:
             positions: the index of each sample.
@@ -171,7 +171,7 @@ class Ragged(Sequence[Any]):
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
-        """Copy the samples of all parts, in order, into one Ragged. One part is returned itself.
+        """Return a copy of the samples of all parts, in order. One part is returned itself.
 
         Args:
             parts: at least one Ragged, all of one dtype.

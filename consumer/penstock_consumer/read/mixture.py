@@ -27,7 +27,7 @@ from penstock_consumer.stages.stats import Stats, StatsCounter, mixed
 def mix(
     loaders: Mapping[str, tuple[Loader, float]], *, seed: int = 0, ends: Literal["last", "first"] = "last"
 ) -> Mixture:
-    """Mix the batches of several loaders by weight.
+    """Return the batches of several loaders, mixed by weight.
 
     One iteration is each loader's next epoch. The choice of a step's loader depends on seed and step alone. If all
     loaders are in canonical order, the same batches come in the same order, and `Mixture.load_state_dict` is exact.

@@ -65,9 +65,9 @@ class View(Passing):
     # --- verbs ---
 
     def map(self, function: Callable[[Batch], Mapping[str, Any]]) -> View:
-        """Replace the tensors of each batch.
+        """Return the batches with other tensors.
 
-        The result stays a batch with its identities, while n rows stay n rows.
+        Each result stays a batch with its identities, while n rows stay n rows.
 
         Args:
             function: takes a batch and returns a dict of tensors, such as ``lambda b: {**b, "x": b["x"] /
@@ -134,7 +134,7 @@ class View(Passing):
         return View(self._source, (*self._steps, lambda items: islice(items, count)), count=known)
 
     def skip(self, count: int) -> View:
-        """Leave out the first ``count`` elements of each pass. They count as trained on.
+        """Return each pass without its first ``count`` elements. They count as trained on.
 
         Args:
             count: the elements that are left out.

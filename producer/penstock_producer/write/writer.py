@@ -680,7 +680,7 @@ class EpochWriter:
         self._writer.make_safe()
 
     def refresh(self) -> Manifest:
-        """Read the manifest again."""
+        """Read the manifest again, and return it."""
         self._manifest = load_manifest(self._writer.client, self._writer.stream, self.number)
         return self._manifest
 
