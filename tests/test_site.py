@@ -29,8 +29,8 @@ from docs.npm_package import exported, undocumented
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("penstock", "penstock.errors", "penstock.torch", "penstock.tensorflow", "penstock.keras", "penstock.jax")
 API_PAGES = ("python", "adapters", "errors")
-BEHIND_A_BATCH = {"is_alone", "is_dropped", "spans", "without_lost"}
-"""The attributes of a Batch by which readers and adapters acknowledge it. A user has no use for them."""
+BEHIND_A_BATCH = {"given_by", "is_alone", "is_dropped", "spans", "without_lost"}
+"""The attributes of a Batch by which readers, mixtures and adapters acknowledge it. A user has no use for them."""
 
 
 class _Page(HTMLParser):
