@@ -1,0 +1,306 @@
+"""docs/redis-in-production.md: its formula against the memory of real servers, each of its commands and users."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
+from tests.common.server.test_tls import TlsFront
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "redis-in-production.md").read_text()
+BLOCKS: list[tuple[str, str, str]] = re.findall(
+    r"^```(sh|python|text) ?(\S*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+)
+QUIET = penstock.Tuning(notify=lambda _: None)
+IMPATIENT = penstock.Tuning(notify=lambda _: None, room_wait_s=0.2)
+DATA = """\
+import numpy as np
+
+
+class Rows:
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        return {"x": np.full(8, index, np.float32), "y": index}
+
+
+train = Rows()
+"""
+TRAINING = """\
+import penstock
+
+with penstock.Loader("train", group="net", batch_size=50) as loader:
+    assert sum(len(batch["y"]) for batch in loader) == 300
+"""
+
+
+def shell(having: str) -> str:
+    """Return the block of shell commands with this text."""
+    (text,) = (text for language, _, text in BLOCKS if language == "sh" and having in text)
+    return text
+
+
+def search_path() -> str:
+    """Return a PATH on which redis-server, redis-cli and penstock are found."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in bash, with this folder as its own and a clean environment."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment = kept | {"PATH": search_path()} | variables
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def sizing() -> dict[str, Any]:
+    """Run the page's script and return its names."""
+    (script,) = (text for _, name, text in BLOCKS if name == "sizing.py")
+    names: dict[str, Any] = {"print": lambda text: names.update(printed=text)}
+    exec(script, names)
+    return names
+
+
+def test_the_worked_example_is_what_the_script_prints() -> None:
+    """A reader compares his own numbers with it."""
+    (shown,) = (text for language, name, text in BLOCKS if language == "text" and not name)
+    assert sizing()["printed"] == shown.strip()
+
+
+@pytest.mark.parametrize(("sample_bytes", "groups"), [(1_000, 1), (150_000, 3), (40, 3)])
+def test_the_formula_is_enough_and_not_much_too_much(
+    fresh_server: Callable[..., EmbeddedServer], sample_bytes: int, groups: int
+) -> None:
+    """On a server that is too small writers wait before the lead is reached. One that is too large costs money."""
+    names, lead = sizing(), 40_000_000 // (sample_bytes + 20)
+    budget = names["budget_bytes"](sample_bytes, lead)
+    limit = names["maxmemory_bytes"]([budget], samples=lead, groups=groups)
+    server, written = fresh_server(maxmemory_bytes=limit), 0
+    spec = {"x": ("uint8", (sample_bytes,))}
+    sample = {"x": np.zeros(sample_bytes, np.uint8)}
+    with (
+        pytest.raises(penstock.errors.BudgetFull),
+        penstock.Writer("train", url=server.url, budget_bytes=budget, spec=spec, tuning=IMPATIENT) as writer,
+        writer.epoch(sizes=[1, 1 << 20]) as epoch,  # the first shard stays open, so the second is an ordinary one
+        epoch.shard(1) as shard,
+    ):
+        for written in range(2 * lead):  # noqa: B007
+            shard.write(sample)
+    assert lead <= written <= 1.1 * lead
+    with redis.Redis.from_url(server.url) as client:
+        assert 0.4 * limit < client.info("memory")["used_memory"] < 0.9 * limit
+
+
+def test_a_group_costs_a_bit_or_two_for_each_sample(any_url: str, any_client: redis.Redis) -> None:
+    """The number of groups is said to hardly count."""
+    samples = 80_000
+    with (
+        penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}, tuning=QUIET) as writer,
+        writer.epoch(sizes=[samples]) as epoch,
+        epoch.shard(0) as shard,
+    ):
+        for _ in range(samples):
+            shard.write({"x": 0})
+    with penstock.Loader("train", group="net", batch_size=1000, url=any_url, tuning=QUIET) as loader:
+        assert sum(1 for _ in loader) == samples // 1000
+        ledgers = [key for key in any_client.scan_iter("*:net*") if b":ledger:" in key]
+        assert samples / 8 <= sum(any_client.memory_usage(key) or 0 for key in ledgers) < samples / 4
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_settings_of_the_table_are_those_of_the_file() -> None:
+    """The page and the file are copied from by different people."""
+    conf = dict(line.split(None, 1) for line in (ROOT / "docker" / "redis.conf").read_text().splitlines()
+                if line and not line.startswith(("#", "client-output")))  # fmt: skip
+    table = PAGE.partition("| setting | value | why |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.MULTILINE)
+    told: dict[str, str] = {}
+    for names, values in rows:
+        told.update(zip(re.findall("`(.*?)`", names), re.findall("`(.*?)`", values), strict=False))
+    assert len(told) >= 7
+    assert told == {name: conf[name] for name in told}
+
+
+# --- TLS and users ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tls_server(folder: Path) -> Iterator[int]:
+    """Run the page's server and return its port. A server without TLS gets a front that has it."""
+    port, log = free_port(), folder / "server.log"
+    (conf,) = (text for _, name, text in BLOCKS if name == "redis-tls.conf")
+    (folder / "redis-tls.conf").write_text(conf.replace("tls-port 6379", f"tls-port {port}"))
+    with ExitStack() as ending:
+        for executable in find_servers():
+            with log.open("wb") as out:
+                server = subprocess.Popen([executable, "redis-tls.conf"], cwd=folder, stdout=out, stderr=out)
+            ending.callback(server.wait)
+            ending.callback(server.kill)
+            while server.poll() is None and "Ready to accept" not in log.read_text():
+                time.sleep(0.02)
+            if server.poll() is None:
+                yield port
+                return
+        extra = {"aclfile": str(folder / "users.acl"), "requirepass": ""}
+        plain = ending.enter_context(EmbeddedServer(password=(folder / "admin.password").read_text(), extra=extra))
+        files = (folder / "server.crt", folder / "server.key")
+        yield ending.enter_context(closing(TlsFront(plain.port, *files))).port
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the folder with the certificates and addresses of a running server that the page's commands made."""
+    folder = tmp_path_factory.mktemp("secured")
+    (folder / "mydata.py").write_text(DATA)
+    (folder / "train.py").write_text(TRAINING)
+    for having in ("openssl req", "users.acl"):
+        done = run(shell(having), folder)
+        assert done.returncode == 0, done.stderr
+    with tls_server(folder) as port:
+        for address in folder.glob("*.url"):
+            address.write_text(address.read_text().replace(":6379", f":{port}"))
+        done = run(shell("PENSTOCK_URL_FILE=producer.url"), folder)
+        assert done.returncode == 0, done.stderr
+        yield folder
+
+
+def test_what_the_page_makes_is_private(secured: Path) -> None:
+    """Other users of the host must not read keys and passwords."""
+    made = [*secured.glob("*.key"), *secured.glob("*.password"), *secured.glob("*.url"), secured / "users.acl"]
+    assert len(made) == 11
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o600}
+
+
+MAY = {
+    "admin": ["doctor"],
+    "producer": [
+"groups declare train later",
+        "groups drop train later", "epochs pin train 0", "epochs unpin train 0", "trim train",
+    ],
+    "trainer": ["export train out", "audit train", "show train --count 2", "stat train"],
+    "watcher": [
+        "inspect train", "monitor train --once", "tail train -n 2 --once", "groups list train", "epochs list train",
+        "bad list train",
+    ],
+}  # fmt: skip
+MAY_NOT = {
+    "producer": ["CONFIG SET maxmemory 1", "SHUTDOWN", "FLUSHALL", "GET other"],
+    "trainer": ["CONFIG SET maxmemory 1", "FLUSHALL", "SMEMBERS rq:queues", "RPUSH rq:queue:penstock x"],
+    "watcher": ["SET penstock:x 1", "DEL penstock:x", "CONFIG GET *", "GET other"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("user", MAY)
+def test_a_user_does_what_its_row_says(
+    secured: Path, user: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A right that is missing is found in the middle of a training."""
+    monkeypatch.chdir(secured)
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    monkeypatch.setenv("PENSTOCK_URL_FILE", f"{user}.url")
+    for command in MAY[user]:
+        code = main(command.split())
+        assert code == 0, f"{command}: {capfd.readouterr()}"
+
+
+@pytest.mark.parametrize("user", MAY_NOT)
+def test_a_user_does_no_more(secured: Path, user: str) -> None:
+    """A stolen password of a trainer opens neither the queue nor the settings."""
+    with redis.Redis.from_url((secured / f"{user}.url").read_text().strip()) as client:
+        assert client.ping()
+        for command in MAY_NOT[user]:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command.split())
+
+
+def test_nobody_comes_in_without_a_password_or_with_another_ca(secured: Path) -> None:
+    """The default user is off, and a client trusts the named CA only."""
+    url = (secured / "trainer.url").read_text().strip()
+    with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    with pytest.raises(penstock.errors.ServerUnavailable, match="ssl_ca_certs"):
+        penstock.Loader("train", group="net", batch_size=1, url=url.partition("?")[0])
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_restored_server_continues_where_the_backup_was_made(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """The samples and the ledger of the group are there, bit-exact, and a group reads on."""
+    executable = shutil.which("redis-server", path=search_path())
+    assert executable is not None
+    server, port = fresh_server(Path(executable)), free_port()
+    with penstock.Writer("train", url=server.url, tuning=QUIET) as writer, writer.epoch() as epoch:
+        for number in range(100):
+            epoch.write({"x": np.full(1000, number, np.float32)})
+    with penstock.Loader("train", group="net", batch_size=40, url=server.url, tuning=QUIET) as loader:
+        batches = iter(loader)
+        seen = {int(row[0]) for _ in range(2) for row in next(batches)["x"]}
+        assert run(shell("--rdb"), tmp_path, PENSTOCK_URL=server.url).returncode == 0
+    # only the first of both batches was acknowledged
+    done = run(shell("restored/dump.rdb").replace("6390", str(port)), tmp_path)
+    try:
+        assert "lost 0, duplicate 0" in done.stdout, done.stderr
+        with penstock.Loader(
+            "train",
+            group="net",
+            batch_size=40,
+            url=f"redis://localhost:{port}",
+            tuning=penstock.Tuning(lease_s=1.0, notify=lambda _: None),
+        ) as loader:
+            rest = [int(row[0]) for batch in loader for row in batch["x"]]
+        assert len(rest) == 60
+        assert len(set(rest) - seen) == 20
+        with redis.Redis(port=port) as client:
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+    finally:
+        subprocess.run(["redis-cli", "-p", str(port), "SHUTDOWN", "NOSAVE"], check=False, env={"PATH": search_path()})
+
+
+def test_an_export_is_a_backup_of_epochs(any_url: str, tmp_path: Path) -> None:
+    """The commands as they stand."""
+    with penstock.Writer("train", url=any_url, tuning=QUIET) as writer, writer.epoch() as epoch:
+        for number in range(100):
+            epoch.write({"x": np.full(10, number, np.float32)})
+    done = run(shell("penstock export"), tmp_path, PENSTOCK_URL=any_url)
+    assert done.returncode == 0, done.stderr
+    replay = penstock.Replay("copy", epoch=0, batch_size=100, url=any_url)
+    assert [int(row[0]) for batch in replay for row in batch["x"]] == [*range(100)]
+
+
+def test_every_block_is_run() -> None:
+    """A block that nobody runs is wrong one day."""
+    used = ("openssl req", "users.acl", "producer.url penstock", "--rdb", "restored/dump.rdb", "penstock export")
+    assert {shell(having) for having in used} == {text for language, _, text in BLOCKS if language == "sh"}
