@@ -2,26 +2,37 @@
 
 A replay is one, too, with nothing to acknowledge.
 
-How arrays become tensors, and reach a device, is ``torch_tensors``'; what worker processes read is ``shares``'.
+How tensors reach a device is in ``torch_device``. What worker processes read is in ``worker_shares``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import Any, NoReturn, overload
+from typing import Any, Literal, NoReturn, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock_common.errors import PenstockError
-from penstock_common.hints import Answering, Lengthless, explained
+from penstock_common.hints import (
+    Answering,
+    Lengthless,
+    batch_attribute,
+    explained,
+    is_unpacking,
+    not_tuples,
+    unknown_tensor,
+)
+from penstock_common.wire.dtypes import BFLOAT16
+from penstock_common.wire.ragged import Ragged
 from penstock_consumer.adapters.step_tracking import StepTracker, require_loader
-from penstock_consumer.adapters.torch_tensors import NamedTensors, RaggedAs, mapped, nbytes_of, value_of
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.mixture import Mixture
@@ -537,3 +548,73 @@ def _share_states(state: Any) -> list[Mapping[str, Any]]:
     if "of" in state and "is_over" in state:
         return [state]
     return [found for value in state.values() for found in _share_states(value)]
+
+
+# --- batches as tensors -----------------------------------------------------------------------------------------------
+
+
+RaggedAs = Literal["list", "padded"]
+
+
+class NamedTensors(dict[str, Any]):
+    """A batch as a dict of torch tensors, which says what to write where it is mistaken for a tuple or a tensor."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two tensors."""
+        if is_unpacking(sys._getframe(1)):
+            raise TypeError(not_tuples(self.keys(), "penstock.torch.dataset(loader, select=({}))"))
+        return super().__iter__()
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(unknown_tensor(name, self.keys()))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(batch_attribute(name, self.keys(), "torch"))
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """The array's own memory as a tensor; bfloat16, which numpy does not know, through 16-bit integers."""
+    if not array.flags.writeable:  # PyTorch has no read-only tensors; only what never was a batch's own array is
+        array = array.copy()
+    if array.dtype.name == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def value_of(value: Any, ragged: RaggedAs) -> Any:
+    """One entry of a batch: a tensor ``[n, *shape]``; of byte strings a list of bytes.
+
+    Ragged: a list of n tensors, views of one flat one, or with 'padded' one tensor filled up with zeros.
+    """
+    if not isinstance(value, Ragged):
+        return tensor_of(value)
+    if value.is_bytes:
+        return list(value)
+    if ragged == "padded":
+        return tensor_of(value.padded())
+    flat = tensor_of(value.values)
+    sizes = np.prod(value.shapes, axis=1).tolist()
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), value.shapes.tolist(), strict=True)]
+
+
+def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the same element with every tensor changed."""
+    if isinstance(element, torch.Tensor):
+        return change(element)
+    if isinstance(element, dict):
+        return type(element)({name: mapped(value, change) for name, value in element.items()})
+    if isinstance(element, list | tuple):
+        return type(element)(mapped(value, change) for value in element)
+    return element
+
+
+def nbytes_of(element: Any) -> int:
+    """Bytes of all its tensors."""
+    sizes: list[int] = []
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    mapped(element, count)
+    return sum(sizes)

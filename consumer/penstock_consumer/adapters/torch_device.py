@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock_common.hints import explained
-from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed
-from penstock_consumer.adapters.torch_tensors import mapped
+from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed, mapped
 
 BATCHES_AHEAD = 2
 """The batches on the device: the step's, and one that is copied during the step."""

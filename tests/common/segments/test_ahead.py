@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.segments.readahead import Readahead
-from penstock_common.segments.reader import AHEAD_BYTES, SegmentReader
+from penstock_common.segments.reader import AHEAD_BYTES, Readahead, SegmentReader
 from penstock_common.wire.header import SegmentRef
 from tests.common.segments.test_segments import STREAM, entry, ref_of, writer_in
 
