@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock_common.stream.commands import Client
-from penstock_common.stream.hints import hint_command
+from penstock_common.stream.events import hint_command
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.manifest import renewed
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner

@@ -15,10 +15,11 @@ import pytest
 import redis
 
 from penstock_common.stream.commands import Client
+from penstock_common.stream.events import EVENTS_KEPT
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.stream.streams import EVENTS_KEPT, load_stream, read_counters
+from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions

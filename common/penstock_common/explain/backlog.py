@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import EntryId, Record, index_records, list_pending, parse_id, pending_members
+from penstock_common.stream.commands import Client, EntryId, parse_id
+from penstock_common.stream.entries import Record, index_records, list_pending, pending_members
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, rank_member

@@ -18,8 +18,7 @@ from penstock_common.explain.snapshot import (
     RankSnapshot,
     StreamSnapshot,
 )
-from penstock_common.stream.commands import Client, Refused, server_ms
-from penstock_common.stream.entries import EntryId
+from penstock_common.stream.commands import Client, EntryId, Refused, parse_id, server_ms
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
@@ -234,7 +233,7 @@ class StreamMonitor:
         found: list[dict[str, EntryId]] = []
         for part in parts:
             groups = [] if isinstance(part[0], Refused) else part[0]  # released since
-            found.append({one["name"].decode(): _id(one["last-delivered-id"]) for one in groups})
+            found.append({one["name"].decode(): parse_id(one["last-delivered-id"]) for one in groups})
         return found
 
     def _due(self, stream: Stream, epoch: _Epoch) -> list[int]:
@@ -382,11 +381,6 @@ def _epoch(number: int, epoch: _Epoch, rosters: list[Roster]) -> EpochSnapshot:
         is_trimmed=any(number in roster.trimmed for roster in rosters),
         is_pinned=any(number in roster.pinned for roster in rosters),
     )  # fmt: skip
-
-
-def _id(text: bytes) -> EntryId:
-    high, _, low = text.partition(b"-")
-    return int(high), int(low or 0)
 
 
 def _number(reply: object) -> int:

@@ -19,6 +19,9 @@ from penstock_common.stream.damage import unreadable_value
 
 P = ParamSpec("P")
 T = TypeVar("T")
+EntryId = tuple[int, int]
+"""The two numbers of an id of a Redis stream, which sort like the stream."""
+
 Key = str
 Arg = str | bytes | int
 
@@ -165,3 +168,9 @@ def server_ms(client: Client) -> int:
 def ms_of(reply: tuple[int, int]) -> int:
     """Return the answer of TIME in ms."""
     return reply[0] * 1000 + reply[1] // 1000
+
+
+def parse_id(text: bytes) -> EntryId:
+    """Return an entry's id as two numbers, which sort like the stream."""
+    high, _, low = text.partition(b"-")
+    return int(high), int(low or 0)

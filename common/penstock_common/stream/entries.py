@@ -18,7 +18,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, is_script_error, readable, run_script
+from penstock_common.stream.commands import Arg, Client, is_script_error, parse_id, readable, run_script
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -40,8 +40,6 @@ SHARDS_AT_ONCE = 64
 """The shards in one question about how far their indexes go."""
 PAGE_BYTES = 4 << 20
 """The payload that the server reads for one page of entries, so that it answers others every few milliseconds."""
-EntryId = tuple[int, int]
-"""An entry's id as two numbers, which sort like the stream."""
 PENDING_PAGE = 10_000
 """Pending entries in one page. A member with tiny entries and a long queue holds many more."""
 
@@ -516,9 +514,3 @@ def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str)
     if parse_id(newest) <= parse_id(given):
         return False
     return bool(client.xrange(partition.entries(epoch), b"(" + given, "+", count=1))
-
-
-def parse_id(text: bytes) -> EntryId:
-    """Return an entry's id as two numbers, which sort like the stream."""
-    high, _, low = text.partition(b"-")
-    return int(high), int(low or 0)

@@ -29,8 +29,9 @@ from penstock_common.stream.commands import (
     run_scripts,
 )
 from penstock_common.stream.damage import unreadable_value
+from penstock_common.stream.events import announce
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.streams import Stream, announce, deleted, is_released, read_counters, require_there
+from penstock_common.stream.streams import Stream, deleted, is_released, read_counters, require_there
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
 _BEGIN_MANIFEST = load_script("begin_manifest")

@@ -1,4 +1,4 @@
-"""The meta of a stream, which is made once and read by all, and the events that wake its readers and writers.
+"""The meta of a stream, which is made once and read by all.
 
 ``manifest`` has epochs, ``roster`` has groups.
 """
@@ -9,17 +9,15 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
-
-from redis.exceptions import ResponseError
 
 from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
+from penstock_common.stream.events import CREATED, announce
 from penstock_common.stream.keys import (
     ANY_META,
     PartitionKeys,
@@ -44,10 +42,6 @@ SEGMENT_BLOCK_BYTES = 8_000_000
 """The block size for payloads in segments with a large budget, since no server holds such an entry (decision 16)."""
 BLOCKS_A_BUDGET = 32
 """Blocks that a partition's budget holds at least: the end of a segment that no block fits into is lost space."""
-EVENTS_KEPT = 256
-UNHINTED_MS = 100
-"""The pause between two checks of a wait while the events key is damaged."""
-CREATED = "created"
 
 Found = TypeVar("Found")
 
@@ -299,33 +293,6 @@ def set_field(client: Client, stream: Stream, field: str, value: str | int) -> N
     """Change one setting of the stream. Raises StreamDeleted, and never leaves half a meta."""
     if int(run_script(client, _SET_STREAM_FIELD, [stream.keys.meta], [stream.id, field, value])) < 0:
         raise deleted(client, stream)
-
-
-def announce(client: Client, keys: StreamKeys, what: str, value: object) -> None:
-    """Wake all that wait for a change of this stream. An event is a hint only, so old ones may be trimmed."""
-    # a deleted stream announces nothing, because its events key must not come back
-    with suppress(DamagedKey, ResponseError):  # no stream any more, or no id is left in it: waits check without hints
-        client.xadd(keys.events, {what: str(value)}, maxlen=EVENTS_KEPT, approximate=True, nomkstream=what != CREATED)
-
-
-def last_event(client: Client, keys: StreamKeys) -> bytes:
-    """Return the id of the newest event. Read it before the state and give it to `await_event`, to miss no event."""
-    found: list[tuple[bytes, Any]] = []
-    with suppress(DamagedKey):  # `await_event` knows what to do then
-        found = client.xrevrange(keys.events, count=1)
-    return found[0][0] if found else b"0-0"
-
-
-def await_event(client: Client, keys: StreamKeys, after: bytes, block_ms: int) -> bool:
-    """Wait for an event after ``after``, at most ``block_ms`` (> 0), and return whether there was one.
-
-    If another program changed the key's type, this returns after a short pause, and the caller checks the state.
-    """
-    try:
-        return bool(client.xread({keys.events: after}, block=max(1, block_ms), count=1))
-    except DamagedKey:
-        time.sleep(min(block_ms, UNHINTED_MS) / 1000)
-        return False
 
 
 def set_plan(client: Client, stream: Stream, epochs: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock_common.server.channel import Channel, Command, ReplyError
 from penstock_common.server.error_translation import is_wrong_type
 from penstock_common.stream.commands import Client
-from penstock_common.stream.hints import HintId, hint_command, read_hint
+from penstock_common.stream.events import HintId, hint_command, read_hint
 from penstock_common.stream.keys import StreamKeys
 
 REQUESTS_AHEAD = 2

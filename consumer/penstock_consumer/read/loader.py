@@ -20,12 +20,13 @@ from penstock_common.hints import Passing, an, callable_of, explained
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
+from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
 from penstock_common.stream.groups.roster import Membership, Order, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
-from penstock_common.stream.streams import Stream, await_event, find_stream, last_event, load_stream
+from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.tuning import Canonical, Tuning, takes_old_names, tuning_of
 from penstock_common.waiting import OUTAGE_S, Wait
 from penstock_common.wire.spec import Spec

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone
-from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry, parse_id
+from penstock_common.stream.commands import Client, parse_id
+from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (

@@ -18,6 +18,7 @@ from typing import Any, Self
 from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
+from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.groups.roster import Roster, load_roster
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -29,9 +30,7 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.streams import (
     Stream,
-    await_event,
     is_released,
-    last_event,
     list_streams,
     load_stream,
     read_counters,

@@ -13,8 +13,8 @@ import penstock
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.client import connect
-from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import index_records, parse_id
+from penstock_common.stream.commands import Client, parse_id
+from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import ORDERED, load_roster
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs

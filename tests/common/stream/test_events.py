@@ -10,9 +10,8 @@ from penstock_common.server.channel import Channel, ReplyError
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.hints import hint_command, read_hint
+from penstock_common.stream.events import CREATED, announce, hint_command, last_event, read_hint
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import CREATED, announce, last_event
 
 KEYS = StreamKeys("t")
 SOON_MS, LONG_MS = 20, 20_000

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
 from penstock_common.stream.audit.survey import LATEST, GroupSurvey, PartitionSurvey, SurveyedEntry
-from penstock_common.stream.entries import Record, is_believable, parse_id
+from penstock_common.stream.commands import parse_id
+from penstock_common.stream.entries import Record, is_believable
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
 from penstock_common.wire.header import Header

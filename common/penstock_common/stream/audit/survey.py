@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, readable, run_script
+from penstock_common.stream.commands import Client, EntryId, parse_id, readable, run_script
 from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
-    EntryId,
     Record,
     group_counts,
     index_records,
     is_believable,
     list_pending,
-    parse_id,
 )
 from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
