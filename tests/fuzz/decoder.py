@@ -15,7 +15,7 @@ from penstock_common.server.channel import SKIP
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.wire.block import Block
-from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.codec import decode, encode
 from penstock_common.wire.header import Header
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
@@ -104,7 +104,8 @@ def _digest_in(fields: Fields, spec: Spec) -> str | None:
 def rows_of(block: Block) -> Rows:
     """Return shape and bytes of each tensor of each sample."""
     columns: list[Any] = [
-        ragged_rows(column) if column.shapes is not None else list(column.values) for column in block.columns
+        list(Ragged(column.values, column.shapes)) if column.shapes is not None else list(column.values)
+        for column in block.columns
     ]
     return [[(row.shape, row.tobytes()) for row in map(np.asarray, rows)] for rows in zip(*columns, strict=True)]
 

@@ -6,7 +6,6 @@ The decoder trusts nothing: it bounds every size before it takes memory, and rep
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from json import dumps
 from typing import Any
 
@@ -197,16 +196,6 @@ def check_values(tensor: TensorSpec, data: NDArray[np.uint8]) -> None:
         raise BadEntry(f"tensor {tensor.name!r} is bool and has a byte {data.max()}, expected 0 or 1")
 
 
-def ragged_rows(column: Column) -> list[NDArray[Any]]:
-    """Return the samples of a ragged column as views, each in its own shape; bytes are uint8."""
-    assert column.shapes is not None
-    starts = row_starts(column.shapes, column.spec).tolist()
-    return [
-        column.values[a:b].reshape(shape)
-        for (a, b), shape in zip(pairwise(starts), column.shapes.tolist(), strict=True)
-    ]
-
-
 __all__ = [
     "Fields",
     "check_values",
@@ -214,7 +203,6 @@ __all__ = [
     "decode_column",
     "digest_of",
     "encode",
-    "ragged_rows",
     "read_shapes",
     "row_starts",
     "verify",

@@ -37,11 +37,10 @@ class RetainedEpoch:
         weakref.finalize(self, self._hold.stopping.set).atexit = False
         try:
             self._hold.take()
-            self.samples = self.records_count = self.nbytes = 0
+            self.samples = self.nbytes = 0
             for _, record in self.records():
                 self.samples += record.count
                 self.nbytes += record.nbytes
-                self.records_count += 1
         except PenstockError:
             self.let_go()
             raise

@@ -11,13 +11,20 @@ import pytest
 from penstock_common.errors import SpecMismatch, TooLarge
 from penstock_common.wire import codec
 from penstock_common.wire.block import Block, BlockBuilder, BlockFull, Column, check_rows
-from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.codec import decode, encode
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
+from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 
 PAIR = Spec.of({"x": ("float32", (2,)), "y": ("int64", ())})
 BOXES = Spec.of({"boxes": ("float32", (None, 4)), "y": ("int64", ()), "file": ("bytes", ())})
 IDENTITY: dict[str, Any] = {"stream": "abc", "epoch": 0, "shard": 0}
+
+
+def ragged_of(column: Column) -> Ragged:
+    """Return the samples of a ragged column."""
+    assert column.shapes is not None
+    return Ragged(column.values, column.shapes)
 
 
 def test_an_array_reused_after_add_does_not_change_the_block() -> None:
@@ -46,7 +53,7 @@ def test_a_refused_sample_leaves_the_block_as_it_was() -> None:
     block = builder.finish(0)
     assert block.count == 2
     assert block.columns[1].values.tolist() == [1, 2]
-    assert ragged_rows(block.columns[0])[1].tolist() == [[1.0] * 4]
+    assert ragged_of(block.columns[0])[1].tolist() == [[1.0] * 4]
 
 
 def test_a_finished_block_stays_whole_while_the_next_one_fills() -> None:
@@ -184,7 +191,7 @@ def test_a_batch_larger_than_a_block_is_taken_in_parts() -> None:
         start += taken
         block = builder.finish(0)
         labels += block.columns[1].values.tolist()
-        boxes += [row.tolist() for row in ragged_rows(block.columns[0])]
+        boxes += [row.tolist() for row in ragged_of(block.columns[0])]
     assert labels == list(range(count))
     assert boxes == rows["boxes"].tolist()
 

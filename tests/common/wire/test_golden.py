@@ -11,9 +11,10 @@ import pytest
 
 from penstock_common import errors
 from penstock_common.wire.block import Block
-from penstock_common.wire.codec import decode, ragged_rows
+from penstock_common.wire.codec import decode
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
 from penstock_common.wire.header import parse_header
+from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from tests.common.wire import independent
 from tests.golden.make import HERE, corpus
@@ -64,7 +65,11 @@ def test_a_good_entry_gives_back_every_sample_bit_for_bit(case: Case) -> None:
 def rows_of(block: Block, name: str) -> list[tuple[list[int], str]]:
     """Return shape and bytes of each sample of a tensor."""
     (column,) = (column for column in block.columns if column.spec.name == name)
-    rows = ragged_rows(column) if column.shapes is not None else [np.asarray(row) for row in column.values]
+    rows = (
+        list(Ragged(column.values, column.shapes))
+        if column.shapes is not None
+        else [np.asarray(row) for row in column.values]
+    )
     return [(list(row.shape), row.tobytes().hex()) for row in rows]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_common.errors import BadEntry, BadSpec
 from penstock_common.wire.block import Block, BlockBuilder, check_rows
-from penstock_common.wire.codec import decode, encode, ragged_rows
+from penstock_common.wire.codec import decode, encode
 from penstock_common.wire.dtypes import BYTES, numpy_dtype
 from penstock_common.wire.header import Header, parse_header
 from penstock_common.wire.ragged import Ragged
@@ -52,7 +52,9 @@ def bits(spec: Spec, row: Sample) -> list[tuple[tuple[int, ...], bytes]]:
 def rows_of(block: Block) -> list[list[tuple[tuple[int, ...], bytes]]]:
     """Return shape and bytes of each tensor of each sample."""
     columns = [
-        ragged_rows(column) if column.shapes is not None else [np.asarray(row) for row in column.values]
+        list(Ragged(column.values, column.shapes))
+        if column.shapes is not None
+        else [np.asarray(row) for row in column.values]
         for column in block.columns
     ]
     return [[(row.shape, row.tobytes()) for row in rows] for rows in zip(*columns, strict=True)]
