@@ -1,4 +1,4 @@
-"""``penstock.keras.ModelCheckpoint(loader, path)``, ``Acknowledge(loader)``. Importing this imports Keras."""
+"""Callbacks for ``fit``, and ``to_tfjs(model, folder)``. Importing this imports Keras."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from penstock_common.hints import no_such_name
 
 with needed("keras", "penstock.keras", "for its torch backend: pip install keras 'penstock[torch]'"):
     from penstock_consumer.adapters.keras import Acknowledge, ModelCheckpoint
+    from penstock_consumer.adapters.keras_tfjs import TfjsModel, TfjsWeight, describe_tfjs, to_tfjs
 
-__all__ = ["Acknowledge", "ModelCheckpoint"]
+__all__ = ["Acknowledge", "ModelCheckpoint", "TfjsModel", "TfjsWeight", "describe_tfjs", "to_tfjs"]
 
 if not TYPE_CHECKING:  # with it, a type checker would accept any name
 
