@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import penstock
+from docs.img import figures
 from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
 from penstock_common.server.connection import check_url
 from penstock_common.server.sentinel import _OWN_LOGIN as SENTINEL_LOGIN
@@ -328,6 +329,27 @@ def test_every_decision_is_told_alike() -> None:
         assert number, path.name
         assert int(number[1]) == int(path.name[:4]), path.name
         assert all(f"**{word}.**" in text for word in ("Decided", "Why", "The price")), path.name
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(figures.FIGURES))
+def test_a_figure_shows_the_stored_results(name: str) -> None:
+    """A figure that lags behind the results misleads."""
+    drawn = figures.FIGURES[name]()
+    assert (DOCS / "img" / name).read_text(encoding="utf-8") == drawn, "run python docs/img/figures.py"
+    assert f"(img/{name})" in (DOCS / "performance.md").read_text()
+
+
+def test_the_stored_rates_are_those_of_the_table() -> None:
+    """The panels by payload show peers that the table leaves out, so they have a file of their own."""
+    stored = figures.stored("transport")
+    table = figures.table(DOCS / "benchmarks" / "results.md", "### From writer to batches")
+    assert len(table) == len(stored["payloads"])
+    for column, name in enumerate(figures.OURS, 1):
+        told = [float(figures.RATIO.findall(row[column])[0][0]) for row in table]
+        assert stored["systems"][name] == told
 
 
 # --- diagrams ---------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from bs4 import BeautifulSoup, Tag
 
 import penstock
 from docs.command_line import parsers
-from docs.img.chart import CHART, chart
 from docs.npm_package import exported, undocumented
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,11 +130,6 @@ def test_no_page_is_offered_as_a_download(site: Site) -> None:
 def test_the_first_page_leads_to_the_landing_page(site: Site) -> None:
     """A site is opened by its address, without the name of a file."""
     assert 'url=docs/index.html"' in (site.folder / "index.html").read_text()
-
-
-def test_the_chart_is_what_its_table_says() -> None:
-    """A chart that lags behind the results misleads; draw it again with python docs/img/chart.py."""
-    assert CHART.read_text() == chart()
 
 
 def public_names(module: str) -> list[str]:
