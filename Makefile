@@ -6,6 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Beside it: the lowest version of everything that pyproject.toml declares.
 LOWEST := $(VENV)/lowest
+# Beside it: the tools of `make integrations`.
+INTEGRATIONS := $(VENV)/integrations
 FRAMEWORKS := tensorflow|keras|torch|jax|sklearn|datasets|pyarrow|albumentations|accelerate
 # Extra arguments for pytest, the demo or the bench: make test ARGS="-k wire -x"
 ARGS   ?=
@@ -32,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz format wheel release-check clean
+.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz format wheel integrations release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -91,7 +93,10 @@ format: $(VENV)/.dev ## rewrite the code in the house format
 wheel: $(VENV)/.dev ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
-release-check: $(VENV)/.dev ## what a release needs: changelog and versions agree, sdist and wheel install clean on two Pythons
+integrations: $(INTEGRATIONS)/.made ## the pages on Accelerate, Transformers, Lightning, Optuna and tensorcom, with these tools
+	PENSTOCK_TEST_ONE_SERVER=1 $(INTEGRATIONS)/bin/python -m pytest -v tests/integrations.py $(ARGS)
+
+release-check: $(VENV)/.dev integrations ## what a release needs: changelog and versions agree, clean installs on two Pythons, integrations
 	$(BIN)/python -m pytest -v tests/release_check.py tests/test_wheel.py $(ARGS)
 
 clean: ## remove what was built and cached (.venv stays: rm -rf .venv)
@@ -134,6 +139,12 @@ $(LOWEST)/.made: pyproject.toml | $(BIN)/python
 	@$(PYTHON) -m venv $(LOWEST)
 	@$(PYTHON) tests/lowest.py > $(LOWEST)/lowest.txt
 	@$(LOWEST)/bin/python -m pip install --quiet --requirement $(LOWEST)/lowest.txt --editable .
+	@touch $@
+
+$(INTEGRATIONS)/.made: pyproject.toml | $(BIN)/python
+	@echo "installing Penstock and the tools of its integrations into $(INTEGRATIONS) (a few minutes)"
+	@$(PYTHON) -m venv $(INTEGRATIONS)
+	@$(INTEGRATIONS)/bin/python -m pip install --quiet --editable ".[integrations]"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
