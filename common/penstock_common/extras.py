@@ -25,7 +25,6 @@ PACKAGES = {
     "keras": OptionalPackage("Keras", "tensorflow"),
     "torch": OptionalPackage("torch", "torch"),
     "jax": OptionalPackage("JAX", "jax"),
-    "rich": OptionalPackage("rich", "terminal"),
     "prometheus_client": OptionalPackage("prometheus-client", "metrics"),
     "sklearn": OptionalPackage("scikit-learn", "demo"),
 }

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 
-
-def printable(text: str, *, has_colours: bool = False) -> str:
+def printable(text: str) -> str:
     r"""Return a text as one line: each character that is not printable is spelled out, as in ``\x1b`` or ``\n``.
 
-    Args:
-        text: Any text, also with halves of surrogate pairs, which no stream encodes.
-        has_colours: Whether colours stay where a command put them.
+    The text may have halves of surrogate pairs, which no stream encodes.
     """
-    if text.isprintable():
-        return text
-    if has_colours:
-        return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(text)))
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def printable_values(value: Any) -> Any:

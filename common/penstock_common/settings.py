@@ -84,8 +84,6 @@ class Settings:
     """The private folder of this user, which each login has on most Linux systems."""
     no_color: bool = field(default=False, metadata=_set_by("NO_COLOR", bool))
     """Any value of NO_COLOR asks for output without colours (no-color.org)."""
-    colorterm: str = field(default="", metadata=_set_by("COLORTERM", str))
-    """``truecolor`` or ``24bit`` where the terminal has more than 256 colours; set by the terminal."""
 
     segments: Path | None = field(default=None, metadata=_set_by("PENSTOCK_SEGMENTS", Path))
     """The folder of segments on this host, if it is mounted elsewhere than the stream says."""

@@ -443,10 +443,16 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_colours_appear_on_a_terminal_only_and_never_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """Escape codes in a log or a pipe are noise."""
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Console(Terminal()).style("x", "bold", "green") == "\x1b[1;32mx\x1b[0m"
-    assert Console(io.StringIO()).style("x", "bold") == "x"
+    monkeypatch.setenv("TERM", "xterm")
+
+    def printed(out: io.StringIO) -> str:
+        Console(out).line(("x", "bold green"), "y")
+        return out.getvalue()
+
+    assert printed(Terminal()) == "\x1b[1;32mx\x1b[0my\n"
+    assert printed(io.StringIO()) == "xy\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Console(Terminal()).style("x", "bold") == "x"
+    assert printed(Terminal()) == "xy\n"
 
 
 def test_json_is_alone_on_stdout() -> None:
@@ -533,7 +539,7 @@ def test_a_terminal_that_rich_cannot_draw_on_gets_plain_lines(term: str, monkeyp
     console = Console(screen, screen)
     with console.progress(every_s=5, clock=lambda: 0.0) as progress:
         progress.add("producing", 100, "samples").update(7)
-        console.line(console.style("What came of it", "bold"))
+        console.line(("What came of it", "bold"))
     console.table([("resnet", 12)], head=("group", "lag"))
     assert screen.getvalue().splitlines() == [
         "What came of it", "producing    7%  7/100 samples", "group   lag", "resnet   12"

@@ -95,7 +95,7 @@ def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
     """
     out, err = Terminal(), Terminal()
     console = Console(out, err)
-    console.line(console.style("bold", "bold") + " \x1b]0;owned\x07\x9b2J\ud800")
+    console.line(("bold", "bold"), " \x1b]0;owned\x07\x9b2J\ud800\x1b[31mred")
     console.notice("\x1b[2Jnotice")
     console.table([["a\nb", 1]], head=["\x1b[2J", "n"])
     console.json({"name": "\x1b\x9b\ud800é"})
@@ -103,7 +103,7 @@ def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
     with shown:
         shown.add("label").update(1, note="\x1b[2Jnote")
     text = out.getvalue()
-    assert text.startswith("\x1b[1mbold\x1b[0m \\x1b]0;owned\\x07\\x9b2J\\ud800\n")
+    assert text.startswith("\x1b[1mbold\x1b[0m \\x1b]0;owned\\x07\\x9b2J\\ud800\\x1b[31mred\n")
     assert "\\x1b[2J" in text
     assert "\x1b[2J" not in text
     assert "a\\nb     1\n{" in text

@@ -267,10 +267,10 @@ def test_a_terminal_shows_pictures_and_no_color_letters(any_url: str, monkeypatc
         assert show.run(parser.parse_args(["train", "--url", any_url, "--count", "4"]), Console(out)) == 0
         return out.getvalue()
 
-    assert "\x1b[38;2;" in screen(COLORTERM="truecolor")
-    assert "\x1b[38;5;" in (coloured := screen())
+    assert "\x1b[38;2;" in (coloured := screen(COLORTERM="truecolor", TERM="xterm"))
     assert coloured.count("▀") == 4 * 24 * 12
-    letters = screen(NO_COLOR="1")
+    letters = screen(NO_COLOR="1", TERM="xterm")
+    assert screen(TERM="dumb") == letters
     assert "\x1b" not in letters
     assert sum(letters.count(one) for one in ":-=+*#%@") > 500
     assert "0/0/3" in letters

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from penstock.__main__ import main
-from penstock.cli.monitor_screen import MonitorScreen
+from penstock.cli.console import Console
+from penstock.cli.monitor_screen import print_streams
 from tests.contracts.feed import open_stream, produce
 
 Told = Callable[..., tuple[int, str, str]]
@@ -65,7 +66,7 @@ def test_monitor_shows_the_healthy_streams_and_names_the_damaged_one(told: Told,
     assert (code, found["one"], found["three"]) == (1, "", "")
     assert key in found["two"]
     screen = io.StringIO()
-    MonitorScreen(screen).print(records)  # as the live view draws it
+    print_streams(records, Console(screen))  # as the live view draws it
     assert "expected a hash" in screen.getvalue()
     assert all(f"stream {name}" in screen.getvalue() for name in found)
 

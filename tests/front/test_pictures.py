@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.views.pictures import COLOURS_256, LOST, NO_COLOUR, TRUE_COLOUR, fitted, lines_of, picture_of, spark
+from penstock.views.pictures import LOST, fitted, lines_of, picture_of, spark
 from penstock.views.png import SheetTile, bars, contact_sheet, decode, save
 from penstock_common.errors import PenstockError
 from penstock_common.wire.dtypes import NAMES, numpy_dtype
@@ -76,15 +76,12 @@ def test_a_terminal_shows_two_pixels_a_character() -> None:
     """Half blocks give twice the rows that letters would; without colours there are letters."""
     rgb = np.zeros((4, 3, 3), np.uint8)
     rgb[0, 0], rgb[3, 2] = (255, 0, 0), (255, 255, 255)
-    lines = lines_of(rgb, TRUE_COLOUR)
-    assert len(lines) == 2
-    assert lines[0].startswith("\x1b[38;2;255;0;0;48;2;0;0;0m▀")
-    assert all(line.endswith("\x1b[0m") and line.count("▀") == 3 for line in lines)
-    assert lines_of(rgb, COLOURS_256)[0].startswith("\x1b[38;5;196;48;5;16m▀")
-    assert lines_of(np.full((2, 1, 3), 128, np.uint8), COLOURS_256) == ["\x1b[38;5;244;48;5;244m▀\x1b[0m"]
-    letters = lines_of(np.full((3, 2, 3), 255, np.uint8), NO_COLOUR)
-    assert letters[0] == "@@"
-    assert "\x1b" not in "".join(letters)
+    black = ("▀", "#000000 on #000000")
+    assert lines_of(rgb, has_colours=True) == [
+        [("▀", "#ff0000 on #000000"), black, black],
+        [black, black, ("▀", "#000000 on #ffffff")],
+    ]
+    assert lines_of(np.full((3, 2, 3), 255, np.uint8), has_colours=False)[0] == ["@@"]
     assert spark([0, 1, 1000]) == " ▁█"
 
 

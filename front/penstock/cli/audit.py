@@ -139,7 +139,7 @@ def print_report(report: AuditReport, console: Console) -> None:
         )
         console.table([row for epoch in report.epochs for row in _rows(epoch)], head=head)
     for finding in report.findings[:SHOWN]:
-        console.line(f"{console.style('found', 'red')}: {finding}")
+        console.line(("found", "red"), f": {finding}")
     if len(report.findings) > SHOWN:
         console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
     for epoch in report.epochs:
@@ -149,7 +149,7 @@ def print_report(report: AuditReport, console: Console) -> None:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
     for line in _advice(report):
         console.line(line)
-    console.line(console.style(report.verdict, "bold", "green" if report.is_clean else "red"))
+    console.line((report.verdict, "bold green" if report.is_clean else "bold red"))
 
 
 def _remarks(epoch: EpochAudit) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """All printing: results as lines or JSON on stdout, notices and progress on stderr.
 
 On a terminal, rich draws tables, styles and bars, if it is installed. All other output is plain lines. So is progress
-on a terminal that the command shares with a program it started.
+on a terminal that the command shares with a program it started. No other file knows an escape code.
 """
 
 from __future__ import annotations
@@ -13,21 +13,105 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
 from penstock_common.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal
+    from rich.console import RenderableType
     from rich.live import Live
     from rich.table import Table
+
+Styled = tuple[str, str]
+"""A text and its style as rich names it, such as ``("bad", "bold red")``."""
 
 _REDRAW_S = 0.1
 """The time between two drawings. Ten a second look smooth and cost nothing."""
 _WIDEST, _NARROWEST = 30, 5
 """The columns of a bar. A terminal too narrow for the least width has no bars."""
+
+
+class Bar(NamedTuple):
+    """A cell that rich draws as a bar. In plain lines its column is left out."""
+
+    done: int
+    total: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Columns below their heads. A cell is a text or a number, a text with a style, or a `Bar`."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    numbers: Collection[str] = ()
+    """The heads of columns that stand to the right. Columns of nothing but numbers do so without being named."""
+    wrapped: Collection[str] | None = None
+    """The heads of columns whose texts a narrow terminal wraps (None: all)."""
+
+    def without(self, heads: Collection[str]) -> TextTable:
+        """Return the table without some columns."""
+        kept = [head not in heads for head in self.head]
+        rows = [tuple(compress(row, kept)) for row in self.rows]
+        return TextTable(tuple(compress(self.head, kept)), rows, self.numbers, self.wrapped)
+
+    def lines(self) -> list[str]:
+        """Return the table as plain lines, without its bars."""
+        kept = [not any(isinstance(row[at], Bar) for row in self.rows) for at in range(len(self.head))]
+        shown = [[head.replace("\n", " ") for head in self.head]] if any(self.head) else []
+        cells = [[_text(cell) for cell in compress(row, kept)] for row in (*shown, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        to_right = list(compress(self._to_right(), kept))
+        padded = [
+            [
+                f"{cell:>{width}}" if right else f"{cell:<{width}}"
+                for cell, width, right in zip(row, widths, to_right, strict=True)
+            ]
+            for row in cells
+        ]
+        return ["  ".join(row).rstrip() for row in padded]
+
+    def drawn(self, head_style: str = "bold") -> Table:
+        """Return the table as rich draws it."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=head_style, show_header=any(self.head)
+        )
+        for head, right in zip(self.head, self._to_right(), strict=True):
+            table.add_column(
+                Text("\n".join(map(printable, head.split("\n")))), justify="right" if right else "left",
+                no_wrap=self.wrapped is not None and head not in self.wrapped, overflow="fold",
+            )  # fmt: skip
+        for row in self.rows:
+            table.add_row(*map(_drawn_cell, row))
+        return table
+
+    def _to_right(self) -> list[bool]:
+        return [
+            head in self.numbers or (bool(self.rows) and all(isinstance(row[at], int | float) for row in self.rows))
+            for at, head in enumerate(self.head)
+        ]
+
+
+def _text(cell: object) -> str:
+    return printable(cell[0] if isinstance(cell, tuple) else str(cell))
+
+
+def _drawn_cell(cell: object) -> RenderableType:
+    from rich.progress_bar import ProgressBar as Drawing
+    from rich.text import Text
+
+    if isinstance(cell, Bar):
+        return Drawing(cell.total, cell.done, width=cell.width)
+    return Text(_text(cell), style=cell[1] if isinstance(cell, tuple) else "")
 
 
 class Console:
@@ -53,9 +137,15 @@ class Console:
         """Return the stream for everything else."""
         return self._err or sys.stderr
 
-    def line(self, text: str = "") -> None:
-        """Print a line of the result on stdout at once."""
-        self._print(printable(text, has_colours=self._shows_colours), self.out)
+    def line(self, *parts: str | Styled) -> None:
+        """Print a line of the result on stdout at once. Its parts follow each other without a space."""
+        styled = [(printable(part), "") if isinstance(part, str) else (printable(part[0]), part[1]) for part in parts]
+        text = "".join(text for text, _ in styled)
+        if self.has_colours and any(style for _, style in styled):
+            from rich.text import Text
+
+            text = self._rendered(Text.assemble(*styled), is_wrapped=False)
+        self._print(text, self.out)
 
     def lines(self, text: str) -> None:
         """Print several lines of the result, all written by the command itself."""
@@ -76,35 +166,18 @@ class Console:
 
     def table(self, rows: Sequence[Sequence[object]], head: Sequence[str]) -> None:
         """Print aligned columns, numbers to the right. A narrow terminal wraps long texts in their columns."""
-        cells = [[printable(str(cell)) for cell in row] for row in [head, *rows]]
-        numeric = [bool(rows) and all(isinstance(row[at], int | float) for row in rows) for at in range(len(head))]
-        if self._terminal is not None:
-            from rich.table import Table
-            from rich.text import Text
+        self.show(TextTable(head, rows))
 
-            table = Table(
-                box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold" if self._shows_colours else ""
-            )
-            for name, is_number in zip(cells[0], numeric, strict=True):
-                table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
-            for row in cells[1:]:
-                table.add_row(*map(Text, row))
-            with self._terminal.capture() as drawn:
-                self._terminal.print(table)
-            self.lines("\n".join(line.rstrip() for line in drawn.get().splitlines()))
-            return
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
-            padded = [f"{c:>{w}}" if n else f"{c:<{w}}" for c, w, n in zip(row, widths, numeric, strict=True)]
-            self.line("  ".join(padded).rstrip())
+    def show(self, table: TextTable) -> None:
+        """Print a table."""
+        if self.terminal is None:
+            self._print("\n".join(table.lines()), self.out)
+        else:
+            self.draw(table.drawn("bold" if self.has_colours else ""))
 
-    def style(self, text: str, *names: str) -> str:
-        """Return the text in a style of rich, such as bold or red, if stdout is a terminal with styles."""
-        if not names or not self._shows_colours or self._terminal is None:
-            return text
-        from rich.style import Style
-
-        return Style.parse(" ".join(names)).render(text)
+    def draw(self, drawing: RenderableType) -> None:
+        """Print what rich draws. Call it only with a `terminal`."""
+        self._print(self._rendered(drawing), self.out)
 
     def share(self) -> None:
         """Redraw nothing from now on, and print each line on a separate row, because another program prints here, too.
@@ -134,30 +207,20 @@ class Console:
         return self.out.isatty()
 
     @functools.cached_property
-    def colours(self) -> str:
-        """Return the way to draw a picture on stdout, as a constant of ``penstock.views.pictures``."""
-        from penstock.views.pictures import COLOURS_256, NO_COLOUR, TRUE_COLOUR
-        from penstock_common.settings import Settings
-
-        if not self._shows_colours:
-            return NO_COLOUR
-        return TRUE_COLOUR if Settings.from_environment().colorterm in ("truecolor", "24bit") else COLOURS_256
-
-    def clear(self) -> None:
-        """Clear the screen before it is drawn again. Call it only if `is_terminal`."""
-        print("\x1b[2J\x1b[H", end="", file=self.out)
-
-    @functools.cached_property
-    def _shows_colours(self) -> bool:
-        if not self.out.isatty():
-            return False
-        from penstock_common.settings import Settings
-
-        return not Settings.from_environment().no_color
-
-    @functools.cached_property
-    def _terminal(self) -> Terminal | None:
+    def terminal(self) -> Terminal | None:
+        """Return the object with which rich draws on stdout, or None if results are plain lines."""
         return terminal_at(self.out)
+
+    @property
+    def has_colours(self) -> bool:
+        """Return True if rich draws on stdout and the user did not refuse colours."""
+        return self.terminal is not None and not self.terminal.no_color
+
+    def _rendered(self, drawing: RenderableType, *, is_wrapped: bool = True) -> str:
+        assert self.terminal is not None
+        with self.terminal.capture() as drawn:
+            self.terminal.print(drawing, soft_wrap=not is_wrapped)
+        return "\n".join(line.rstrip() for line in drawn.get().splitlines())
 
     def _print(self, text: str, stream: TextIO) -> None:
         text = self.row_start(stream) + text

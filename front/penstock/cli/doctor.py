@@ -129,8 +129,7 @@ def _print(
     for of, one in found:
         if one.severity == "ok" and not args.all:
             continue
-        word = console.style(f"{one.severity:7}", _COLOURS[one.severity], "bold")
-        console.line(f"{word}  {of}, {one.check}: {one.found}")
+        console.line((f"{one.severity:7}", f"bold {_COLOURS[one.severity]}"), f"  {of}, {one.check}: {one.found}")
         if one.mend:
             console.line(f"         mend: {one.mend}")
     told = [f"{counts[each]} {each}{'' if counts[each] == 1 else 's'}" for each in ("error", "warning", "note")]

@@ -87,7 +87,7 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
     final = "" if seen.final is None else f" of {seen.final} planned"
     released = f"; released: {details.released}" if details.released else ""
     entries = sum(epoch.entries for epoch in details.epochs.values())
-    console.line(console.style(f"stream {seen.name}", "bold") + f" (id {seen.id})")
+    console.line((f"stream {seen.name}", "bold"), f" (id {seen.id})")
     console.line(f"  spec        {_spec(stream)}")
     console.line(f"  partitions  {len(stream.partitions)}")
     console.line(f"  held        {entries} entries, {_of(seen.held_bytes, seen.budget_bytes)} of payload")
@@ -127,7 +127,7 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
         console.table(ranks, head=("group", "rank", "epoch", "position"))
     if seen.groups:
         console.line()
-        console.line(console.style(f"what holds it up, and what helps: penstock monitor {seen.name}", "dim"))
+        console.line((f"what holds it up, and what helps: penstock monitor {seen.name}", "dim"))
     for epoch, ends_in_s in seen.replays:
         console.line(f"a replay holds epoch {epoch} for {ends_in_s:.0f} s more")
 

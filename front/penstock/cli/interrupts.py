@@ -6,26 +6,25 @@ import os
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
 QUIT_KEY = "q"
 _LFLAG, _CC = 3, 6
-_SHOW_CURSOR, _HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 _ENDS = (signal.SIGQUIT, signal.SIGTERM)
 
 
 @contextmanager
-def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
+def quit_key(show_cursor: Callable[[bool], object], keyboard: TextIO | None = None) -> Iterator[bool]:
     """Raise KeyboardInterrupt in the main thread when a user presses ``q``, as for Ctrl-C, SIGTERM and SIGHUP.
 
     The terminal itself sends the signal, so the key works also while the command waits for a server. Ctrl-Z restores
     the terminal until the command continues.
 
     Args:
-        out: The terminal that is drawn on.
+        show_cursor: Shows or hides the cursor of the terminal that is drawn on.
         keyboard: The source of keys (default: stdin). It is left alone if it is not a terminal, or belongs to another
             job.
 
@@ -40,12 +39,12 @@ def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
     before = termios.tcgetattr(terminal)
 
     def suspend(*_: object) -> None:
-        _leave(terminal, before, out)
+        _leave(terminal, before, show_cursor)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)  # it stops here, and continues with SIGCONT
         signal.signal(signal.SIGTSTP, suspend)
         _take(terminal, before)
-        print(_HIDE_CURSOR, end="", file=out, flush=True)
+        show_cursor(False)
 
     handlers = {number: signal.getsignal(number) for number in (*_ENDS, signal.SIGHUP, signal.SIGTSTP)}
     try:
@@ -56,7 +55,7 @@ def quit_key(out: TextIO, keyboard: TextIO | None = None) -> Iterator[bool]:
         _take(terminal, before)
         yield True
     finally:
-        _leave(terminal, before, out)
+        _leave(terminal, before, show_cursor)
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
@@ -86,10 +85,10 @@ def _take(terminal: int, before: list[Any]) -> None:
     termios.tcsetattr(terminal, termios.TCSADRAIN, attributes)
 
 
-def _leave(terminal: int, before: list[Any], out: TextIO) -> None:
+def _leave(terminal: int, before: list[Any], show_cursor: Callable[[bool], object]) -> None:
     with suppress(termios.error, OSError):  # the terminal is gone
         termios.tcsetattr(terminal, termios.TCSAFLUSH, before)  # unread keys must not reach the shell
-        print(_SHOW_CURSOR, end="", file=out, flush=True)
+        show_cursor(True)
 
 
 def end_by_signals() -> None:

@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.epilog = (
         "example:\n  penstock monitor train\n  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
-        "q or Ctrl-C ends it. It changes nothing and reads no payload. Where stdout is no terminal it prints a\n"
-        "line for each look and stream; with --json each look is a line of JSON. docs/monitoring.md explains every\n"
-        "number.\n\n"
+        "q or Ctrl-C ends it. It changes nothing and reads no payload. On a terminal without rich, each look is\n"
+        "printed below the last. Where stdout is no terminal it prints a line for each look and stream; with --json\n"
+        "each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
         "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
     )
 
@@ -104,12 +104,10 @@ def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console:
     damaged = [record for record in records if "error" in record]
     if args.json:
         console.json(records)
-    elif not records:
-        console.line("no streams yet: start a producer (`penstock produce`, or penstock.Writer)")
-    else:
-        from penstock.cli.monitor_screen import MonitorScreen
+    elif len(damaged) < len(records) or not records:
+        from penstock.cli.monitor_screen import print_streams
 
-        MonitorScreen(console.out).print([record for record in records if "error" not in record])
+        print_streams([record for record in records if "error" not in record], console)
     for record in damaged:
         console.notice(f"penstock: {_line(record)}")
     return 1 if damaged else 0
@@ -119,14 +117,14 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
     if args.json:
         for records in looks:
             console.line(json.dumps(records))
-    elif not console.out.isatty():
+    elif console.is_terminal:
+        from penstock.cli.monitor_screen import follow
+
+        follow(looks, console)
+    else:
         for records in looks:
             for record in records:
                 console.line(_line(record))
-    else:
-        from penstock.cli.monitor_screen import MonitorScreen
-
-        MonitorScreen(console.out).follow(looks)
 
 
 def _line(record: dict[str, Any]) -> str:

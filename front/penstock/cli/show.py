@@ -7,13 +7,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import EPOCH_NUMBER, add_stream, seconds, url_of, whole_number
 
 if TYPE_CHECKING:
-    from penstock.cli.console import Console
+    from penstock.cli.console import Console, Styled
     from penstock.views.show import ShownSample
     from penstock_common.stream.commands import Client
     from penstock_common.stream.streams import Stream
@@ -164,20 +165,17 @@ def _write(shown: Sequence[ShownSample], title: str, path: Path) -> None:
 
 
 def _print(shown: Sequence[ShownSample], title: str, console: Console) -> None:
-    from penstock.views.pictures import NO_COLOUR
-
-    console.line(console.style(title, "bold"))
+    console.line((title, "bold"))
     if not console.is_terminal:
         for one in shown:
             console.line("  ".join([*one.captions(), *one.words()[:1]]))
         return
-    colours = console.colours
     across = max(1, (shutil.get_terminal_size().columns + 2) // (_TILE + 2))
-    decode = _decoder() if colours != NO_COLOUR else None
+    decode = _decoder() if console.has_colours else None
     for start in range(0, len(shown), across):
-        row = [_tile(one, colours, decode) for one in shown[start : start + across]]
+        row = [_tile(one, decode, has_colours=console.has_colours) for one in shown[start : start + across]]
         for lines in zip(*row, strict=True):
-            console.line("  ".join(lines).rstrip())
+            console.line(*chain.from_iterable(["  " * (at > 0), *line] for at, line in enumerate(lines)))
         console.line()
 
 
@@ -192,24 +190,26 @@ def _decoder() -> Any:
     return decode
 
 
-def _tile(one: ShownSample, colours: str, decode: Any) -> list[str]:
+def _tile(one: ShownSample, decode: Any, *, has_colours: bool) -> list[list[str | Styled]]:
     """Return lines of equal width: the picture on a dark background, then three captions."""
     import numpy as np
 
     from penstock.views.pictures import fitted, lines_of
 
+    def padded(text: str) -> list[str | Styled]:
+        return [text[:_TILE].ljust(_TILE)]
+
     rgb = one.picture(decode)
     if rgb is None:
-        words = [word[:_TILE].ljust(_TILE) for word in one.words()[: _TILE // 2]]
-        drawn = words + [" " * _TILE] * (_TILE // 2 - len(words))
+        words = one.words()[: _TILE // 2]
+        drawn = [padded(word) for word in [*words, *[""] * (_TILE // 2 - len(words))]]
     else:
         fit = fitted(rgb, _TILE, _TILE)
         canvas = np.zeros((_TILE, _TILE, 3), np.uint8)
         top, left = (_TILE - fit.shape[0]) // 2, (_TILE - fit.shape[1]) // 2
         canvas[top : top + fit.shape[0], left : left + fit.shape[1]] = fit
-        drawn = lines_of(canvas, colours)
-    captions = [*one.captions(), "", ""][:3]
-    return drawn + [caption[:_TILE].ljust(_TILE) for caption in captions]
+        drawn = lines_of(canvas, has_colours=has_colours)
+    return drawn + [padded(caption) for caption in [*one.captions(), "", ""][:3]]
 
 
 # --- live -------------------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def _follow(client: Client, stream: Stream, args: argparse.Namespace, console: C
         if fresh:
             newest = (fresh + newest)[: args.count]
             shown += 1
-            if console.is_terminal and args.out is None and not args.json:
-                console.clear()
+            if console.terminal is not None and args.out is None and not args.json:
+                console.terminal.clear()
             _present(stream, newest, f"epoch {epoch}, the newest {len(newest)} samples", args, console)
         else:
             require_there(client, stream)

@@ -93,7 +93,7 @@ def _gathered(viewer: SampleReader, args: argparse.Namespace, names: dict[str, l
 
 
 def _print(console: Console, told: dict[str, Any]) -> None:
-    console.line(console.style(f"stream {told['stream']}, epoch {told['epoch']}", "bold") + f": {_amount(told)}")
+    console.line((f"stream {told['stream']}, epoch {told['epoch']}", "bold"), f": {_amount(told)}")
     for line in _missed(told):
         console.notice(line)
     for tensor in told["tensors"]:
@@ -103,7 +103,7 @@ def _print(console: Console, told: dict[str, Any]) -> None:
     if warnings:
         console.line()
     for finding in warnings:
-        console.line(console.style("warning", "yellow") + f": {finding}")
+        console.line(("warning", "yellow"), f": {finding}")
 
 
 def _amount(told: dict[str, Any]) -> str:
@@ -132,9 +132,7 @@ def _print_tensor(console: Console, one: dict[str, Any]) -> None:
 
     sizes = ", ".join("?" if dim is None else str(dim) for dim in one["shape"])
     of = "" if one["of"] == "value" else f", {one['of']}s"
-    console.line(
-        console.style(one["tensor"], "bold") + f"  {one['dtype']} [{sizes}]{of}, {readable_bytes(one['bytes'])}"
-    )
+    console.line((one["tensor"], "bold"), f"  {one['dtype']} [{sizes}]{of}, {readable_bytes(one['bytes'])}")
     if one["shapes_seen"] and one["of"] != "length":
         console.line(f"  shapes      {one['shapes_seen']['least']} to {one['shapes_seen']['greatest']}")
     console.line("  " + "  ".join(f"{what} {_short(one[what])}" for what in ("min", "max", "mean", "std")))

@@ -177,7 +177,7 @@ def report(result: DemoResult, wrong: list[str], console: Console) -> None:
     rate = outcome.produced / max(outcome.produced_s, 1e-9)
     pids = ", ".join(map(str, outcome.worker_pids))
     console.line()
-    console.line(console.style("What came of it", "bold"))
+    console.line(("What came of it", "bold"))
     console.line(f"  workers (processes {pids}) made {outcome.produced:,} samples at {rate:,.0f} a second")
     console.line()
     console.table([_row(one) for one in outcome.trainers], head=_HEAD)
@@ -185,15 +185,14 @@ def report(result: DemoResult, wrong: list[str], console: Console) -> None:
     console.line("  waited: the part of its time that a model spent waiting for its next batch.")
     console.line("  alone: without Penstock, each model's process decoding and augmenting for itself, both at once.")
     console.line()
-    console.line(console.style("Audit", "bold") + " (counted from the stream and each group's ledger)")
+    console.line(("Audit", "bold"), " (counted from the stream and each group's ledger)")
     bad = f", {audit.bad} bad" if audit.bad else ""
     console.line(f"  produced   {audit.produced:,} samples in {outcome.epochs} epochs{bad}")
     for group, count in audit.delivered.items():
         console.line(f"  delivered  {count:,} to group {group!r}, each acknowledged after it was trained on")
     console.line(f"  lost {audit.lost}, duplicate {audit.duplicate}, pending {audit.pending}")
     console.line()
-    title = console.style("Look inside", "bold")
-    console.line(f"{title} while it runs, from any shell: who reads, what is pending, how far")
+    console.line(("Look inside", "bold"), " while it runs, from any shell: who reads, what is pending, how far")
     console.line(f"  $ {result.look_command}")
     if result.look_output is None:
         console.line("  (there is no redis-cli here to show what it prints)")
@@ -205,10 +204,10 @@ def report(result: DemoResult, wrong: list[str], console: Console) -> None:
             console.line(f"  {line}")
     console.line()
     for line in wrong:
-        console.line(console.style(f"NOT GOOD: {line}", "red"))
+        console.line((f"NOT GOOD: {line}", "red"))
     if not wrong:
-        good = console.style(f"All good, in {result.seconds:.0f} s.", "green")
-        console.line(f"{good} Next, with your own images and your own training script:")
+        good = (f"All good, in {result.seconds:.0f} s.", "green")
+        console.line(good, " Next, with your own images and your own training script:")
         console.line("  penstock run images DIR -- python train.py")
 
 

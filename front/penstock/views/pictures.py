@@ -164,45 +164,24 @@ def fitted(rgb: Rgb, height: int, width: int) -> Rgb:
 UPPER = "▀"
 RAMP = " .:-=+*#%@"
 """The characters from dark to light, for light letters on a dark background."""
-TRUE_COLOUR, COLOURS_256, NO_COLOUR = "true colour", "256 colours", "no colour"
 
 
-def lines_of(rgb: Rgb, colours: str) -> list[str]:
-    """Return a string for each two rows of pixels: upper half blocks in the colour of one row on that of the other.
+def lines_of(rgb: Rgb, *, has_colours: bool) -> list[list[str | tuple[str, str]]]:
+    """Return the parts of a line for each two rows of pixels.
 
-    Without colours, each character shows the brightness, from dark to light.
+    With colours they are upper half blocks, each with a style of rich: the colour of one row on that of the other.
+    Without, each letter shows the brightness, from dark to light.
     """
     if len(rgb) % 2:
         rgb = np.concatenate([rgb, np.zeros_like(rgb[:1])])
-    if colours == NO_COLOUR:
+    if not has_colours:
         grey = rgb.astype(np.float64).mean(axis=-1)
         pairs = (grey[::2] + grey[1::2]) / 2
-        return ["".join(RAMP[int(value * (len(RAMP) - 1) / 255)] for value in row) for row in pairs.tolist()]
-    code = _true_colour if colours == TRUE_COLOUR else _of_256
+        return [["".join(RAMP[int(value * (len(RAMP) - 1) / 255)] for value in row)] for row in pairs.tolist()]
     return [
-        "".join(_cell(code(up), code(low)) for up, low in zip(upper, lower, strict=True)) + "\x1b[0m"
-        for upper, lower in zip(rgb[::2], rgb[1::2], strict=True)
+        [(UPPER, f"#{bytes(up).hex()} on #{bytes(low).hex()}") for up, low in zip(upper, lower, strict=True)]
+        for upper, lower in zip(rgb[::2].tolist(), rgb[1::2].tolist(), strict=True)
     ]
-
-
-def _cell(upper: str, lower: str) -> str:
-    return f"\x1b[38;{upper};48;{lower}m{UPPER}"
-
-
-def _true_colour(pixel: NDArray[np.uint8]) -> str:
-    return "2;" + ";".join(map(str, pixel.tolist()))
-
-
-def _of_256(pixel: NDArray[np.uint8]) -> str:
-    """Return the nearest of the 6 x 6 x 6 colours, or of the 24 greys."""
-    red, green, blue = pixel.tolist()
-    if max(red, green, blue) - min(red, green, blue) < 10 and 8 <= red < 248:
-        return f"5;{232 + min(23, (red - 8) // 10)}"
-    return f"5;{16 + 36 * _of_6(red) + 6 * _of_6(green) + _of_6(blue)}"
-
-
-def _of_6(value: int) -> int:
-    return 0 if value < 48 else 1 if value < 115 else (value - 35) // 40
 
 
 def spark(counts: list[float], width: int = 40) -> str:

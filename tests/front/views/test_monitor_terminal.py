@@ -13,18 +13,20 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from rich.console import Console
+from rich.console import Console as RichConsole
 
 import penstock
+from penstock.cli.console import Console
 from penstock.cli.interrupts import quit_key
-from penstock.cli.monitor_screen import drawn
+from penstock.cli.monitor_screen import drawn, print_streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 _ROOT = Path(penstock.__file__).parents[2]
@@ -53,7 +55,7 @@ RECORD: dict[str, Any] = {
 
 def test_at_60_columns_every_name_and_number_is_whole() -> None:
     """A monitor often runs in half of a split screen, and a group without its name helps no user."""
-    terminal = Console(file=io.StringIO(), width=COLUMNS)
+    terminal = RichConsole(file=io.StringIO(), width=COLUMNS)
     terminal.print(drawn([RECORD], COLUMNS))
     lines = terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) == COLUMNS
@@ -77,11 +79,33 @@ def test_at_60_columns_every_name_and_number_is_whole() -> None:
     assert names | numbers <= words
 
 
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR is a promise of many tools, and escape codes in a log are noise."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            """Return True."""
+            return True
+
+    def drawn() -> str:
+        out = Terminal()
+        print_streams([RECORD], Console(out))
+        return out.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert {"╭", "━", "\x1b"} <= set(drawn())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in drawn()
+    assert {"╭", "━"} <= set(drawn())
+
+
 # --- in a real terminal -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], FileIO, int]]:
+def monitor(
+    url: str, program: Sequence[str] = ("-m", "penstock")
+) -> Iterator[tuple[subprocess.Popen[bytes], FileIO, int]]:
     """Start a monitor in the foreground of a separate terminal, and yield both ends of the terminal."""
     master, its = pty.openpty()
     ours = FileIO(master, "r+")
@@ -89,7 +113,7 @@ def monitor(url: str, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], Fil
     environment = {**os.environ, "PYTHONPATH": _PATHS, "TERM": "xterm"}
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "monitor", "--every", "0.1", "--url", url, *more],
+        [sys.executable, *program, "monitor", "--every", "0.1", "--url", url],
         stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the child runs this line alone
     )  # fmt: skip
@@ -137,6 +161,27 @@ def test_however_it_ends_the_terminal_is_as_before(end: str, fresh_server: Calla
         assert "Traceback" not in left
 
 
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from penstock.__main__ import main; sys.exit(main())"
+
+
+def test_without_rich_each_look_is_plain_lines_below_the_last(any_url: str) -> None:
+    """The plain package is enough to watch a training, and the same key ends it."""
+    with penstock.Writer("train", url=any_url) as writer, writer.epoch() as epoch:
+        epoch.write({"x": np.zeros(4, np.uint8)})
+    with monitor(any_url, ["-c", WITHOUT_RICH]) as (process, ours, _):
+        text = read_until(ours, lambda text: text.count("stream train") == 3)
+        ours.write(b"q")
+        text += read_until(ours, lambda _: process.poll() is not None)
+        assert process.returncode == 0
+    assert "\x1b" not in text
+    first, *_ = text.replace("\r\n", "\n").split("\n\nstream train")
+    title, budget, into, verdict, *_, head, row = first.splitlines()
+    assert (title, budget[:24], into) == ("stream train", "budget  0 KiB of 1024 Mi", "in ? samples, ?")
+    assert verdict.startswith("nobody reads")
+    assert head.split() == ["epoch", "state", "made", "samples", "bad", "read", "by"]
+    assert row.split() == ["0", "produced", "100%", "1", "of", "1", "0"]
+
+
 def test_it_ends_with_its_terminal(any_url: str) -> None:
     """Without a terminal no user can press a key, and the monitor would read the server for ever."""
     with monitor(any_url) as (process, ours, _):
@@ -150,18 +195,20 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(monkeypatch: pytest.Mon
     ours, its = pty.openpty()
     before = termios.tcgetattr(its)
     stopped: list[bool] = []
+    cursor: list[bool] = []
     monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp())  # this terminal belongs to no other job
     monkeypatch.setattr(os, "kill", lambda pid, number: stopped.append(termios.tcgetattr(its) == before))
     with os.fdopen(its, "w+b", buffering=0) as keyboard, io.TextIOWrapper(keyboard) as text:
-        with quit_key(io.StringIO(), text) as works:
+        with quit_key(cursor.append, text) as works:
             taken = termios.tcgetattr(its)
             signal.raise_signal(signal.SIGTSTP)
             assert (works, stopped, termios.tcgetattr(its)) == (True, [True], taken)
+            assert cursor == [True, False]  # visible for the shell
         assert termios.tcgetattr(its) == before
     os.close(ours)
 
 
 def test_a_terminal_of_another_job_is_left_alone() -> None:
     """In the background, changing the terminal would stop the command, and a pipe has none."""
-    with quit_key(io.StringIO(), io.StringIO()) as works:
+    with quit_key(lambda is_shown: None, io.StringIO()) as works:
         assert not works
