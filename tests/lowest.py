@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("producer", "embedded", "terminal", "metrics", "test")
+EXTRAS = ("producer", "embedded", "terminal", "metrics", "gateway", "test")
 
 
 def lowest(requirement: str) -> str:

@@ -26,6 +26,8 @@ PACKAGES = {
     "torch": OptionalPackage("torch", "torch"),
     "jax": OptionalPackage("JAX", "jax"),
     "prometheus_client": OptionalPackage("prometheus-client", "metrics"),
+    "starlette": OptionalPackage("starlette", "gateway"),
+    "uvicorn": OptionalPackage("uvicorn", "gateway"),
     "sklearn": OptionalPackage("scikit-learn", "demo"),
 }
 """Imported module -> package."""

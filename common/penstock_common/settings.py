@@ -89,6 +89,8 @@ class Settings:
     """The folder of segments on this host, if it is mounted elsewhere than the stream says."""
     cache: Path = field(default=_CACHE, metadata=_set_by("PENSTOCK_CACHE", Path))
     """The folder of data that can be computed again at any time, such as the indexes of tars."""
+    gateway_tokens: str = field(default="", metadata=_set_by("PENSTOCK_GATEWAY_TOKENS", str), repr=False)
+    """The tokens of `penstock gateway`: lines of STREAM/GROUP and a token."""
     awaited: frozenset[str] = field(default=frozenset(), metadata=_set_by("PENSTOCK_AWAITED", _names))
     """The streams that the parent `penstock run` prepares. It ends this process if one of them will not come."""
 

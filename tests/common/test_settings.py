@@ -116,7 +116,7 @@ def test_a_trainer_knows_which_streams_are_prepared_for_it() -> None:
         ("PENSTOCK_SEGMENT", "did you mean PENSTOCK_SEGMENTS?"),
         (
             "PENSTOCK_FOLDER",
-            "Penstock reads PENSTOCK_AWAITED, PENSTOCK_CACHE, PENSTOCK_QUEUE_URL, PENSTOCK_QUEUE_URL_FILE, ",
+            "Penstock reads PENSTOCK_AWAITED, PENSTOCK_CACHE, PENSTOCK_GATEWAY_TOKENS, PENSTOCK_QUEUE_URL, ",
         ),
     ],
 )

@@ -89,7 +89,15 @@ def test_the_overview_names_every_command_and_the_exit_codes(capsys: pytest.Capt
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
-VALUES = {"stream": "trian", "name": "resnet", "epoch": "0", "entry": "1-0", "policy": "epochs:3", "directory": "out"}
+VALUES = {
+    "stream": "trian",
+    "name": "resnet",
+    "epoch": "0",
+    "entry": "1-0",
+    "policy": "epochs:3",
+    "directory": "out",
+    "grant": "train/resnet",
+}
 MORE = {
     "penstock bad drop": ["--group", "resnet"],
     "penstock delete": ["--yes"],
@@ -156,6 +164,7 @@ RUN_ELSEWHERE = {
     "penstock demo",  # tests/front/test_cli_demo.py
     *(prog for prog in OFFERS_JSON if prog.startswith("penstock produce ")),  # tests/front/test_cli_produce.py
     *(prog for prog in OFFERS_JSON if prog.startswith("penstock bench ")),  # tests/front/test_cli_bench.py
+    "penstock gateway",  # tests/front/gateway
     "penstock import",  # needs an export first: tests/journeys
     "penstock bad drop", "penstock bad retry",  # need what is bad: tests/front/test_cli_bad.py
 }  # fmt: skip

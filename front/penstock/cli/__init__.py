@@ -59,6 +59,7 @@ COMMANDS: dict[str, Entry] = {
     "stat": Entry("penstock.cli.stat", "tell ranges, means, classes and troubles of a stream's samples"),
     "monitor": Entry("penstock.cli.monitor", "watch streams live: rates, lag, members, workers, the bottleneck"),
     "tail": Entry("penstock.cli.tail", "follow what is written to a stream: a line for each entry, no payloads"),
+    "gateway": Entry("penstock.cli.gateway", "let browsers read and acknowledge as members of groups"),
     "exporter": Entry("penstock.cli.exporter", "serve metrics of streams for Prometheus"),
     "doctor": Entry("penstock.cli.doctor", "check server and streams as an expert would, and say what fixes it"),
     "health": Entry("penstock.cli.health", "say whether a worker or a trainer of this host gave a heartbeat lately"),

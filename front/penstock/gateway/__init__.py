@@ -1,0 +1,1 @@
+"""A server between browsers and Redis: members of groups read and acknowledge over WebSocket and HTTP."""
