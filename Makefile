@@ -65,7 +65,7 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
 js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
-	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs
+	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs ../examples/browser/page
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent --ignore-scripts
 
