@@ -17,7 +17,7 @@ from PIL import Image
 
 pytest.importorskip("torch")  # and TensorFlow: `make lowest` has neither, and leaves files out that name one
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-TOOLS = ("webdataset", "mosaicml-streaming", "ray-data", "reverb", "tf-data-service")
+TOOLS = ("webdataset", "mosaicml-streaming", "ray-data", "reverb", "tf-data-service", "dataloader", "tf-data")
 
 
 def write_data(folder: Path) -> None:
