@@ -9,9 +9,16 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+import penstock
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -21,6 +28,7 @@ PAGES = {
         r"rank 0: 32 steps$", r"rank 1: 32 steps$",
     ],
     "sweep": [r"5 trials, best loss 0\.\d+"],
+    "coming-from-tensorcom": [r"7 \(4, 32, 32, 3\) \(4,\)", r"1 \(4, 32, 32, 3\) \(4,\)"],
 }  # fmt: skip
 """Each page, and what its commands print."""
 
@@ -51,3 +59,98 @@ def test_what_a_page_shows_runs_as_it_stands(page: str, any_url: str, tmp_path: 
             printed += run(block, tmp_path, any_url)
     missing = [told for told in PAGES[page] if not re.search(told, printed, re.MULTILINE)]
     assert not missing, printed
+
+
+# --- examples/tensorcom -----------------------------------------------------------------------------------------------
+
+TENSORCOM = ROOT / "examples" / "tensorcom"
+FILES, ROWS = 5, 7
+
+
+def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels that are told apart."""
+    labels = np.arange(number * ROWS, (number + 1) * ROWS, dtype=np.int32)
+    return np.stack([np.full((8, 8, 3), label, np.uint8) for label in labels]), labels
+
+
+def seen_in(url: str, stream: str) -> list[int]:
+    """Return the labels of epoch 0, after a check that each has its image."""
+    labels = []
+    with penstock.Replay(stream, epoch=0, batch_size=4, url=url) as replay:
+        for each in replay:
+            assert each["x"].dtype == np.uint8
+            assert [int(image.max()) for image in each["x"]] == each["y"].tolist()
+            labels += each["y"].tolist()
+    return sorted(labels)
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Any]:
+    """Yield a connection of tensorcom, and end its context, which its own ``close`` leaves."""
+    import tensorcom
+
+    connection = tensorcom.Connection(url)
+    try:
+        yield connection
+    finally:
+        connection.socket.close()
+        connection.context.term()
+
+
+def test_ten_files_become_a_stream_and_files_again(
+    any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package itself writes the first files and reads the last ones."""
+    from tensorcom import tenbin
+
+    (tmp_path / "train").mkdir()
+    for number in range(FILES):
+        tenbin.save(str(tmp_path / "train" / f"{number:06d}.ten"), *batch(number))
+    monkeypatch.setenv("PYTHONPATH", str(TENSORCOM))
+    run("penstock produce dataset ten_files:train --stream ten --workers 2", tmp_path, any_url)
+    assert seen_in(any_url, "ten") == list(range(FILES * ROWS))
+    run(f"python {TENSORCOM}/ten_files.py ten again", tmp_path, any_url)
+    labels: list[int] = []
+    for path in sorted((tmp_path / "again").iterdir()):
+        images, found = tenbin.load(str(path))
+        assert [int(image.max()) for image in images] == found.tolist()
+        labels += found.tolist()
+    assert sorted(labels) == list(range(FILES * ROWS))
+
+
+def test_a_server_of_tensorcom_becomes_a_stream(any_url: str, tmp_path: Path) -> None:
+    """A subscriber joins a running server at any time, so the server publishes until it is ended."""
+    command = [sys.executable, f"{TENSORCOM}/receive.py", f"zsub+ipc://{tmp_path}/socket", "--samples", "50"]
+    environment = os.environ | {"PENSTOCK_URL": any_url}
+    with (
+        connected(f"zpub+ipc://{tmp_path}/socket") as server,
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as receiver,
+    ):
+        number = 0
+        while receiver.poll() is None:
+            server.send(list(batch(number % FILES)))
+            number += 1
+            time.sleep(0.01)
+        assert receiver.communicate()[0] == "50 samples received\n"
+    assert len(seen_in(any_url, "train")) == 50
+
+
+def test_a_stream_becomes_a_server_of_tensorcom(any_url: str, tmp_path: Path) -> None:
+    """A training that is not moved yet reads the stream unchanged, and gets every sample."""
+    with penstock.Writer("train", url=any_url) as writer, writer.epoch() as epoch:
+        for number in range(FILES):
+            for x, y in zip(*batch(number), strict=True):
+                epoch.write({"x": x, "y": np.int64(y)})  # tensorcom takes no int64
+    command = [sys.executable, f"{TENSORCOM}/serve.py", f"zpush+ipc://{tmp_path}/socket", "--batch-size", "4"]
+    labels: list[int] = []
+    with (
+        connected(f"zpull+ipc://{tmp_path}/socket") as training,
+        subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PENSTOCK_URL": any_url}) as server,
+    ):
+        for xs, ys in training:
+            assert [int(image.max()) for image in xs] == ys.tolist()
+            labels += ys.tolist()
+            if len(labels) == FILES * ROWS:
+                break
+        assert server.wait(60) == 0
+    assert sorted(labels) == list(range(FILES * ROWS))

@@ -58,6 +58,6 @@ def test_what_a_page_shows_runs_as_it_stands(tool: str, any_url: str, tmp_path: 
 
 
 def test_every_page_is_run() -> None:
-    """The page for Node runs with the package's tests."""
+    """The page for Node runs with the package's tests, and that for tensorcom with `make integrations`."""
     pages = {path.stem.removeprefix("coming-from-") for path in DOCS.glob("coming-from-*.md")}
-    assert pages == {*TOOLS, "process-send"}
+    assert pages == {*TOOLS, "process-send", "tensorcom"}
