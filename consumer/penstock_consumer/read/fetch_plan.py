@@ -47,6 +47,32 @@ class FetchRequest(NamedTuple):
     """How long the request waits for an entry. None means not at all."""
 
 
+class EntryRhythm:
+    """The times between entries that come one after the other."""
+
+    def __init__(self) -> None:
+        self.usual_wait_s = 0.0
+        """The usual wait until an entry comes."""
+        self.each_s = 0.0
+        """The recent mean time from one entry to the next, or 0 before the second."""
+        self._waited_s = 0.0
+        """The time waited since the last entry came."""
+        self._came_s: float | None = None
+        """The time at which the last entry came."""
+
+    def waited(self, seconds: float) -> None:
+        """Note a wait for entries."""
+        self._waited_s += seconds
+
+    def came(self, entries: int, now_s: float) -> None:
+        """Note that entries came."""
+        self.usual_wait_s += (self._waited_s - self.usual_wait_s) * 0.2
+        self._waited_s = 0.0
+        if self._came_s is not None:
+            self.each_s += ((now_s - self._came_s) / entries - self.each_s) * 0.2
+        self._came_s = now_s
+
+
 class FetchPlanner:
     """The plan of one reader's requests. The reader reports each answer to it."""
 
@@ -62,16 +88,11 @@ class FetchPlanner:
         """The number of successive answers without an entry."""
         self._is_drained = False
         """Whether the last answer with entries brought all entries that existed."""
-        self._waited_s = self._usual_s = 0.0
-        """The time waited since the last entry came, and the usual wait until then."""
+        self._rhythm = EntryRhythm()
         self._has_rested = False
         """Whether the reader has paused, so that entries are expected. If none came, the epoch may have ended."""
         self._in_vain = 0
         """The number of successive pauses after which nothing was there."""
-        self._each_s = 0.0
-        """The recent mean time from one entry to the next, or 0 before the second."""
-        self._came_s: float | None = None
-        """The time at which the last entry came."""
 
     @property
     def is_waiting(self) -> bool:
@@ -98,18 +119,14 @@ class FetchPlanner:
 
     def answered(self, request: FetchRequest, entries: int, waited_s: float, now_s: float) -> None:
         """Note that a request brought this many entries now, after a wait of ``waited_s``."""
-        self._waited_s += waited_s
+        self._rhythm.waited(waited_s)
         if not entries:
             self._empty += 1
             self._in_vain += request.block_ms is None
             return
         self._is_drained = entries < request.most or self._empty > 0
         self._empty = self._in_vain = 0
-        self._usual_s += (self._waited_s - self._usual_s) * 0.2
-        self._waited_s = 0.0
-        if self._came_s is not None:
-            self._each_s += ((now_s - self._came_s) / entries - self._each_s) * 0.2
-        self._came_s = now_s
+        self._rhythm.came(entries, now_s)
 
     def rest_s(self, members: int) -> float:
         """Return how long to pause before the next request, as one of ``members`` that share what comes.
@@ -121,8 +138,8 @@ class FetchPlanner:
         longest_s = min(members * GROUP_ASKS_S, BLOCK_MS / 1000)
         is_alone = members == 1 or self._partitions > 1
         is_due = self._is_drained and (self._empty == 0 or self._is_early(members))
-        self._has_rested = not is_alone and is_due and 0 < self._each_s < longest_s
-        return min(longest_s, TAKEN_AT_ONCE * self._each_s) if self._has_rested else 0.0
+        self._has_rested = not is_alone and is_due and 0 < self._rhythm.each_s < longest_s
+        return min(longest_s, TAKEN_AT_ONCE * self._rhythm.each_s) if self._has_rested else 0.0
 
     def _is_early(self, members: int) -> bool:
         """Return whether nothing was there because another member had just asked."""
@@ -170,7 +187,7 @@ class FetchPlanner:
         sweeps = self._empty // self._partitions
         if self._partitions > 1:  # a wait for one partition delays entries of the others
             return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps else None
-        return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._usual_s)) << min(sweeps, 4))
+        return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._rhythm.usual_wait_s)) << min(sweeps, 4))
 
 
 class FetchPause:

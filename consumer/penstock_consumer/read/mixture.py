@@ -65,6 +65,51 @@ def choice(weights: Mapping[str, float], seed: int, step: int) -> Iterator[str]:
         yield name
 
 
+class MixturePosition:
+    """The position of a mixture: its steps, and what its loaders gave of the running pass."""
+
+    def __init__(self) -> None:
+        self.pulled = self.trained = 0
+        """The steps handed out, and those of them that no framework has in a buffer."""
+        self.began: dict[str, int] = {}
+        """The epochs of the running pass that gave a batch of it."""
+        self.done: set[str] = set()
+        """The loaders whose epoch of the running pass was read to its end."""
+        self.is_over = True
+        """Whether the next iteration begins a new pass."""
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        self.done, self.began, self.is_over = set(), {}, False
+
+    def pull(self, batch: Batch, *, is_trained: bool) -> None:
+        """Note that a batch is handed out, to a loop that trains on it, or to a framework."""
+        self.began.setdefault(batch.source, batch.epoch)
+        self.pulled += 1
+        self.trained += is_trained
+
+    def train(self) -> None:
+        """Note that a framework's step is done with a batch."""
+        self.trained += 1
+
+    def end(self) -> None:
+        """End the pass."""
+        self.is_over = True
+
+    def go_back(self, left: list[Batch]) -> None:
+        """Go back to the steps of batches that were never trained on."""
+        self.pulled = self.trained
+        self.is_over = self.is_over and not left
+        for batch in left:
+            if self.began.get(batch.source) == batch.epoch:
+                self.done.discard(batch.source)
+
+    def go_to(self, state: Mapping[str, Any]) -> None:
+        """Go where a state was taken."""
+        self.pulled = self.trained = int(state["step"])
+        self.done, self.began, self.is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
+
+
 class Mixture(Passing):
     """The result of `mix`. ``batch.source`` is the name of the loader it came from.
 
@@ -88,14 +133,7 @@ class Mixture(Passing):
         self._policy, *others = {hooks_of(loader).policy for loader in self._loaders.values()}
         if others:
             raise ValueError("the loaders of a mixture acknowledge alike: give them the same acknowledge=")
-        self._pulled = self._trained = 0
-        """The steps handed out, and those of them that no framework has in a buffer."""
-        self._began: dict[str, int] = {}
-        """The epochs of the running pass that gave a batch of it."""
-        self._done: set[str] = set()
-        """The loaders whose epoch of the running pass was read to its end."""
-        self._is_over = True
-        """Whether the next iteration begins a new pass."""
+        self._at = MixturePosition()
         self._loads = 0
         """The number of states that were loaded. Each ends the running iteration."""
         self._adapter: Adapter | None = None
@@ -105,39 +143,33 @@ class Mixture(Passing):
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each loader's next epoch, or the rest of it after a ``break``."""
-        goes_on, loads = not self._is_over, self._loads
-        if self._is_over:
-            self._begin()
-        before = self._pulled
+        goes_on, loads = not self._at.is_over, self._loads
+        if self._at.is_over:
+            self._at.begin()
+        before = self._at.pulled
         yield from self._tally.counted(self._pass())
-        if goes_on and self._pulled == before and self._loads == loads:  # the one continued had ended
-            self._begin()
+        if goes_on and self._at.pulled == before and self._loads == loads:  # the one continued had ended
+            self._at.begin()
             yield from self._tally.counted(self._pass())
-
-    def _begin(self) -> None:
-        self._done, self._began, self._is_over = set(), {}, False
 
     def _pass(self) -> Iterator[Batch]:
         loads = self._loads
-        sources = {name: iter(loader) for name, loader in self._loaders.items() if name not in self._done}
+        sources = {name: iter(loader) for name, loader in self._loaders.items() if name not in self._at.done}
         while (batch := self._next(sources)) is not None:
-            self._began.setdefault(batch.source, batch.epoch)
-            self._pulled += 1
-            if self._adapter is None:
-                self._trained += 1
+            self._at.pull(batch, is_trained=self._adapter is None)
             yield batch
             if self._loads != loads:
                 return
             if self._adapter is None and self._policy == "on_next":
                 self.acknowledge(batch)  # its loader may be asked only some steps later
-        self._is_over = True
+        self._at.end()
 
     def _next(self, sources: Mapping[str, Iterator[Batch]]) -> Batch | None:
-        for name in choice(self._weights, self._seed, self._pulled):
-            if name not in self._done:
+        for name in choice(self._weights, self._seed, self._at.pulled):
+            if name not in self._at.done:
                 if (batch := next(sources[name], None)) is not None:
                     return batch.given_by(name)
-                self._done.add(name)
+                self._at.done.add(name)
             if self._ends == "first":
                 return None
         return None
@@ -209,10 +241,10 @@ class Mixture(Passing):
         return {
             "version": STATE_VERSION,
             "mixture": self._identity(),
-            "step": self._trained + len(reached),
+            "step": self._at.trained + len(reached),
             "done": sorted(name for name in self._weights if self._is_done(name, states[name])),
-            "is_over": self._is_over and self._trained == self._pulled,
-            "began": dict(self._began),
+            "is_over": self._at.is_over and self._at.trained == self._at.pulled,
+            "began": dict(self._at.began),
             "loaders": states,
         }
 
@@ -229,8 +261,7 @@ class Mixture(Passing):
         for name, loader in self._loaders.items():
             loader.load_state_dict(states[name])
         self._loads += 1
-        self._pulled = self._trained = int(state["step"])
-        self._done, self._began, self._is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
+        self._at.go_to(state)
 
     def _checked(self, state: object) -> Mapping[str, Mapping[str, Any]]:
         """Return each loader's state."""
@@ -247,9 +278,9 @@ class Mixture(Passing):
 
     def _is_done(self, name: str, state: Mapping[str, Any]) -> bool:
         """Return whether training has reached the end of this loader's part of the pass."""
-        if state["kind"] == "ordered" and name in self._began:
-            return bool(state["epoch"] > self._began[name])
-        return name in self._done
+        if state["kind"] == "ordered" and name in self._at.began:
+            return bool(state["epoch"] > self._at.began[name])
+        return name in self._at.done
 
     # --- used by the hooks ---
 
@@ -258,22 +289,11 @@ class Mixture(Passing):
 
     def _next_name(self) -> str | None:
         """Return the loader of the next batch, or None if all are done."""
-        order = choice(self._weights, self._seed, self._pulled)
-        return next((name for name in order if name not in self._done), None)
+        order = choice(self._weights, self._seed, self._at.pulled)
+        return next((name for name in order if name not in self._at.done), None)
 
     def _take_over(self, adapter: Adapter) -> None:
         self._adapter = adapter
-
-    def _count_trained(self) -> None:
-        self._trained += 1
-
-    def _go_back(self, left: list[Batch]) -> None:
-        """Go back to the steps of batches that were never trained on."""
-        self._pulled = self._trained
-        self._is_over = self._is_over and not left
-        for batch in left:
-            if self._began.get(batch.source) == batch.epoch:
-                self._done.discard(batch.source)
 
     # --- the end ---
 
@@ -324,7 +344,7 @@ class MixtureHooks:
 
     def trained(self, batch: Batch) -> None:
         """See `hooks.Hooks`."""
-        self._mixture._count_trained()
+        self._mixture._at.train()
         hooks_of(self._loaders[batch.source]).trained(batch)
 
     def return_batches(self, batches: Iterable[Batch]) -> None:
@@ -332,7 +352,7 @@ class MixtureHooks:
         left = list(batches)
         for name, loader in self._loaders.items():
             hooks_of(loader).return_batches([batch for batch in left if batch.source == name])
-        self._mixture._go_back(left)
+        self._mixture._at.go_back(left)
 
 
 def _is_mixable(loaders: object) -> bool:
