@@ -308,4 +308,4 @@ def test_memory_is_the_window_and_a_batch() -> None:
             for row, (_, _, offset) in zip(batch["x"], batch.identities(), strict=True):
                 assert (row == offset // size % 256).all()
     assert len(seen) <= 2
-    assert sum(store.nbytes for store in window._fixed.values()) == (64 + size) * 10_000
+    assert sum(store.nbytes for store in window._slots._fixed.values()) == (64 + size) * 10_000

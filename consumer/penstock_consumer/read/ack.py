@@ -413,12 +413,12 @@ class Acknowledger:
         """Tell everyone how long the loop has waited for a batch or an epoch."""
         if self.member is not None:
             since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
-            self.member.heartbeat.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
+            self.member.heartbeat.loop.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
 
     def _go_on(self) -> None:
         """Note that the loop waits no more."""
-        if self.member is not None and self.member.heartbeat.idle is not None:
-            self.member.heartbeat.tell_idle(None)
+        if self.member is not None and self.member.heartbeat.loop.idle is not None:
+            self.member.heartbeat.loop.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s

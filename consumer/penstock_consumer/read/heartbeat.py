@@ -98,9 +98,39 @@ class IdleLoop:
         return max(0, int((time.monotonic() - self.since_s) * 1000))
 
 
-def said_of(idle: IdleLoop | None) -> dict[str, int]:
-    """Return the arguments of `roster.beat` for a loop that waits, or for one that does not."""
-    return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
+class LoopReport:
+    """The report on a training loop to others: its rate, and how long it waits for a batch."""
+
+    def __init__(self, client: Client, who: Membership, peers: UnusedRankCheck | None) -> None:
+        self._reporter = RateReporter(client, who.stream, trainer_field(who.group, who.member))
+        self._peers = peers
+        self._pace: Pace | None = None
+        self.idle: IdleLoop | None = None
+        """The wait of the loop, or None while it has a batch."""
+
+    def follow(self, pace: Pace) -> None:
+        """Report the rate of the training loop from now on, to whoever starts workers."""
+        self._pace = pace
+
+    def tell_idle(self, idle: IdleLoop | None) -> None:
+        """Tell everyone with the next heartbeat that the loop waits for a batch, or, with None, that it does not."""
+        self.idle = idle
+
+    def said(self) -> dict[str, int]:
+        """Return the arguments of `roster.beat` for a loop that waits, or for one that does not."""
+        idle = self.idle
+        return {} if idle is None else {"idle_ms": idle.milliseconds, "handed_bytes": idle.handed_bytes}
+
+    def report(self) -> None:
+        """Report the rate, and check whether other ranks have one."""
+        if self._pace is not None:
+            self._reporter.report(self._pace)
+            if self._peers is not None:
+                self._peers.look(self._pace.look().samples)
+
+    def leave(self) -> None:
+        """Take the report back."""
+        self._reporter.leave()
 
 
 class Heartbeat:
@@ -127,24 +157,17 @@ class Heartbeat:
         """
         self._client = client.impatient()  # this thread waits through failures itself
         self._who, self._lease_s, self._clock = who, lease_s, clock
-        self._witness, self._peers = witness, peers
-        self.idle: IdleLoop | None = None
-        self.pace: Pace | None = None
-        """The rate of the training loop, which the autoscaler is told."""
+        self._witness = witness
+        self.loop = LoopReport(self._client, who, peers)
         self.horizon = -1
         """The epoch that is being read here."""
         self.members = 1
         """The members of the group that lived at the last look."""
         self.error: Exception | None = None
         """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
-        self._reporter = RateReporter(self._client, who.stream, trainer_field(who.group, who.member))
         self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others report the outage
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-heartbeat-{who.group}", daemon=True)
-
-    def follow(self, pace: Pace) -> None:
-        """Report the rate of the training loop from now on, to whoever starts workers."""
-        self.pace = pace
 
     def read_epoch(self, epoch: int) -> None:
         """Learn which epoch is being read here. What others left of later epochs is not claimed yet."""
@@ -153,10 +176,6 @@ class Heartbeat:
     def expect_members(self, members: int) -> None:
         """Learn how many members of the group are live."""
         self.members = members
-
-    def tell_idle(self, idle: IdleLoop | None) -> None:
-        """Tell everyone with the next heartbeat that the loop waits for a batch, or, with None, that it does not."""
-        self.idle = idle
 
     def start(self) -> None:
         """Start the thread."""
@@ -168,7 +187,7 @@ class Heartbeat:
         if patience_s:
             join(self._thread, patience_s)
             if self.error is None:  # else another process may speak under this name by now
-                self._reporter.leave()
+                self.loop.leave()
 
     @property
     def is_current_thread(self) -> bool:
@@ -194,10 +213,7 @@ class Heartbeat:
                     if self._witness is not None:
                         self._witness.check()
                 self._outage.over()
-                if self.pace is not None:
-                    self._reporter.report(self.pace)
-                    if self._peers is not None:
-                        self._peers.look(self.pace.look().samples)
+                self.loop.report()
                 self._after_beat()
             except ServerUnavailable as error:
                 self._missed()
@@ -209,7 +225,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         for partition in self._who.stream.partitions:
-            beat(self._client, self._who, partition, {}, **said_of(self.idle))
+            beat(self._client, self._who, partition, {}, **self.loop.said())
 
     def _after_beat(self) -> None:
         """Do what else is due after a heartbeat. A rank has nothing to do."""
@@ -335,7 +351,7 @@ class LeaseRenewer(Heartbeat):
     def _renew(self) -> None:
         for partition in self._who.stream.partitions:
             held = self._leases.to_renew(partition.number)
-            lost = beat(self._client, self._who, partition, held, **said_of(self.idle))
+            lost = beat(self._client, self._who, partition, held, **self.loop.said())
             for epoch, ids in lost.items():
                 count = self._leases.lose(partition.number, epoch, ids)
                 if count:

@@ -14,13 +14,109 @@ from numpy.typing import NDArray
 
 from penstock_common.wire.dtypes import numpy_dtype
 from penstock_common.wire.ragged import Ragged
+from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import Assembler, Batch
+from penstock_consumer.stages.buffers import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rows import gathered, rolled, unrolled
 from penstock_consumer.stages.stage import StageContext
 
 FIRST_SLOTS = 1024
 """The first number of slots of a window in bytes whose samples are ragged. The number doubles when all are in use."""
+
+
+class SampleSlots:
+    """The samples of a window, each in a slot. The number of slots doubles when all are in use."""
+
+    def __init__(self, spec: Spec, pool: ArrayPool, slots: int) -> None:
+        self._spec, self._pool = spec, pool
+        # the system gives memory at its first use, so slots for a full window cost nothing before it fills
+        self._fixed: dict[str, NDArray[Any]] = {
+            tensor.name: pool.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
+            for tensor in spec
+            if not tensor.is_ragged
+        }
+        self._ragged: dict[str, NDArray[np.object_]] = {
+            tensor.name: np.empty(slots, dtype=object) for tensor in spec if tensor.is_ragged
+        }
+        self._leases = np.empty(slots, dtype=object)
+        self._offsets = np.empty(slots, dtype=np.int64)
+        self._slots = np.arange(slots, dtype=np.int64)
+        """The slots: the first ``count`` are in use, and the others are free."""
+        self.count = self.nbytes = 0
+        """The samples in the window, and their payload bytes."""
+        self._row_bytes = row_bytes(spec)
+
+    def put(self, batch: Batch) -> None:
+        """Copy the samples of a batch into free slots."""
+        count = batch.size
+        while self.count + count > len(self._slots):
+            self._grow()
+        slots = self._slots[self.count : self.count + count]
+        for name, store in self._fixed.items():
+            store[slots] = batch[name]
+        for name, kept in self._ragged.items():
+            kept[slots] = _singles(batch[name])
+        leases, self._offsets[slots] = unrolled(batch.spans)
+        self._leases[slots] = leases
+        self.count += count
+        self.nbytes += sum(int(batch[name].nbytes) for name in self._ragged) + count * self._row_bytes
+
+    def draw(self, rng: np.random.Generator, samples: int) -> NDArray[np.int64]:
+        """Return the slots of some samples, without those whose entry another member holds now. Free all drawn slots.
+
+        The samples stay where they are until the next `put`.
+        """
+        found: list[int] = []
+        while self.count and len(found) < samples:
+            size = min(samples - len(found), self.count)
+            places = rng.choice(self.count, size=size, replace=False)
+            slots = self._slots[places].copy()
+            self._free(places)
+            found += [slot for slot in slots.tolist() if not self._leases[slot].is_lost]
+            self.nbytes -= size * self._row_bytes + self._ragged_bytes(slots)
+        return np.array(found, dtype=np.int64)
+
+    def _free(self, places: NDArray[np.int64]) -> None:
+        """Free the slots at the drawn positions. The last slots in use move to these positions."""
+        left = self.count - len(places)
+        drawn = self._slots[places].copy()
+        last = np.arange(left, self.count)
+        stay = self._slots[last[~np.isin(last, places)]].copy()
+        self._slots[places[places < left]] = stay
+        self._slots[left : self.count] = drawn
+        self.count = left
+
+    def _ragged_bytes(self, slots: NDArray[np.int64]) -> int:
+        return sum(kept[slot].nbytes for kept in self._ragged.values() for slot in slots.tolist())
+
+    def batch(self, slots: NDArray[np.int64], epoch: int) -> Batch:
+        """Return a batch of the samples in drawn slots."""
+        values: dict[str, Any] = {}
+        for tensor in self._spec:
+            if tensor.is_ragged:
+                parts = self._ragged[tensor.name][slots].tolist()
+                values[tensor.name] = Ragged.concatenate(parts)
+                self._ragged[tensor.name][slots] = None
+            else:
+                values[tensor.name] = gathered(self._fixed[tensor.name], slots, self._pool)
+        spans = rolled(self._leases[slots].tolist(), self._offsets[slots].tolist())
+        self._leases[slots] = None
+        return Batch(values, epoch, spans)
+
+    def _grow(self) -> None:
+        more = len(self._slots)
+        self._slots = np.concatenate([self._slots, np.arange(more, 2 * more, dtype=np.int64)])
+        self._leases = np.concatenate([self._leases, np.empty(more, dtype=object)])
+        self._offsets = np.concatenate([self._offsets, np.empty(more, dtype=np.int64)])
+        for store in (self._fixed, self._ragged):
+            for name, values in store.items():
+                store[name] = np.concatenate([values, np.empty_like(values)])
+
+
+def row_bytes(spec: Spec) -> int:
+    """Return the bytes of a sample's fixed-size tensors."""
+    return sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
 
 
 class ShuffleWindow:
@@ -36,58 +132,31 @@ class ShuffleWindow:
         key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, setting.epoch], dtype=np.uint64)
         self._rng = np.random.Generator(np.random.Philox(key=key))
         self._limit, self._limit_bytes = samples, nbytes
-        fixed = [tensor for tensor in setting.spec if not tensor.is_ragged]
-        self._row_bytes = sum(tensor.sample_bytes for tensor in fixed)
-        is_flexible = len(fixed) < len(setting.spec.tensors)
+        is_flexible = any(tensor.is_ragged for tensor in setting.spec)
         if samples is None and not is_flexible:
             assert nbytes is not None
-            self._limit, self._limit_bytes = max(1, nbytes // max(1, self._row_bytes)), None
+            self._limit, self._limit_bytes = max(1, nbytes // max(1, row_bytes(setting.spec))), None
         slots = FIRST_SLOTS if self._limit is None else self._limit + self._batch_size
-        # the system gives memory at its first use, so slots for a full window cost nothing before it fills
-        self._fixed: dict[str, NDArray[Any]] = {
-            tensor.name: setting.pool.array((slots, *(dim or 0 for dim in tensor.shape)), numpy_dtype(tensor.dtype))
-            for tensor in fixed
-        }
-        self._ragged: dict[str, NDArray[np.object_]] = {
-            tensor.name: np.empty(slots, dtype=object) for tensor in setting.spec if tensor.is_ragged
-        }
-        self._leases = np.empty(slots, dtype=object)
-        self._offsets = np.empty(slots, dtype=np.int64)
-        self._slots = np.arange(slots, dtype=np.int64)
-        """The slots: the first ``_count`` are in use, and the others are free."""
-        self._count = self._bytes = 0
+        self._slots = SampleSlots(setting.spec, setting.pool, slots)
         self._is_ended = self._is_starved = False
         self._passing: list[Batch] = []
-
-    # --- the stage ---
 
     def put(self, batch: Batch) -> None:
         """Take a batch in. A batch of another epoch, a dropped one, and one to be given alone pass unshuffled."""
         self._is_starved = False
         if batch.epoch != self._setting.epoch or batch.is_alone or batch.is_dropped:
             self._passing.append(batch)
-            return
-        count = batch.size
-        while self._count + count > len(self._slots):
-            self._grow()
-        slots = self._slots[self._count : self._count + count]
-        for name, store in self._fixed.items():
-            store[slots] = batch[name]
-        for name, kept in self._ragged.items():
-            kept[slots] = _singles(batch[name])
-        leases, self._offsets[slots] = unrolled(batch.spans)
-        self._leases[slots] = leases
-        self._count += count
-        self._bytes += sum(int(batch[name].nbytes) for name in self._ragged) + count * self._row_bytes
+        else:
+            self._slots.put(batch)
 
     def take(self) -> Batch | None:
         """Return the next batch once the window is full."""
         if self._passing:
             return self._passing.pop(0)
-        if not (self._is_ended or self._is_full() or (self._is_starved and self._count >= self._batch_size)):
+        if not (self._is_ended or self._is_full() or (self._is_starved and self._slots.count >= self._batch_size)):
             return None
-        slots = self._drawn()
-        return self._made_of(slots) if len(slots) else None
+        slots = self._slots.draw(self._rng, self._batch_size)
+        return self._slots.batch(slots, self._setting.epoch) if len(slots) else None
 
     def end(self) -> None:
         """Give all that is left from now on."""
@@ -99,65 +168,16 @@ class ShuffleWindow:
 
     def waiting(self) -> str | None:
         """Return how full it is, in words."""
-        if self._is_ended or self._is_full() or not self._count:
+        if self._is_ended or self._is_full() or not self._slots.count:
             return None
         if self._limit is not None:
-            return f"the shuffle window to fill: it holds {self._count} of {self._limit} samples"
-        return f"the shuffle window to fill: it holds {self._bytes} of {self._limit_bytes} bytes"
-
-    # --- parts ---
+            return f"the shuffle window to fill: it holds {self._slots.count} of {self._limit} samples"
+        return f"the shuffle window to fill: it holds {self._slots.nbytes} of {self._limit_bytes} bytes"
 
     def _is_full(self) -> bool:
-        return (self._limit is not None and self._count >= self._limit) or (
-            self._limit_bytes is not None and self._bytes >= self._limit_bytes
+        return (self._limit is not None and self._slots.count >= self._limit) or (
+            self._limit_bytes is not None and self._slots.nbytes >= self._limit_bytes
         )
-
-    def _drawn(self) -> NDArray[np.int64]:
-        """Return the slots of a batch, without those whose entry another member holds now. Free all drawn slots."""
-        found: list[int] = []
-        while self._count and len(found) < self._batch_size:
-            size = min(self._batch_size - len(found), self._count)
-            places = self._rng.choice(self._count, size=size, replace=False)
-            slots = self._slots[places].copy()
-            self._free(places)
-            found += [slot for slot in slots.tolist() if not self._leases[slot].is_lost]
-            self._bytes -= size * self._row_bytes + self._ragged_bytes(slots)
-        return np.array(found, dtype=np.int64)
-
-    def _free(self, places: NDArray[np.int64]) -> None:
-        """Free the slots at the drawn positions. The last slots in use move to these positions."""
-        left = self._count - len(places)
-        drawn = self._slots[places].copy()
-        last = np.arange(left, self._count)
-        stay = self._slots[last[~np.isin(last, places)]].copy()
-        self._slots[places[places < left]] = stay
-        self._slots[left : self._count] = drawn
-        self._count = left
-
-    def _ragged_bytes(self, slots: NDArray[np.int64]) -> int:
-        return sum(kept[slot].nbytes for kept in self._ragged.values() for slot in slots.tolist())
-
-    def _made_of(self, slots: NDArray[np.int64]) -> Batch:
-        values: dict[str, Any] = {}
-        for tensor in self._setting.spec:
-            if tensor.is_ragged:
-                parts = self._ragged[tensor.name][slots].tolist()
-                values[tensor.name] = Ragged.concatenate(parts)
-                self._ragged[tensor.name][slots] = None
-            else:
-                values[tensor.name] = gathered(self._fixed[tensor.name], slots, self._setting.pool)
-        spans = rolled(self._leases[slots].tolist(), self._offsets[slots].tolist())
-        self._leases[slots] = None
-        return Batch(values, self._setting.epoch, spans)
-
-    def _grow(self) -> None:
-        more = len(self._slots)
-        self._slots = np.concatenate([self._slots, np.arange(more, 2 * more, dtype=np.int64)])
-        self._leases = np.concatenate([self._leases, np.empty(more, dtype=object)])
-        self._offsets = np.concatenate([self._offsets, np.empty(more, dtype=np.int64)])
-        for store in (self._fixed, self._ragged):
-            for name, values in store.items():
-                store[name] = np.concatenate([values, np.empty_like(values)])
 
 
 def _singles(value: Ragged) -> NDArray[np.object_]:

@@ -279,6 +279,28 @@ class CountedBatch(Protocol):
 _B = TypeVar("_B", bound=CountedBatch)
 
 
+@dataclass(slots=True)
+class EpochCounts:
+    """The counts of an epoch that is being read."""
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    bad_entries: int = 0
+    filled: int = 0
+
+    def add(self, samples: int, nbytes: int) -> None:
+        """Count a batch that the loop is given."""
+        self.batches += 1
+        self.samples += samples
+        self.nbytes += nbytes
+
+    def add_bad(self, bad_entries: int, filled: int) -> None:
+        """Count bad entries, and samples that stand in for bad ones."""
+        self.bad_entries += bad_entries
+        self.filled += filled
+
+
 class StatsCounter:
     """The counter of one loop, whose thread calls it. Any thread may call `stats`."""
 
@@ -298,7 +320,7 @@ class StatsCounter:
         self._restart()
 
     def _restart(self) -> None:
-        self._batches = self._samples = self._bytes = self._bad = self._filled = 0
+        self._counts = EpochCounts()
         self._known = TimeSpent()
         """Waiting with a cause that is known without the queue, and the waiting at earlier queues."""
         self._time: tuple[Phase, float, float, float] = ("off", self._clock(), 0.0, 0.0)
@@ -334,9 +356,7 @@ class StatsCounter:
     def hand(self, batch: CountedBatch) -> None:
         """Note that the loop is given a batch."""
         size = batch.size
-        self._batches += 1
-        self._samples += size
-        self._bytes += batch.nbytes
+        self._counts.add(size, batch.nbytes)
         self._go(self._outside)
         self._in_step += size
         self.pace.enter(self._outside)
@@ -395,8 +415,7 @@ class StatsCounter:
 
     def count(self, bad_entries: int, filled: int) -> None:
         """Add the bad entries and the filled-in samples that the reader of this epoch met."""
-        self._bad += bad_entries
-        self._filled += filled
+        self._counts.add_bad(bad_entries, filled)
 
     def end(self) -> Stats:
         """Note that the epoch was read to its end, and return its counts."""
@@ -424,7 +443,7 @@ class StatsCounter:
     @property
     def batches(self) -> int:
         """Return the number of batches of all epochs."""
-        return self._past.batches + self._batches
+        return self._past.batches + self._counts.batches
 
     def stats(self, *, total: bool = False) -> Stats:
         """Return the counts of the epoch being read, else of the last one; with ``total`` of all epochs."""
@@ -443,10 +462,11 @@ class StatsCounter:
         known = self._known.and_(self._loop_waited)
         if known.total > asking_s > 0:  # an error in the loop's own code broke off a wait
             known = known.times(asking_s / known.total)
+        counts = self._counts
         return Stats(
-            epoch=self._epoch, batches=self._batches, samples=self._samples, bytes=self._bytes,
+            epoch=self._epoch, batches=counts.batches, samples=counts.samples, bytes=counts.nbytes,
             elapsed_s=asking_s + training_s, waited_s=asking_s,
             producers_s=known.producers, server_s=known.server,
             reader_s=max(0.0, asking_s - known.producers - known.server),
-            bad_entries=self._bad, filled=self._filled,
+            bad_entries=counts.bad_entries, filled=counts.filled,
         )  # fmt: skip
