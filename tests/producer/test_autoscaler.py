@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_common.pace import Pace, RateReading
+from penstock_common.rate_meter import RateMeter, RateReading
 from penstock_common.stream.reported_rates import FleetReport, ReportedRate, ReportedRates
 from penstock_producer.jobs.autoscaler import StreamLoad, WorkerTarget, load_of, part_of, shown, wish
 
@@ -36,7 +36,7 @@ class World:
     now: float = 0.0
     made: int = 0
     positions: dict[str, int] = field(default_factory=dict)
-    paces: dict[str, Pace] = field(default_factory=dict)
+    paces: dict[str, RateMeter] = field(default_factory=dict)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     count: int = 0
     waiting: list[Callable[[], None]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class World:
         self.random = random.Random(self.seed)
         for group in self.steps_s:
             self.positions[group] = 0
-            self.paces[group] = Pace(clock=lambda: self.now)
+            self.paces[group] = RateMeter(clock=lambda: self.now)
             self.paces[group].enter("wait")
             self._ask(group)
 
@@ -71,10 +71,10 @@ class World:
 
     def _start(self, name: int) -> None:
         if name in self.alive:
-            pace = self.paces[f"w{name}"] = Pace("busy", clock=lambda: self.now)
+            pace = self.paces[f"w{name}"] = RateMeter("busy", clock=lambda: self.now)
             self._make(name, pace, 0)
 
-    def _make(self, name: int, pace: Pace, held: int) -> None:
+    def _make(self, name: int, pace: RateMeter, held: int) -> None:
         if name not in self.alive:
             return
         if held == LUMP:
@@ -228,7 +228,7 @@ def test_fleets_on_several_hosts_share_the_wish() -> None:
 def test_a_pace_leaves_waiting_out() -> None:
     """A rate that sank with waiting would make a starving trainer look as if it needed nothing."""
     now = 0.0
-    pace = Pace("busy", clock=lambda: now)
+    pace = RateMeter("busy", clock=lambda: now)
     assert pace.look() == RateReading(None, {}, 0)
     for _ in range(20):
         pace.enter("busy")

@@ -13,7 +13,7 @@ import redis
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DamagedKey
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.reported_rates import (
@@ -38,10 +38,10 @@ def stream(any_url: str) -> Stream:
         return writer.stream
 
 
-def paced(rate: float) -> Pace:
+def paced(rate: float) -> RateMeter:
     """Return the pace of a process that worked for a second and waited as long."""
     now = [0.0]
-    pace = Pace("busy", clock=lambda: now[0])
+    pace = RateMeter("busy", clock=lambda: now[0])
     pace.enter("busy")
     now[0] = 1.0
     pace.count(int(rate))
@@ -193,7 +193,7 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
 def test_shares_of_the_last_ten_seconds_forget_what_was_before(any_url: str, stream: Stream) -> None:
     """The monitor judges by them: what two seconds show is chance, and what half a minute shows may be over."""
     now = [0.0]
-    pace = Pace("busy", clock=lambda: now[0])
+    pace = RateMeter("busy", clock=lambda: now[0])
 
     def spend(seconds: int, kind: str) -> dict[str, float]:
         """Go on so for a while, and say so every two seconds; what was said last."""

@@ -1,6 +1,6 @@
 """The rates of a stream's workers and trainers, which they report every few seconds in one small field each.
 
-`pace` measures them. The producer's autoscaler plans the number of workers from them.
+`rate_meter` measures them. The producer's autoscaler plans the number of workers from them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script, server_ms
 from penstock_common.stream.keys import is_name
@@ -108,10 +108,10 @@ class RateReporter:
         self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
         """(when, seconds spent on each kind by then): the newest that is as old as `RECENT_S`, and all since."""
 
-    def report(self, pace: Pace) -> None:
+    def report(self, rate: RateMeter) -> None:
         """Report the rate, if that is due."""
         if self._clock() - self._told_s >= REPORT_EVERY_S:
-            look = pace.look()
+            look = rate.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
             now = self._shares_lately(look.spent_s)
             self.send(

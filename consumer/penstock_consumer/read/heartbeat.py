@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
 from penstock_common.stream.groups.losses import Witness
@@ -104,13 +104,13 @@ class LoopReport:
     def __init__(self, client: Client, who: Membership, peers: UnusedRankCheck | None) -> None:
         self._reporter = RateReporter(client, who.stream, trainer_field(who.group, who.member))
         self._peers = peers
-        self._pace: Pace | None = None
+        self._rate: RateMeter | None = None
         self.idle: IdleLoop | None = None
         """The wait of the loop, or None while it has a batch."""
 
-    def follow(self, pace: Pace) -> None:
+    def follow(self, rate: RateMeter) -> None:
         """Report the rate of the training loop from now on, to whoever starts workers."""
-        self._pace = pace
+        self._rate = rate
 
     def tell_idle(self, idle: IdleLoop | None) -> None:
         """Tell everyone with the next heartbeat that the loop waits for a batch, or, with None, that it does not."""
@@ -123,10 +123,10 @@ class LoopReport:
 
     def report(self) -> None:
         """Report the rate, and check whether other ranks have one."""
-        if self._pace is not None:
-            self._reporter.report(self._pace)
+        if self._rate is not None:
+            self._reporter.report(self._rate)
             if self._peers is not None:
-                self._peers.look(self._pace.look().samples)
+                self._peers.look(self._rate.look().samples)
 
     def leave(self) -> None:
         """Take the report back."""

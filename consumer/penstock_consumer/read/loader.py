@@ -360,7 +360,7 @@ class Loader(StageMethods, Passing):
         member = join_as(self._client, who, self._options)
         self._resources.join(member)
         self._acknowledger.join(member)
-        member.heartbeat.loop.follow(self._tally.pace)
+        member.heartbeat.loop.follow(self._tally.rate)
         return member
 
     # --- iterating ---

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 
 Cause = Literal["producers", "server", "reader"]
 """The cause of a loop's wait.
@@ -313,7 +313,7 @@ class StatsCounter:
         self._outside: Phase = "training"
         """The phase that begins when a batch leaves. Inside a view's `map` it is not the trainer's step."""
         self._told_s: float | None = None
-        self.pace = Pace("training", clock)
+        self.rate = RateMeter("training", clock)
         """The rate of the loop if it never waited. The producers receive it."""
         self._in_step = 0
         """The number of samples in the loop's current step."""
@@ -348,10 +348,10 @@ class StatsCounter:
         """Note that the loop wants a batch."""
         self._go("asking")
         if self._in_step:
-            self.pace.count(self._in_step, then="asking")
+            self.rate.count(self._in_step, then="asking")
             self._in_step = 0
         else:
-            self.pace.enter("asking")
+            self.rate.enter("asking")
 
     def hand(self, batch: CountedBatch) -> None:
         """Note that the loop is given a batch."""
@@ -359,13 +359,13 @@ class StatsCounter:
         self._counts.add(size, batch.nbytes)
         self._go(self._outside)
         self._in_step += size
-        self.pace.enter(self._outside)
+        self.rate.enter(self._outside)
 
     def rest(self) -> None:
         """Note that the iteration has ended or was broken off."""
         self._go("off")
         self._in_step = 0
-        self.pace.enter(None)
+        self.rate.enter(None)
 
     def around(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the same items. The work on a batch before the loop gets it counts as waiting."""
@@ -374,7 +374,7 @@ class StatsCounter:
             self.ask()
             for item in items:
                 self._go("training")
-                self.pace.enter("training")
+                self.rate.enter("training")
                 yield item
                 self.ask()
         finally:

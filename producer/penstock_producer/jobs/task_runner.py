@@ -19,7 +19,7 @@ from penstock_common.errors import (
     SourceError,
     StreamConflict,
 )
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_ends, index_records
@@ -374,7 +374,7 @@ class MeteredTaskRunner(TaskRunner):
     def __init__(self, url: str, name: str, **how: Any) -> None:
         super().__init__(url, **how)
         self._name = name
-        self.pace = Pace(BUSY)
+        self.pace = RateMeter(BUSY)
         self._stream: Stream | None = None
         """The stream that it last worked for."""
         self._seen: int | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
 from penstock_common.stream.groups.roster import Membership, Order, rank_member
@@ -133,7 +133,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
             while server_ms(client) == looked_ms:  # a report of the same millisecond may be the older one
                 pass
             for rank, has_asked in enumerate(asked, 1):
-                pace = Pace("training")
+                pace = RateMeter("training")
                 if has_asked:
                     pace.enter("asking")
                 if has_asked is not None:

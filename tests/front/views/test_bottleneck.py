@@ -9,7 +9,7 @@ import pytest
 from penstock.views.bottleneck import GroupSituation, StreamSituation, judge
 from penstock.views.monitor import rate, seen, situation
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot, MemberSnapshot, StreamSnapshot
-from penstock_common.pace import Pace
+from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import WaitingWriter
 from penstock_common.stream.reported_rates import ReportedRate, ReportedRates
@@ -240,7 +240,7 @@ def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
 def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:
     """The rule reads a field that trainers write: if its name changed, no wait would be seen."""
     now = [0.0]
-    pace = Pace("training", lambda: now[0])
+    pace = RateMeter("training", lambda: now[0])
     pace.enter("training")
     now[0] = 3.0
     pace.count(3)

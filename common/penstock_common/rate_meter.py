@@ -30,7 +30,7 @@ class RateReading:
     """Seconds of work and of each kind of waiting, since the process began."""
 
 
-class Pace:
+class RateMeter:
     """The rate meter of one process, for any thread. `enter` sets what it does now, `count` adds what it has done."""
 
     def __init__(
