@@ -381,14 +381,9 @@ class Pending:
 
 
 def list_pending(
-    client: Client,
-    partition: PartitionKeys,
-    epoch: int,
-    group: str,
-    member: str | None = None,
-    limit: int | None = None,
+    client: Client, partition: PartitionKeys, epoch: int, group: str, limit: int | None = None
 ) -> list[Pending]:
-    """Return the pending entries of a group or of one member, oldest first, at most ``limit``."""
+    """Return the pending entries of a group, oldest first, at most ``limit``."""
     key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
     listed: list[Pending] = []
     while True:

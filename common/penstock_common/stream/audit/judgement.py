@@ -201,7 +201,7 @@ class _PartitionJudgement:
         self._audit.count(
             bad=int(holes.sum()), produced=int((covered & ~holes).sum()), duplicate=int((copies > 1).sum())
         )
-        self._judge_groups(shard, records, spans, holes, covered, length)
+        self._judge_groups(shard, spans, holes, covered, length)
 
     def _given_up(self, shard: int, length: int) -> Mask:
         """Return the samples that an operator gave up for at least one group and that every group is done with.
@@ -298,9 +298,7 @@ class _PartitionJudgement:
 
     # --- groups ---
 
-    def _judge_groups(
-        self, shard: int, records: list[Record], spans: list[_Span], holes: Mask, covered: Mask, length: int
-    ) -> None:
+    def _judge_groups(self, shard: int, spans: list[_Span], holes: Mask, covered: Mask, length: int) -> None:
         owed = ~holes if self._manifest.state == PRODUCED else covered & ~holes
         there = np.zeros(length, dtype=bool)
         for span in spans:
