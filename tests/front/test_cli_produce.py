@@ -260,7 +260,8 @@ def test_workers_elsewhere_do_what_was_queued(any_url: str, photos: Path) -> Non
     """Producer and workers need not know each other: --no-workers queues the jobs, and other workers do them."""
     code, out, err = run("produce", "images", "photos", "--no-workers", "--url", any_url, cwd=photos.parent)
     command = f"penstock worker --root {photos.resolve()}"
-    assert (code, out) == (0, f"queued epoch 0 of 'train'; `{command}` makes it\n"), err
+    queued = "queued epoch 0 of 'train', of which nothing is made yet: start workers with "
+    assert (code, out) == (0, f"{queued}`{command} --url URL`\n"), err
     told = command.removeprefix("penstock ").split()
     code, _, err = run(*told, "--processes", "2", "--burst", "--url", any_url, cwd=photos.parent)
     assert code == 0, err

@@ -56,7 +56,8 @@ def test_a_second_server_is_told_that_the_first_one_runs(tmp_path: Path, monkeyp
         second = start("server", "--port", ready[1], cwd=tmp_path)
         _, said = second.communicate(timeout=30)
         assert (second.returncode, len(said.splitlines())) == (1, 1)
-        assert f"runs already at redis://127.0.0.1:{ready[1]}, and your programs find it by themselves" in said
+        assert f"runs already at redis://127.0.0.1:{ready[1]}, and your Python programs find it; " in said
+        assert f'Node programs: `export PENSTOCK_URL="$(penstock server --print-url --port {ready[1]})"`' in said
     finally:
         first.terminate()
         first.communicate(timeout=30)

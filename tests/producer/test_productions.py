@@ -9,9 +9,9 @@ import pytest
 import redis
 
 import penstock
-from penstock_common.errors import EpochFailed, StreamConflict
+from penstock_common.errors import EpochFailed, PenstockError, StreamConflict
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.streams import load_stream
+from penstock_common.stream.streams import list_streams, load_stream
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
@@ -58,6 +58,36 @@ def test_a_part_that_fails_ends_the_others(any_url: str) -> None:
         for part in plans:
             states = retained_epochs(client, load_stream(client, f"digits.{part}"))
             assert set(states.values()) == {"abandoned"}
+
+
+def test_a_source_without_a_good_sample_makes_no_stream(any_url: str) -> None:
+    """Each stream takes half of the memory that is left, so ten failed tries would leave nothing for the next."""
+    with pytest.raises(PenstockError, match="samples can be made"):
+        Production(plan("train", "always_fails"), WorkerOptions(url=any_url, queue_url=any_url), workers=1)
+    with redis.Redis.from_url(any_url) as client:
+        assert list_streams(client) == []
+
+
+def test_a_failed_first_epoch_tells_how_to_give_the_budget_back(any_url: str) -> None:
+    """With a declared spec the stream is made before its first sample, and trainers may be waiting for it."""
+    said: list[str] = []
+    asked = plan("train", "always_fails", spec={"x": ("int32", (4,)), "pid": ("int64", ())}, budget_bytes=64 << 20)
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with (
+        pytest.raises(EpochFailed),
+        Production(asked, options, workers=1, notify=said.append) as production,
+    ):
+        for _ in production.run():
+            pass
+    advice = "which keeps its budget of 64 MiB for the next run; `penstock delete digits.train` gives it back"
+    assert said[-1] == f"this run made stream 'digits.train', {advice}"
+    with (
+        pytest.raises(EpochFailed),
+        Production(asked, options, workers=1, notify=said.append) as production,
+    ):
+        for _ in production.run():
+            pass
+    assert len([line for line in said if advice in line]) == 1  # the second run made no stream
 
 
 # --- two productions of one stream ------------------------------------------------------------------------------------

@@ -115,8 +115,9 @@ def _tell_queued(
     if args.json:
         console.json({"stream": plan.stream, "queued_epochs": epochs})
         return
-    one = len(epochs) == 1
-    which, them = (f"epoch {epochs[0]}", "it") if one else (f"epochs {epochs[0]}-{epochs[-1]}", "them")
-    console.line(
-        f"queued {which} of {plan.stream!r}; `{worker_command(plan.source, plan.block_transform, queue)}` makes {them}"
-    )
+    which = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {epochs[0]}-{epochs[-1]}"
+    words = worker_command(plan.source, plan.block_transform, queue)
+    for option, url in (("--url", args.url), ("--queue-url", args.queue_url)):
+        if url:
+            words += f" {option} {url if '@' not in url else 'URL'}"  # no password on screens and in logs
+    console.line(f"queued {which} of {plan.stream!r}, of which nothing is made yet: start workers with `{words}`")

@@ -34,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example:\n  penstock server --port 6400 --maxmemory 2gb\n"
         '  export PENSTOCK_URL="$(penstock server --print-url --port 6400)"\n\n'
-        "The server asks for a random password. Your own programs on this host find its URL in a file that only you\n"
-        "can read, unless PENSTOCK_URL names another. --aof DIR keeps the password in DIR, so it stays the same."
+        "The server asks for a random password. Your own Python programs on this host find its URL in a file that\n"
+        "only you can read, unless PENSTOCK_URL names another. Node programs need PENSTOCK_URL. --aof DIR keeps\n"
+        "the password in DIR, so it stays the same."
     )
 
 
@@ -83,9 +84,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 )
             console.lines(
                 f"{server.name} {server.version} ({server.executable}) is ready at {server.address}\n"
-                f"  use it:       your programs on this host find it by themselves, in {file}\n"
-                f'  look inside:  export PENSTOCK_URL="$(penstock server --print-url --port {server.port})"\n'
-                '                redis-cli -u "$PENSTOCK_URL"\n'
+                f"  use it:       your Python programs and `penstock` on this host find it in {file}\n"
+                "                Node programs and redis-cli need its URL:\n"
+                f'                export PENSTOCK_URL="$(penstock server --print-url --port {server.port})"\n'
+                '  look inside:  redis-cli -u "$PENSTOCK_URL"\n'
                 "  end it:       Ctrl-C"
             )
             server.wait()
@@ -103,9 +105,9 @@ def _refuse_second(folder: Path, port: int) -> None:
     for server in find_servers_of_user(folder).running:
         if server.port == port:
             raise ServerUnavailable(
-                f"your `penstock server` runs already at redis://127.0.0.1:{port}, and your programs find it by "
-                f"themselves (`penstock server --print-url --port {port}`); another one: "
-                "`penstock server --port 0`"
+                f"your `penstock server` runs already at redis://127.0.0.1:{port}, and your Python programs find it; "
+                f'for Node programs: `export PENSTOCK_URL="$(penstock server --print-url --port {port})"`; another '
+                "one: `penstock server --port 0`"
             )
 
 

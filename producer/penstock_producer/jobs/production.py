@@ -28,8 +28,10 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
+from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import (
     Stream,
+    find_stream,
     is_released,
     list_streams,
     load_stream,
@@ -38,6 +40,7 @@ from penstock_common.stream.streams import (
     set_plan,
 )
 from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr
+from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
 from penstock_producer.jobs.endless import EndlessProduction
@@ -136,12 +139,17 @@ class Production:
         require_iterable(plan.source)
         if others := passed_over(self._source.info):
             self._notify(others)
-        if "split" in self._source.info and "name" in self._source.info:
-            with connect(options.url) as client:
+        with connect(options.url) as client:
+            if "split" in self._source.info and "name" in self._source.info:
                 refuse_another_name(client, plan.stream, self._source.info)
+            self._makes_stream = find_stream(client, plan.stream) is None
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
         self._tasted = seen_through(self._source, plan.block_transform)
+        is_inferred = plan.spec is None and self._tasted.spec is None and self._source.unit != "item"
+        first = None
+        if self._makes_stream and is_inferred:  # a stream that never gets a sample would keep its budget
+            first = self._first_sample(plan.numbers[0] if plan.numbers else 0)
         self._writer = open_writer(plan, options.url, self._notify, spec=self._tasted.spec, info=self._source.info)
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
@@ -154,7 +162,8 @@ class Production:
         self._shard_samples = self._choose_shard_samples(earlier, workers)
         self._cared = time.monotonic()
         self._lookout = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
-        self._require_spec()
+        if self._writer.stream.spec is None and self._source.unit != "item":
+            WriterHooks(self._writer).require_spec(self._first_sample(self.epochs[0]) if first is None else first)
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -194,6 +203,12 @@ class Production:
                 self.abandon()
             except PenstockError as error:
                 self._notify(f"what is unfinished could not be abandoned: {error}")
+            if self._makes_stream and not self._finished:
+                budget, name = readable_bytes(self._writer.stream.budget_bytes), self._plan.stream
+                self._notify(
+                    f"this run made stream {name!r}, which keeps its budget of {budget} for the next run; `penstock "
+                    f"delete {name}` gives it back"
+                )
             raise
 
     def enqueue_all(self) -> None:
@@ -279,18 +294,17 @@ class Production:
             return 1
         return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
 
-    def _require_spec(self) -> None:
-        """Let one sample be made: a broken transform shows at once, and workers need not agree on a spec."""
-        source, epoch = self._source, self.epochs[0]
-        if self._writer.stream.spec is None and source.unit != "item":
-            items = self._order(source, epoch).first(HOPELESS)
-            seed = EpochSeed(self._plan.seed, epoch)
-            if source.unit == "batch":  # a framework's, which may not survive a fork
-                WriterHooks(self._writer).require_spec(first_good(source, items, replace(seed, sets_globals=False), 0))
-            else:
-                WriterHooks(self._writer).require_spec(
-                    taste(self._tasted, items, seed, self._plan.sample_limit_s, self._notify)
-                )
+    def _first_sample(self, epoch: int) -> Mapping[str, Any] | Spec:
+        """Return the first good sample of an epoch, or its spec.
+
+        A broken transform shows at once, and workers need not agree on a spec.
+        """
+        source, plan, seed = self._source, self._plan, EpochSeed(self._plan.seed, epoch)
+        assert source.unit != "item"  # such a source is read by one worker
+        items = EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle).first(HOPELESS)
+        if source.unit == "batch":  # a framework's, which may not survive a fork
+            return first_good(source, items, replace(seed, sets_globals=False), 0)
+        return taste(self._tasted, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
