@@ -19,7 +19,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
-from penstock_common.segments.exports import PART, ExportFolder, ExportWriter
+from penstock_common.segments.exports import ExportFolder
 from penstock_common.segments.reader import scan
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -31,7 +31,7 @@ from penstock_common.stream.streams import find_stream, load_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.block import Block
 from penstock_consumer.read.loader import Loader
-from penstock_consumer.replay.export import export_stream
+from penstock_consumer.replay.export import PART, ExportWriter, export_stream
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.importer import import_stream
 from penstock_producer.write.shard import ShardWriter

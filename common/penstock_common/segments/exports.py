@@ -1,40 +1,90 @@
-"""Export folders: ``export.json`` and segments. They are opened, checked for completeness, and written here.
+"""Reading an export: its folder, the contents of its ``export.json``, and the blocks of an epoch, found complete.
 
-An unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an interrupted run, and the
-next run removes it.
+An export may come from anybody, so every value is bounded before use. docs/segment-format.md defines the files.
+`penstock_consumer.replay.export` writes them.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from penstock_common.errors import BadExport, BadSegment, SegmentGone
-from penstock_common.segments.folder import MODE, OpenSegment, new_token, open_segment
+from penstock_common.errors import BadExport, BadSegment, BadSpec, SegmentGone
+from penstock_common.segments.folder import OpenSegment, open_segment
 from penstock_common.segments.reader import ScannedRecord, scan
-from penstock_common.segments.writer import write_all
-from penstock_common.wire.codec import Fields
-from penstock_common.wire.export import (
-    CONTENTS,
-    MAX_CONTENTS_BYTES,
-    ExportContents,
-    ExportedEpoch,
-    ExportedFile,
-    dump_contents,
-    parse_contents,
-)
-from penstock_common.wire.header import NAME, SegmentRef, ref_bytes, with_ref
-from penstock_common.wire.segment import SegmentInfo, pack_info, parse_info, place_record, record_parts
+from penstock_common.wire.header import MAX_SEGMENT_BYTES, NAME, STREAM_ID
+from penstock_common.wire.limits import MAX_NUMBER, MAX_PARTITIONS, MAX_SHARD_SAMPLES
+from penstock_common.wire.segment import parse_info
+from penstock_common.wire.spec import Spec
 
-PART = ".part"
-EXPORT_BYTES = 1 << 30
-"""Bytes after which a file of an export takes no further record."""
-_OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
+CONTENTS = "export.json"
+KIND, VERSION = "penstock export", 1
+MAX_CONTENTS_BYTES = 256 << 20
+MAX_SHARDS = 1 << 22
+MAX_REASON = 500
+"""Characters that are kept of a bad sample's reason, as in a stream."""
+ExportProgress = Callable[[int, int, int], None]
+"""A function of an epoch, its payload bytes copied so far, and all of its payload bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """A segment file of an export."""
+
+    name: str
+    nbytes: int
+    """The bytes of the whole file: a shorter file was truncated."""
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedEpoch:
+    """An epoch of an export."""
+
+    epoch: int
+    kind: str
+    seed: int
+    fingerprint: str
+    sizes: tuple[int, ...]
+    """The samples of each shard, bad ones included."""
+    samples: int
+    """The number of good samples."""
+    nbytes: int
+    """The payload bytes."""
+    files: tuple[ExportedFile, ...]
+    """The files in canonical order; so are the records in them."""
+    bad: tuple[tuple[int, int, str], ...]
+    """(shard, offset, reason) of each bad sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportContents:
+    """The description of an export."""
+
+    name: str
+    """The stream's name, for people."""
+    stream: str
+    """The stream's id, which every record names."""
+    spec: Spec
+    info: dict[str, Any]
+    partitions: int
+    epochs: tuple[ExportedEpoch, ...] = ()
+
+    def find(self, epoch: int) -> ExportedEpoch | None:
+        """Return the epoch, or None if it was not exported."""
+        return next((note for note in self.epochs if note.epoch == epoch), None)
+
+    def require(self, epoch: int | None) -> ExportedEpoch:
+        """Return the epoch, or the only one for None. Raises BadExport, which names the epochs of the export."""
+        found = self.find(epoch) if epoch is not None else self.epochs[0] if len(self.epochs) == 1 else None
+        if found is None:
+            there = ", ".join(str(note.epoch) for note in self.epochs) or "none"
+            asked = "say which with epoch=" if epoch is None else f"there is no epoch {epoch}"
+            raise BadExport(f"the export of {self.name!r} has the epochs {there}: {asked}")
+        return found
 
 
 class ExportFolder:
@@ -173,142 +223,99 @@ class _NextBlock:
         )
 
 
-class ExportWriter:
-    """Adds epochs to an export, one after another. `exporting` makes it."""
-
-    def __init__(self, path: Path, contents: ExportContents, file_bytes: int) -> None:
-        self.path, self.contents, self._file_bytes = path, contents, file_bytes
-        self._epoch = 0
-        self._fd: int | None = None
-        self._name = ""
-        self._at = self._records = 0
-        self._files: list[ExportedFile] = []
-
-    def begin(self, epoch: int) -> None:
-        """Begin an epoch: all later entries belong to it."""
-        self._epoch, self._files = epoch, []
-
-    def append(self, fields: Fields) -> None:
-        """Append one entry in its inline form, with a header without a ``ref``."""
-        meta, payload = bytes(fields[0][1]), [memoryview(value) for _, value in fields[1:]]
-        sizes = [value.nbytes for value in payload]
-        if self._fd is None or self._at >= self._file_bytes:
-            self._next_file()
-        assert self._fd is not None
-        start = self._at
-        at, end = place_record(start, len(meta) + ref_bytes(self._name, len(sizes)), sizes)
-        ref = SegmentRef(self._name, at, tuple(sizes))
-        write_all(self._fd, record_parts(self._name, start, ref, with_ref(meta, ref), payload), start)
-        self._at, self._records = end, self._records + 1
-
-    def _next_file(self) -> None:
-        self._end_file()
-        contents = self.contents
-        info = SegmentInfo(contents.stream, contents.name, self._epoch, 0, new_token(), contents.spec)
-        self._name, head = info.file, pack_info(info)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._fd = os.open(self.path / (self._name + PART), flags, MODE)
-        write_all(self._fd, [head], 0)
-        self._at, self._records = len(head), 0
-
-    def _end_file(self) -> None:
-        if self._fd is not None:
-            os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = None
-            self._files.append(ExportedFile(self._name, self._at, self._records))
-
-    def files(self) -> tuple[ExportedFile, ...]:
-        """End the epoch's files and give them their names. They count once `finish` has named them."""
-        self._end_file()
-        for note in self._files:
-            (self.path / (note.name + PART)).rename(self.path / note.name)
-        _sync_folder(self.path)
-        return tuple(self._files)
-
-    def finish(self, contents: ExportContents) -> None:
-        """Write new contents."""
-        _write_contents(self.path, contents)
-        self.contents = contents
-
-    def close(self) -> None:
-        """Close the file. An unfinished one keeps its name, ``.part``."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+# --- export.json -----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
-    """Open a folder for writing epochs of ``contents``: a new one, or one with an earlier export of this stream.
-
-    The files that an interrupted run left are removed.
-
-    Raises:
-        BadExport: The folder holds something else, another export is being written there, or the disk is full.
-    """
-    path = Path(path).expanduser().absolute()
+def parse_contents(data: bytes) -> ExportContents:
+    """Parse and bound the bytes of ``export.json``. Raises BadExport, which says what is wrong."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        what = "it is a file, expected a folder: name a new one" if path.is_file() else error.strerror
-        raise BadExport(f"{path} cannot be exported to: {what}") from None
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise BadExport(f"{CONTENTS} is not JSON: {str(error)[:80]}") from None
+    if type(value) is not dict or value.get("format") != KIND:
+        raise BadExport(f"{CONTENTS} is not that of an export")
+    if value.get("v") != VERSION:
+        raise BadExport(f"{CONTENTS} has version {value.get('v')!r:.40}, this process knows {VERSION}: update penstock")
     try:
-        _lock_alone(lock, path)
-        writer = ExportWriter(path, _taken_over(path, contents), file_bytes)
-        try:
-            yield writer
-        finally:
-            writer.close()
-    except OSError as error:
-        raise BadExport(f"{path} cannot be exported to: {error.strerror or error}; what is finished stands") from error
-    finally:
-        os.close(lock)
+        return _contents(value)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"has no {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise BadExport(f"{CONTENTS}: {what}") from None
 
 
-def _lock_alone(lock: int, path: Path) -> None:
+def _contents(value: dict[str, Any]) -> ExportContents:
+    stream = _text(value, "stream")
+    if not STREAM_ID.match(stream):
+        raise ValueError("stream is no id")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise BadExport(f"another export to {path} is running") from None
+        spec = Spec.from_json(value["spec"])
+    except BadSpec as error:
+        raise ValueError(f"spec: {error}") from None
+    if type(value["info"]) is not dict:
+        raise ValueError("info is not an object")
+    epochs = tuple(_epoch(one) for one in _list(value, "epochs"))
+    numbers = [one.epoch for one in epochs]
+    if sorted(set(numbers)) != numbers:
+        raise ValueError("epochs do not rise")
+    partitions = _number(value, "partitions", MAX_PARTITIONS)
+    return ExportContents(_text(value, "name"), stream, spec, value["info"], max(1, partitions), epochs)
 
 
-def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
-    """Clean up, and return the contents that are there afterwards."""
-    before = load_contents(path)
-    if before is None:
-        foreign = sorted(found.name for found in path.iterdir() if found.name != CONTENTS + PART)
-        if foreign:
-            raise BadExport(f"{path} is not empty and no export: it has {foreign[0]!r}; name a new folder")
-        _write_contents(path, contents)
-        return contents
-    if (before.stream, before.spec) != (contents.stream, contents.spec):
-        raise BadExport(
-            f"{path} has an export of {before.name!r} (id {before.stream}), this is {contents.name!r} "
-            f"(id {contents.stream}): name a new folder"
-        )
-    named = {note.name for epoch in before.epochs for note in epoch.files}
-    for found in path.iterdir():
-        if _OURS.match(found.name) and found.name not in named:
-            found.unlink()
-    return replace(before, info=contents.info)
+def _epoch(value: dict[str, Any]) -> ExportedEpoch:
+    epoch = _number(value, "epoch", MAX_NUMBER)
+    sizes = tuple(_bounded("sizes", size, MAX_SHARD_SAMPLES) for size in _list(value, "sizes"))
+    if len(sizes) > MAX_SHARDS:
+        raise ValueError(f"epoch {epoch} has {len(sizes)} shards")
+    files = tuple(_file(epoch, one) for one in _list(value, "files"))
+    if len({note.name for note in files}) != len(files):
+        raise ValueError(f"epoch {epoch} names a file more than once")
+    bad = tuple(_bad(sizes, one) for one in _list(value, "bad"))
+    seed = value["seed"]
+    if type(seed) is not int:
+        raise ValueError(f"seed is {seed!r:.40}")
+    return ExportedEpoch(
+        epoch, _text(value, "kind"), seed, _text(value, "fingerprint"), sizes,
+        _number(value, "samples", sum(sizes)), _number(value, "bytes", MAX_NUMBER), files, bad,
+    )  # fmt: skip
 
 
-def _write_contents(path: Path, contents: ExportContents) -> None:
-    part = path / (CONTENTS + PART)
-    with part.open("wb") as file:
-        file.write(dump_contents(contents))
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path / CONTENTS)
-    _sync_folder(path)
+def _file(epoch: int, value: Any) -> ExportedFile:
+    name, nbytes, records = value
+    if type(name) is not str or not NAME.match(name) or not name.startswith(f"{epoch}-"):
+        raise ValueError(f"{ascii(name)[:80]} is no name of a segment of epoch {epoch}")
+    return ExportedFile(name, _bounded("bytes", nbytes, MAX_SEGMENT_BYTES), _bounded("records", records, MAX_NUMBER))
 
 
-def _sync_folder(path: Path) -> None:
-    with suppress(OSError):  # some file systems cannot
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+def _bad(sizes: tuple[int, ...], value: Any) -> tuple[int, int, str]:
+    shard, offset, why = value
+    _bounded("bad shard", shard, len(sizes) - 1)
+    _bounded("bad offset", offset, sizes[shard] - 1)
+    if type(why) is not str:
+        raise ValueError("a reason is no text")
+    return shard, offset, why[:MAX_REASON]
+
+
+def _typed(value: dict[str, Any], key: str, kind: Callable[..., Any]) -> Any:
+    if type(value[key]) is not kind:
+        raise ValueError(f"{key} is {ascii(value[key])[:40]}")
+    return value[key]
+
+
+def _text(value: dict[str, Any], key: str) -> str:
+    found: str = _typed(value, key, str)
+    return found
+
+
+def _list(value: dict[str, Any], key: str) -> list[Any]:
+    found: list[Any] = _typed(value, key, list)
+    return found
+
+
+def _number(value: dict[str, Any], key: str, most: int) -> int:
+    return _bounded(key, value[key], most)
+
+
+def _bounded(what: str, value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{what} is {ascii(value)[:40]}, expected 0 to {most}")
+    return value

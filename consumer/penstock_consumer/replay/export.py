@@ -1,18 +1,35 @@
 """Exporting: copy a stream's epochs to files, bit-exact, with the holes and their reasons.
 
 A replay's lease holds an epoch while it is copied. Each entry is verified as it is read. An epoch counts once all of it
-is on the disk. The way back is the producer's `write/importer.py`.
+is on the disk. An unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an
+interrupted run, and the next run removes it. The way back is the producer's `write/importer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
-from penstock_common.segments.exports import EXPORT_BYTES, ExportWriter, exporting
+from penstock_common.segments.exports import (
+    CONTENTS,
+    KIND,
+    VERSION,
+    ExportContents,
+    ExportedEpoch,
+    ExportedFile,
+    ExportProgress,
+    load_contents,
+)
+from penstock_common.segments.folder import MODE, new_token
 from penstock_common.segments.reader import SegmentReader
+from penstock_common.segments.writer import write_all
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import Record
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
@@ -21,12 +38,14 @@ from penstock_common.stream.payloads import entry_fields, reader_of
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_common.tuning import LEASE_S
 from penstock_common.wire.codec import Fields, decode
-from penstock_common.wire.export import ExportContents, ExportedEpoch
-from penstock_common.wire.header import without_ref
+from penstock_common.wire.header import NAME, SegmentRef, ref_bytes, with_ref, without_ref
+from penstock_common.wire.segment import SegmentInfo, pack_info, place_record, record_parts
 from penstock_consumer.replay.retained import RetainedEpoch
 
-Progress = Callable[[int, int, int], None]
-"""A function of an epoch, its payload bytes copied so far, and all of its payload bytes."""
+PART = ".part"
+EXPORT_BYTES = 1 << 30
+"""Bytes after which a file of an export takes no further record."""
+_OURS = re.compile(rf"({NAME.pattern[:-2]}({re.escape(PART)})?|{re.escape(CONTENTS + PART)})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,7 @@ def export_stream(
     *,
     epochs: Sequence[int] | None = None,
     file_bytes: int = EXPORT_BYTES,
-    progress: Progress = lambda epoch, done, total: None,
+    progress: ExportProgress = lambda epoch, done, total: None,
 ) -> ExportResult:
     """Copy produced epochs to a folder: a new one, or one with an earlier export of the stream.
 
@@ -83,9 +102,7 @@ def export_stream(
         kept = [epoch for epoch in wanted if writer.contents.find(epoch)]
         new = [epoch for epoch in wanted if epoch not in kept]
         for epoch in new:
-            note = _copied(client, stream, epoch, writer, progress)
-            both = sorted((*writer.contents.epochs, note), key=lambda one: one.epoch)
-            writer.finish(replace(writer.contents, epochs=tuple(both)))
+            writer.finish(_copied(client, stream, epoch, writer, progress))
         return ExportResult(writer.path, writer.contents, tuple(new), tuple(kept))
 
 
@@ -98,7 +115,10 @@ def _produced(client: Client, stream: Stream) -> list[int]:
     return found
 
 
-def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: Progress) -> ExportedEpoch:
+def _copied(
+    client: Client, stream: Stream, epoch: int, writer: ExportWriter, progress: ExportProgress
+) -> ExportedEpoch:
+    """Copy the entries of an epoch, and return its note, still without files."""
     held = RetainedEpoch(client, stream, epoch, LEASE_S)
     try:
         done = 0
@@ -114,7 +134,7 @@ def _copied(client: Client, stream: Stream, epoch: int, writer: ExportWriter, pr
         manifest = held.manifest
         return ExportedEpoch(
             epoch, manifest.kind, manifest.seed, manifest.fingerprint,
-            tuple(manifest.shard_size(shard) for shard in manifest.shards()), held.samples, held.nbytes, writer.files(),
+            tuple(manifest.shard_size(shard) for shard in manifest.shards()), held.samples, held.nbytes, (),
             tuple((shard, offset, why.get((shard, offset), "")) for shard, offset in holes),
         )  # fmt: skip
     finally:
@@ -149,3 +169,161 @@ def _verified(
         )
     meta = bytes(fields[0][1])
     return [(fields[0][0], meta if header.ref is None else without_ref(meta)), *fields[1:]]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+class ExportWriter:
+    """Adds epochs to an export, one after another. `exporting` makes it."""
+
+    def __init__(self, path: Path, contents: ExportContents, file_bytes: int) -> None:
+        self.path, self.contents, self._file_bytes = path, contents, file_bytes
+        self._epoch = 0
+        self._fd: int | None = None
+        self._name = ""
+        self._at = self._records = 0
+        self._files: list[ExportedFile] = []
+
+    def begin(self, epoch: int) -> None:
+        """Begin an epoch: all later entries belong to it."""
+        self._epoch, self._files = epoch, []
+
+    def append(self, fields: Fields) -> None:
+        """Append one entry in its inline form, with a header without a ``ref``."""
+        meta, payload = bytes(fields[0][1]), [memoryview(value) for _, value in fields[1:]]
+        sizes = [value.nbytes for value in payload]
+        if self._fd is None or self._at >= self._file_bytes:
+            self._next_file()
+        assert self._fd is not None
+        start = self._at
+        at, end = place_record(start, len(meta) + ref_bytes(self._name, len(sizes)), sizes)
+        ref = SegmentRef(self._name, at, tuple(sizes))
+        write_all(self._fd, record_parts(self._name, start, ref, with_ref(meta, ref), payload), start)
+        self._at, self._records = end, self._records + 1
+
+    def _next_file(self) -> None:
+        self._end_file()
+        contents = self.contents
+        info = SegmentInfo(contents.stream, contents.name, self._epoch, 0, new_token(), contents.spec)
+        self._name, head = info.file, pack_info(info)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self.path / (self._name + PART), flags, MODE)
+        write_all(self._fd, [head], 0)
+        self._at, self._records = len(head), 0
+
+    def _end_file(self) -> None:
+        if self._fd is not None:
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = None
+            self._files.append(ExportedFile(self._name, self._at, self._records))
+
+    def finish(self, note: ExportedEpoch) -> None:
+        """Give the epoch's files their names, and then add the epoch to the contents, because only that counts."""
+        self._end_file()
+        for file in self._files:
+            (self.path / (file.name + PART)).rename(self.path / file.name)
+        _sync_folder(self.path)
+        epochs = (*self.contents.epochs, replace(note, files=tuple(self._files)))
+        self.contents = replace(self.contents, epochs=tuple(sorted(epochs, key=lambda one: one.epoch)))
+        _write_contents(self.path, self.contents)
+
+    def close(self) -> None:
+        """Close the file. An unfinished one keeps its name, ``.part``."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+@contextmanager
+def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
+    """Open a folder for writing epochs of ``contents``: a new one, or one with an earlier export of this stream.
+
+    The files that an interrupted run left are removed.
+
+    Raises:
+        BadExport: The folder holds something else, another export is being written there, or the disk is full.
+    """
+    path = Path(path).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        what = "it is a file, expected a folder: name a new one" if path.is_file() else error.strerror
+        raise BadExport(f"{path} cannot be exported to: {what}") from None
+    try:
+        _lock_alone(lock, path)
+        writer = ExportWriter(path, _taken_over(path, contents), file_bytes)
+        try:
+            yield writer
+        finally:
+            writer.close()
+    except OSError as error:
+        raise BadExport(f"{path} cannot be exported to: {error.strerror or error}; what is finished stands") from error
+    finally:
+        os.close(lock)
+
+
+def _lock_alone(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadExport(f"another export to {path} is running") from None
+
+
+def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
+    """Clean up, and return the contents that are there afterwards."""
+    before = load_contents(path)
+    if before is None:
+        foreign = sorted(found.name for found in path.iterdir() if found.name != CONTENTS + PART)
+        if foreign:
+            raise BadExport(f"{path} is not empty and no export: it has {foreign[0]!r}; name a new folder")
+        _write_contents(path, contents)
+        return contents
+    if (before.stream, before.spec) != (contents.stream, contents.spec):
+        raise BadExport(
+            f"{path} has an export of {before.name!r} (id {before.stream}), this is {contents.name!r} "
+            f"(id {contents.stream}): name a new folder"
+        )
+    named = {note.name for epoch in before.epochs for note in epoch.files}
+    for found in path.iterdir():
+        if _OURS.match(found.name) and found.name not in named:
+            found.unlink()
+    return replace(before, info=contents.info)
+
+
+def _write_contents(path: Path, contents: ExportContents) -> None:
+    part = path / (CONTENTS + PART)
+    with part.open("wb") as file:
+        file.write(_dumped(contents))
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path / CONTENTS)
+    _sync_folder(path)
+
+
+def _sync_folder(path: Path) -> None:
+    with suppress(OSError):  # some file systems cannot
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _dumped(contents: ExportContents) -> bytes:
+    """Return the bytes of ``export.json``."""
+    epochs = [
+        {
+            "epoch": one.epoch, "kind": one.kind, "seed": one.seed, "fingerprint": one.fingerprint,
+            "sizes": list(one.sizes), "samples": one.samples, "bytes": one.nbytes,
+            "files": [[note.name, note.nbytes, note.records] for note in one.files], "bad": [list(b) for b in one.bad],
+        }
+        for one in contents.epochs
+    ]  # fmt: skip
+    value = {
+        "format": KIND, "v": VERSION, "name": contents.name, "stream": contents.stream,
+        "spec": contents.spec.as_json(), "info": contents.info, "partitions": contents.partitions, "epochs": epochs,
+    }  # fmt: skip
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"

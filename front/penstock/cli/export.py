@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Copy the missing epochs, and print all epochs of the export."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_consumer.replay.export import export_stream
 
     with connect(url_of(args)) as client, console.progress() as bars:
@@ -52,17 +51,22 @@ def run(args: argparse.Namespace, console: Console) -> int:
             }
         )  # fmt: skip
         return 0
-    kept = f", {listed(done.kept)} there before" if done.kept else ""
-    console.line(
-        f"{done.path}: {listed(done.new) or 'nothing new'} of {done.contents.name!r}{kept}; in all {samples} samples, "
-        f"{readable_bytes(nbytes)}"
-    )
+    new = f"{listed(done.new)} of {done.contents.name!r}"
+    console.line(f"{done.path}: {new}{summed(done.kept, samples, nbytes)}")
     return 0
 
 
 def listed(epochs: tuple[int, ...]) -> str:
     """Return numbers of epochs as text, such as ``epochs 0, 1``."""
-    return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else ""
+    return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else "nothing new"
+
+
+def summed(kept: tuple[int, ...], samples: int, nbytes: int) -> str:
+    """Return the end of the result's line: what was there before, and the size of everything."""
+    from penstock_common.stream.servers.suitability import readable_bytes
+
+    before = f", {listed(kept)} there before" if kept else ""
+    return f"{before}; in all {samples} samples, {readable_bytes(nbytes)}"
 
 
 def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, PAYLOAD, POLICY, add_json, add_url, byte_size, url_of
-from penstock.cli.export import listed, shown
+from penstock.cli.export import listed, shown, summed
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Write the missing epochs, and print all epochs of the export."""
-    from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_producer.write.importer import import_stream
 
     with console.progress() as bars:
@@ -63,9 +62,5 @@ def run(args: argparse.Namespace, console: Console) -> int:
             }
         )  # fmt: skip
         return 0
-    kept = f", {listed(done.kept)} there before" if done.kept else ""
-    console.line(
-        f"stream {done.stream!r}: {listed(done.new) or 'nothing new'}{kept}; in all {done.samples} samples, "
-        f"{readable_bytes(done.nbytes)}"
-    )
+    console.line(f"stream {done.stream!r}: {listed(done.new)}{summed(done.kept, done.samples, done.nbytes)}")
     return 0

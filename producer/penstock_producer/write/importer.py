@@ -6,14 +6,14 @@ id of its own. Files are checked before anything is written, because their conte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from penstock_common.errors import BadEntry, BadExport, EpochAbandoned, ShardMismatch, StreamConflict
-from penstock_common.segments.exports import ExportFolder, complete_epoch
+from penstock_common.segments.exports import ExportedEpoch, ExportFolder, ExportProgress, complete_epoch
 from penstock_common.segments.reader import ScannedRecord, SegmentReader
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
@@ -26,7 +26,6 @@ from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block
 from penstock_common.wire.codec import decode
-from penstock_common.wire.export import ExportedEpoch
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META_FIELD
 from penstock_producer.write.shard import ShardWriter
@@ -34,8 +33,6 @@ from penstock_producer.write.writer import Writer, WriterHooks
 
 SPARE = 1.3
 """A new stream's budget is this multiple of the imported bytes, because a writer waits when a budget is nearly full."""
-Progress = Callable[[int, int, int], None]
-"""A function of an epoch, its payload bytes in the stream so far, and all of its payload bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ def import_stream(
     budget_bytes: int | None = None,
     retention: str | None = None,
     notify: Notify = to_stderr,
-    progress: Progress = lambda epoch, done, total: None,
+    progress: ExportProgress = lambda epoch, done, total: None,
 ) -> ImportResult:
     """Write the epochs of an export into a new stream, or into one of the same spec.
 
@@ -120,7 +117,7 @@ class _EpochImport:
 
     def __init__(
         self, writer: Writer, segments: SegmentReader, folder: ExportFolder, note: ExportedEpoch,
-        found: list[ScannedRecord], progress: Progress,
+        found: list[ScannedRecord], progress: ExportProgress,
     ) -> None:  # fmt: skip
         self._writer, self._segments, self._folder, self.note = writer, segments, folder, note
         self._found, self._progress, self._done = found, progress, 0
@@ -236,6 +233,3 @@ def _holes(start: int, end: int) -> Iterator[Block]:
         stop = min(end, start + MAX_HOLES)
         yield Block(start, 0, [], list(range(start, stop)))
         start = stop
-
-
-__all__ = ["ImportResult", "import_stream"]
