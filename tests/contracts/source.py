@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +18,11 @@ from penstock_producer.sources.config import SourceConfig, parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.seeding import sample_rng
+from tests.contracts.processes import within
 
 Sample = dict[str, Any]
+FORK_S = 30
+"""The time limit of a forked process."""
 
 
 def read(source: Source | BatchSource, index: int) -> Sample:
@@ -48,10 +52,12 @@ def in_fork(work: Callable[[], str]) -> str:
             pipe.write(text)
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return text
+    try:
+        with within(FORK_S), os.fdopen(reader) as pipe:
+            return pipe.read()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 class SourceContract:

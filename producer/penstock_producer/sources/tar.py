@@ -238,8 +238,10 @@ TENSORS = {"cls": "y", "npy": "x", **dict.fromkeys(IMAGES, "x")}
 _HEADERS = threading.Lock()
 """Held while numpy lets Python parse the header of an array.
 
-In CPython 3.11 that raises SystemError (its issue 106905) if two threads do it at once and one is interrupted.
+In CPython 3.11 that raises SystemError (its issue 106905) if two threads do it at once and one is interrupted. A fork
+waits for it too, because in a child of a fork no other thread would ever release it.
 """
+os.register_at_fork(before=_HEADERS.acquire, after_in_parent=_HEADERS.release, after_in_child=_HEADERS.release)
 
 
 def kind_of(field: str) -> str:

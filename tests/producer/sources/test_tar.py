@@ -8,6 +8,9 @@ import resource
 import subprocess
 import sys
 import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from penstock_producer.sources.open import open_source, pin
 from penstock_producer.sources.protocol import Source
 from penstock_producer.sources.seeding import sample_rng
 from penstock_producer.sources.tar_index import TarContents, scan, split_name
-from tests.contracts.source import SourceContract, read
+from tests.contracts.source import SourceContract, digest, in_fork, read
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +224,26 @@ def test_arrays_are_read_in_threads_wherever_they_are_interrupted(tmp_path: Path
     command = [sys.executable, "-c", INTERRUPTED, str(tar)]
     done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_forked_while_a_thread_reads_an_array_reads_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are forked, and a lock that another thread holds at that moment stays locked in them for ever."""
+    source = opened(TarConfig(path=str(pack(tmp_path / "one.tar", {"a.npy": npy(np.zeros((2, 2), np.float32))}))))
+    real, is_parsing = np.load, threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        is_parsing.set()
+        time.sleep(0.3)
+        return real(*arguments, **options)
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(np, "load", slow)
+        reading = pool.submit(read, source, 0)
+        assert is_parsing.wait(10)
+        monkeypatch.setattr(np, "load", real)
+        assert in_fork(lambda: digest(read(source, 0))) == digest(reading.result())
 
 
 def test_sizes_that_differ_are_declared_free(tmp_path: Path) -> None:
