@@ -29,6 +29,7 @@ def commands(session: str) -> list[tuple[str, str]]:
 def run(command: str, folder: Path, url: str) -> str:
     """Run a command line as a user does; return stdout and stderr together."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PYTHONUNBUFFERED"] = "1"  # a terminal shows each line at once, and a pipe only at the end
     environment |= {"PENSTOCK_URL": url, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-c", f"{command}\ntrue"],
