@@ -24,6 +24,10 @@ from tests.tuned import tuned
 
 BLOCK = 10 * SAMPLE_BYTES
 BUDGET = 40 * BLOCK
+OVERDUE_S = 1.0
+"""The patience of an impatient loop."""
+BEYOND_S = 3 * OVERDUE_S
+"""A wait in which a loop that waits for itself would have got its error."""
 
 
 def delivered(client: Client, group: str = "g") -> int:
@@ -195,6 +199,13 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
 class TestOverdue:
     """A training that waits for itself gets an error, and no other training does."""
 
+    @pytest.fixture
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Shorten the patience, because seconds of real waits add up."""
+        monkeypatch.setattr("penstock_consumer.read.ack.PATIENCE_S", OVERDUE_S)
+        monkeypatch.setattr("penstock_common.explain.deadlock.SETTLED_MS", 500)
+
+    @pytest.mark.usefixtures("impatient")
     @pytest.mark.parametrize("order", [None, "canonical"])
     def test_a_checkpoint_that_the_loop_can_never_reach_is_an_error_with_numbers(
         self, order: Any, any_url: str
@@ -234,11 +245,12 @@ class TestOverdue:
             assert count == 1500
             assert ("g", 0) in load_roster(any_client, open_stream(any_client, "t").partitions[0]).closed
 
+    @pytest.mark.usefixtures("impatient")
     def test_who_acknowledges_by_hand_and_forgets_it_is_told_too(
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The deadlock is the same, but it gets more time, because another thread might be about to acknowledge."""
-        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 5.0)
+        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 2 * OVERDUE_S)
         began = time.monotonic()
         with (
             writing(any_url, 1000),
@@ -246,8 +258,9 @@ class TestOverdue:
             pytest.raises(CheckpointOverdue, match="acknowledge at least every 200 samples"),
         ):
             list(loader)
-        assert time.monotonic() - began > 5
+        assert time.monotonic() - began > 2 * OVERDUE_S
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_checkpoint_that_is_being_saved_is_waited_for(self, any_url: str) -> None:
         """Its state was taken, and the saving thread will report when it is durable."""
         savers: list[threading.Timer] = []
@@ -257,13 +270,14 @@ class TestOverdue:
                 count += batch.size
                 if count in (304, 600):
                     arguments = (loader.state_dict(),)
-                    savers.append(threading.Timer(6 if count == 304 else 0, loader.checkpointed, arguments))
+                    savers.append(threading.Timer(BEYOND_S if count == 304 else 0, loader.checkpointed, arguments))
                     savers[-1].start()
             for saver in savers:
                 saver.join()
         assert count == 600
         assert len(savers) == 2
 
+    @pytest.mark.usefixtures("impatient")
     @pytest.mark.parametrize("who", ["another group", "another member"])
     def test_where_others_hold_the_room_it_is_a_wait_and_no_error(self, any_url: str, who: str) -> None:
         """A trainer with few samples in hand must not end because of another group's samples."""
@@ -274,7 +288,7 @@ class TestOverdue:
             other = iter(stack.enter_context(loader_of(any_url, group, member="other", **settings)))
             while count > 0:
                 count -= next(other).size
-            loader = stack.enter_context(loader_of(any_url, "g", member="me", timeout_s=6, **settings))
+            loader = stack.enter_context(loader_of(any_url, "g", member="me", timeout_s=BEYOND_S, **settings))
             handed = 0
             with pytest.raises(WaitTimeout):
                 for batch in loader:
@@ -319,12 +333,13 @@ class TestOverdue:
         assert "with the group's other members); its writers wait for that room" in str(caught[0])
         assert any("its writer waits for room (" in line and "group 'g' has " in line for line in said)
 
+    @pytest.mark.usefixtures("impatient")
     def test_a_rank_that_waits_for_a_slower_one_is_not_blamed(self, any_url: str) -> None:
         """An ordered group holds the samples that its slowest rank has not acknowledged."""
         settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "order": "canonical", "world_size": 2}
         with writing(any_url, 1000), loader_of(any_url, rank=1, **settings) as slow:
             next(iter(slow))
-            with loader_of(any_url, rank=0, timeout_s=6, **settings) as loader, pytest.raises(WaitTimeout):
+            with loader_of(any_url, rank=0, timeout_s=BEYOND_S, **settings) as loader, pytest.raises(WaitTimeout):
                 for number, _ in enumerate(loader, 1):
                     if number == 10:
                         loader.checkpointed()
@@ -365,7 +380,7 @@ def kept_full(url: str) -> Iterator[list[float]]:
 def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fresh_server: Any) -> None:
     """At maxmemory Redis refuses writes, and only acknowledging frees memory, so it must be possible then."""
     server = fresh_server(maxmemory_bytes=48 << 20)
-    produce(server.url, "t", 5000, epochs=2, budget_bytes=4 << 20)
+    produce(server.url, "t", 2000, epochs=2, budget_bytes=4 << 20)
     with kept_full(server.url) as refused, loader_of(server.url, acknowledge=policy) as loader:
         began = time.monotonic()
         for _ in range(2):
@@ -378,5 +393,5 @@ def test_trainers_drain_a_server_that_somebody_else_has_filled(policy: Any, fres
         with redis.Redis.from_url(server.url) as client:
             roster = load_roster(client, open_stream(client, "t").partitions[0])
             assert roster.closed == {("g", 0), ("g", 1)}
-            assert delivered(client) == 10_000
+            assert delivered(client) == 4000
             assert audit_stream(client, "t").is_clean

@@ -27,12 +27,16 @@ COUNT = 1000
 """The samples of the epoch. The budget holds 400."""
 AHEAD = 300
 """The samples of the budget that shards may fill although no reader waits for them."""
+PATIENCE_S = 3.0
+BEYOND_S = PATIENCE_S + 2
+"""A wait in which a loop would have been told, if it could be told."""
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the patience, because half a minute is long for a test."""
-    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 6.0)
+    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", PATIENCE_S)
+    monkeypatch.setattr("penstock_consumer.read.ack.LOOK_EVERY_S", 0.5)
 
 
 class Group(threading.Thread):
@@ -157,7 +161,7 @@ def test_nobody_is_told_while_another_partitions_samples_are_still_to_be_made(an
         deadline = time.monotonic() + 20
         while group.count < 200 and time.monotonic() < deadline:
             time.sleep(0.02)
-        time.sleep(8)
+        time.sleep(BEYOND_S)
         assert group.count == 200, "the budget of the second shard's partition"
         assert not group.told
         begin_the_first()
@@ -201,7 +205,7 @@ def test_nobody_is_told_while_one_reader_is_at_work(any_url: str) -> None:
         next(steps)
         waiting = Group(any_url, "a", early=200)
         waiting.start()
-        time.sleep(9)
+        time.sleep(BEYOND_S)
         assert not waiting.told
         for batch in steps:
             assert batch.size
