@@ -1,10 +1,13 @@
-"""``python -m benchmarks.loading``: 2,000 JPEGs as torch batches, by Penstock and by torch's DataLoader, in one run.
+"""``python -m benchmarks.loading``: 2,000 JPEGs as torch batches, by Penstock and its peers in one run.
 
 There are three measures. The tax is the CPU time of a worker's jobs compared with that of a bare loop, which decodes
 and transforms as many of the same files. Both alternate in one process, in a long run, and for segments also in a run
 that has no pages yet. One trainer: two workers, server and trainer against a DataLoader with two workers. Four
 trainers: four groups on one stream of two workers against four DataLoaders at once, with one worker each, which is best
 for them.
+
+tf.data reads the same way, each trainer for itself: `from_generator` over indices, and as many parallel calls of Python
+as the DataLoader has workers.
 
 All make the same samples with the same code, and end with tensors. DataLoaders run both with defaults and tuned: their
 worker processes then keep freed memory as Penstock's do (mallopt), which every user could write. Rounds of all sides
@@ -44,7 +47,7 @@ EPOCHS = 2
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure: Penstock with each payload setting, compared with DataLoaders."""
+    """A measure: Penstock with each payload setting, compared with its peers."""
 
     name: str
     ours: Job
@@ -59,6 +62,7 @@ MEASURES = (
         "at least 3.5x in sum",
     ),
 )  # fmt: skip
+PEERS = ("torch", "torch, tuned", "tf.data")
 TAX, TAX_TARGET = "tax", "at most 10 %"
 LARGER_SAMPLES, LARGER = 8000, "shards of 500"
 """The samples of a larger epoch, and how it is cut by default. 2,000 samples make jobs of 88, which take a tenth of a
@@ -76,7 +80,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every figure of every round to this file")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # `timeout` must not leave gigabytes in shared memory
-    environment = describe_machine() | {name: version(name) for name in ("torch", "pillow")}
+    environment = describe_machine() | {name: version(name) for name in ("torch", "tensorflow", "pillow")}
     print(", ".join(f"{name} {value}" for name, value in environment.items()))
     print(f"\n{args.files} JPEGs of 500 x 375 -> uint8 [224, 224, 3] ({SAMPLE_BYTES} bytes), batches of {BATCH};")
     print(
@@ -164,7 +168,7 @@ def show_parts(planes: dict[str, str], rounds: int) -> int:
 def measure(one: Measure, planes: dict[str, str], rounds: int) -> dict[str, Any]:
     """Run interleaved rounds of all sides."""
     ours = {f"penstock, {plane}": replace(one.ours, payload=payload) for plane, payload in planes.items()}
-    theirs = {side: replace(one.theirs, side=side) for side in ("torch", "torch, tuned")}
+    theirs = {side: replace(one.theirs, side=side) for side in PEERS}
     sides = ours | theirs
     taken: dict[str, list[Round]] = {side: [] for side in sides}
     for number in range(1, rounds + 1):
@@ -173,8 +177,9 @@ def measure(one: Measure, planes: dict[str, str], rounds: int) -> dict[str, Any]
         progress(f"{one.name}: round {number} of {rounds}")
     progress("")
     print(f"**{one.name}**: {one.target}\n")
-    print("| side | of torch | of torch, tuned | samples/s | cores | CPU ms | of torch | of torch, tuned | by |")
-    print("|" + "---|" * 9)
+    ratios = " | ".join(f"of {peer}" for peer in PEERS)
+    print(f"| side | {ratios} | samples/s | cores | CPU ms | {ratios} | by |")
+    print("|" + "---|" * (5 + 2 * len(PEERS)))
     summary = {side: _beside(taken[side], {name: taken[name] for name in theirs}) for side in ours}
     for side, found in taken.items():
         _print_side(side, found, summary.get(side))
@@ -220,8 +225,8 @@ def _print_side(name: str, rounds: list[Round], beside: dict[str, Any] | None) -
         spent = statistics.median([1000 * one.cpu_s[role] / one.samples for one in rounds])
         roles.append(f"{role} {spent:.2f}")
     rate, total = statistics.median([one.rate for one in rounds]), statistics.median([one.cpu_ms for one in rounds])
-    ratios = [_shown(found["ratio"]) for found in beside.values()] if beside else ["", ""]
-    cpu = [_shown(found["cpu"]) for found in beside.values()] if beside else ["", ""]
+    ratios = [_shown(found["ratio"]) for found in beside.values()] if beside else [""] * len(PEERS)
+    cpu = [_shown(found["cpu"]) for found in beside.values()] if beside else [""] * len(PEERS)
     cores = f"{statistics.median([one.cores for one in rounds]):.1f}"
     cells = [name, *ratios, f"{rate:,.0f}", cores, f"{total:.2f}", *cpu, ", ".join(roles)]
     print(f"| {' | '.join(cells)} |")

@@ -8,7 +8,7 @@ memory for payloads exists in the server or in segments. ``tax`` measures the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,11 +34,11 @@ class Job:
     """The parameters of one round of one side."""
 
     side: str
-    """``penstock``, ``torch`` with its defaults, or ``torch, tuned``, with `keep_freed` in its workers as in
-    Penstock's.
+    """``penstock``, ``torch`` with its defaults, ``torch, tuned``, with `keep_freed` in its workers as in Penstock's,
+    or ``tf.data``.
     """
     workers: int
-    """The worker processes of each trainer, for torch."""
+    """The worker processes of each trainer, for torch. For tf.data, its parallel calls."""
     trainers: int
     payload: str = "inline"
     epochs: int = 1
@@ -76,7 +76,8 @@ class Round:
 
 def run_round(job: Job) -> Round:
     """Run one round. Raises RuntimeError if it fails."""
-    found: Round = in_clean_process(_penstock if job.side == "penstock" else _torch, job)
+    side = {"penstock": _penstock, "tf.data": _tfdata}.get(job.side, _torch)
+    found: Round = in_clean_process(side, job)
     return found
 
 
@@ -113,6 +114,12 @@ def _torch(job: Job) -> Round:
         while True:
             yield loader
 
+    return _alone(job, passes)
+
+
+def _alone(job: Job, passes: Callable[[], Iterator[Any]]) -> Round:
+    """Run trainers that share nothing: a pass over the first few samples, and then the timed ones."""
+
     def course(_: int) -> Iterator[int]:
         mine = passes()
         for epochs in (1, job.epochs):
@@ -127,6 +134,41 @@ def _torch(job: Job) -> Round:
     found = Round(at - began, sum(samples), {"trainers and workers": tree_seconds(trainers.pids) - before})
     trainers.close()
     return found
+
+
+# --- tf.data ----------------------------------------------------------------------------------------------------------
+
+
+def _tfdata(job: Job) -> Round:
+    """Run tf.data with the trick for samples of Python: a generator over indices, and parallel calls behind it."""
+
+    def passes() -> Iterator[Any]:
+        import tensorflow as tf
+        import torch
+
+        whole = photographs()
+
+        def sample(index: Any) -> tuple[Any, Any]:
+            found = whole[int(index)]
+            return found["x"], np.int64(found["y"])
+
+        def made(index: Any) -> dict[str, Any]:
+            x, y = tf.numpy_function(sample, [index], [tf.uint8, tf.int64])
+            return {"x": tf.ensure_shape(x, (SIDE, SIDE, 3)), "y": tf.ensure_shape(y, ())}
+
+        def over(length: int) -> Iterator[Any]:
+            places = np.random.default_rng(1).permutation(length)
+            indices = tf.data.Dataset.from_generator(lambda: places, output_signature=tf.TensorSpec((), tf.int64))
+            samples = indices.map(made, num_parallel_calls=job.workers, deterministic=False)
+            for batch in samples.batch(BATCH).prefetch(tf.data.AUTOTUNE):
+                capsules = {name: tf.experimental.dlpack.to_dlpack(tensor) for name, tensor in batch.items()}
+                yield {name: torch.from_dlpack(capsule) for name, capsule in capsules.items()}
+
+        yield over(len(warm_up()))
+        while True:
+            yield over(len(whole))
+
+    return _alone(job, passes)
 
 
 # --- Penstock ---------------------------------------------------------------------------------------------------------
