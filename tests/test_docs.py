@@ -8,10 +8,15 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import runpy
+import shlex
+import stat
+import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import pytest
 
 import penstock
 from docs.img import figures
+from penstock.cli import Parser, load_command
 from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
 from penstock_common.server.connection import check_url
 from penstock_common.server.sentinel import _OWN_LOGIN as SENTINEL_LOGIN
@@ -329,6 +335,53 @@ def test_every_decision_is_told_alike() -> None:
         assert number, path.name
         assert int(number[1]) == int(path.name[:4]), path.name
         assert all(f"**{word}.**" in text for word in ("Decided", "Why", "The price")), path.name
+
+
+# --- command lines ----------------------------------------------------------------------------------------------------
+
+SHELL = re.compile(r"^ *```(?:sh|bash|console).*?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*penstock (?!--)(.+)$", re.MULTILINE)
+ENDS = re.compile(r"^(&&|\|+|&|>>?|;)$")
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a page, as a shell splits it, up to what follows it in its line."""
+    for page in (*DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "README.md"):
+        for block in SHELL.findall(page.read_text()):
+            for line in COMMAND.findall(re.sub(r"\\\n\s*", " ", block)):
+                known = re.sub(r"\$(PWD|folder)\b", "/data", line)
+                words = shlex.split(re.sub(r"\$\w+", "2", known).replace(";", " ; "), comments=True)
+                yield f"{page.relative_to(ROOT)}: {line}", list(takewhile(lambda word: not ENDS.match(word), words))
+
+
+def test_every_command_line_of_a_page_is_understood() -> None:
+    """A command that is pasted and refused costs a page its reader."""
+    refused, seen = [], 0
+    for where, (name, *arguments) in command_lines():
+        seen += 1
+        parser = Parser(f"penstock {name}")
+        load_command(name).add_arguments(parser)
+        try:
+            parser.parse_args(arguments)
+        except SystemExit:
+            refused.append(where)
+    assert seen > 100
+    assert refused == []
+
+
+def test_the_file_of_the_security_page_is_private_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address with a password that others can read is no secret."""
+    [block] = re.findall(r"^ *```sh\n(.*?)^ *```", (DOCS / "security.md").read_text(), re.MULTILINE | re.DOTALL)
+    told = f"{block}\necho $PENSTOCK_URL_FILE"
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-ec", told], env=environment, capture_output=True, text=True, check=True)
+    file = Path(done.stdout.strip())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.setenv("PENSTOCK_URL_FILE", str(file))
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    url = Settings.from_environment().url
+    assert url == file.read_text().strip()
+    check_url(url)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
