@@ -13,6 +13,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def spaced(text: str) -> str:
+    """Return a text with a space for each character that is not printable."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def printable_values(value: Any) -> Any:
     """Return lists and dicts of texts and numbers with ``printable`` of each text in them."""
     if isinstance(value, str):

@@ -166,7 +166,7 @@ def test_the_lines_that_penstock_server_prints_can_be_typed() -> None:
         url, shell = _url_in(told), "penstock() { " + f'{shlex.quote(sys.executable)} -m penstock "$@"; }}\n'
         assert re.fullmatch(r"redis://default:[0-9a-f]{64}@127\.0\.0\.1:[0-9]+", url)
         assert url.split(":")[2].split("@")[0] not in told
-        export, look = (line.removeprefix("  look inside:").strip() for line in told.splitlines()[2:4])
+        export, look = (line.removeprefix("  look inside:").strip() for line in told.splitlines()[3:5])
         env = {**os.environ, "PYTHONPATH": _PATHS}
         ran = subprocess.run(
             ["sh", "-euc", shell + export + "\n" + look + " ping"], capture_output=True, text=True, check=False, env=env

@@ -243,7 +243,7 @@ def load_command(name: str) -> Command:
     return cast("Command", importlib.import_module(COMMANDS[name].module))
 
 
-def add_url(parser: argparse.ArgumentParser) -> None:
+def add_url(parser: argparse._ActionsContainer) -> None:
     """Add ``--url``; read it with ``url_of``."""
     parser.add_argument(
         "--url",

@@ -6,6 +6,7 @@ The script is made from the parsers and is complete: a press of Tab starts no Py
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, CompletionP
             continue
         choices = [str(choice) for choice in action.choices or ()]
         if not action.option_strings:
-            place.words |= dict.fromkeys(choices, "")
+            place.words.update(dict.fromkeys(choices, ""))
         for option in action.option_strings:
             place.options[option] = _help(parser, action)
             if action.nargs != 0:
@@ -83,20 +84,21 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     return " ".join(text.split())
 
 
-def _deeper(found: dict[str, CompletionPoint]) -> str:
-    """Return the shell pattern of the words that lead from one point to the next."""
-    return "|".join(f"'{at}'" for at in found if at != "penstock")
-
-
-def _bash(found: dict[str, CompletionPoint]) -> str:
+def _filled(template: str, found: dict[str, CompletionPoint], words: Callable[[dict[str, str]], str]) -> str:
+    """Fill a script of bash or zsh. ``words`` writes the assignment of some words with their help."""
     cases, values = [], []
     for at, place in found.items():
         files = "no" if place.words else "yes"
-        cases.append(f"        '{at}') words='{' '.join([*place.words, *place.options])}' files={files} ;;")
+        cases.append(f"        '{at}') {words({**place.words, **place.options})} files={files} ;;")
         for option, choices in place.values.items():
             files = "no" if choices else "yes"
-            values.append(f"        '{at} {option}') words='{' '.join(choices)}' files={files} ;;")
-    return _BASH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
+            values.append(f"        '{at} {option}') {words(dict.fromkeys(choices, ''))} files={files} ;;")
+    deeper = "|".join(f"'{at}'" for at in found if at != "penstock")
+    return template.format(deeper=deeper, cases="\n".join(cases), values="\n".join(values))
+
+
+def _bash(found: dict[str, CompletionPoint]) -> str:
+    return _filled(_BASH, found, lambda words: f"words='{' '.join(words)}'")
 
 
 _BASH = """\
@@ -123,17 +125,10 @@ complete -o default -F _penstock penstock
 
 
 def _zsh(found: dict[str, CompletionPoint]) -> str:
-    cases, values = [], []
-    for at, place in found.items():
-        every = {**place.words, **place.options}
-        described = " ".join(_quoted(f"{_colons(word)}:{_colons(text)}") for word, text in every.items())
-        files = "no" if place.words else "yes"
-        cases.append(f"        {_quoted(at)}) found=({described}) files={files} ;;")
-        for option, choices in place.values.items():
-            files = "no" if choices else "yes"
-            listed = " ".join(map(_quoted, choices))
-            values.append(f"        {_quoted(f'{at} {option}')}) found=({listed}) files={files} ;;")
-    return _ZSH.format(deeper=_deeper(found), cases="\n".join(cases), values="\n".join(values))
+    def words(each: dict[str, str]) -> str:
+        return f"found=({' '.join(_quoted(':'.join(map(_colons, filter(None, pair)))) for pair in each.items())})"
+
+    return _filled(_ZSH, found, words)
 
 
 _ZSH = """\

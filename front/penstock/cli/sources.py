@@ -25,6 +25,7 @@ from penstock.cli import (
     Choices,
     Parser,
     WrongUsage,
+    add_url,
     byte_size,
     of_usage,
     whole_number,
@@ -120,7 +121,8 @@ def _add_pixels(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_production(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("production").add_argument
+    production = parser.add_argument_group("production")
+    add = production.add_argument
     add("--stream", type=STREAM_NAME, default=DEFAULT_STREAM, help="default: %(default)s")
     add("--epochs", type=_COUNT, help="default: 1")
     add(
@@ -164,11 +166,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all trainers see"
     add("--payload", type=PAYLOAD, metavar="WHERE", help=where)
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
-    add(
-        "--url",
-        type=SERVER_URL,
-        help="the streams' server (default: PENSTOCK_URL, else your `penstock server`, else localhost:6379)",
-    )
+    add_url(production)
     add_queue(parser)
 
 

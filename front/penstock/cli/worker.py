@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
 
-_TICK_S = 0.2
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import ServerUnavailable
     from penstock_producer.jobs.autoscaler import Autoscaler
     from penstock_producer.jobs.dispatch import Dispatcher
-    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
+    from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet, advise
 
     if args.max and not args.auto:
         raise WrongUsage("--max goes with --auto; a fixed number of workers is --processes N")
@@ -124,7 +122,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             fleet.poll()
             if scale is not None:
                 _follow(scale, fleet, console)
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
     except KeyboardInterrupt:
         console.notice("ending")
     except ServerUnavailable as error:

@@ -564,24 +564,8 @@ def run_demo(
     Every process that it starts ends with it. It prints each stage in plain words.
     """
     trainer = options.trainer or _choose_trainer(console)
-    train, held_out = write_digits(folder, options.samples)
-    extensions = ", ".join(extension for extension, _ in FORMATS)
-    console.notice(
-        f"1. Wrote {options.samples:,} scanned handwritten digits as {extensions} files, a folder per class: "
-        f"{len(train):,} to train on, {len(held_out):,} held out to test on."
-    )
-    console.notice(f"2. Started a private {server.name} {server.version} at {server.address} to carry the samples.")
-    tasks = [
-        TrainerTask(server.url, name, options.epochs, str(train.folder), str(held_out.folder), seed)
-        for seed, name in enumerate(MODELS[trainer])
-    ]
-    early, late = trainers = tuple(TrainerProcess(task, console.notice) for task in tasks)
-    console.notices(
-        f"3. {options.workers} worker processes decode each image and distort it at random, which costs about 5 ms of "
-        f"Python a sample,\n   {options.epochs} times over (epochs), and append the results to a Redis stream.\n"
-        f"4. Model {early.task.model!r} reads the stream while it is written. Model {late.task.model!r} is started "
-        "later, and still gets\n   every sample. Each is a process and a consumer group of its own; none is made twice."
-    )
+    train, held_out, trainers = _prepare(options, trainer, folder, server, console)
+    early, late = trainers
     with ExitStack() as stack:
         production = stack.enter_context(
             penstock.produce(
@@ -630,6 +614,31 @@ def run_demo(
         len(train), len(held_out), options.epochs, trainer, summary.samples, summary.seconds, tuple(sorted(pids)),
         trainers,
     )  # fmt: skip
+
+
+def _prepare(
+    options: DemoOptions, trainer: str, folder: Path, server: penstock.EmbeddedServer, console: Console
+) -> tuple[DigitFiles, DigitFiles, tuple[TrainerProcess, TrainerProcess]]:
+    """Write the digits to train on and those to test on, and return them with both trainers, which are not started."""
+    train, held_out = write_digits(folder, options.samples)
+    extensions = ", ".join(extension for extension, _ in FORMATS)
+    console.notice(
+        f"1. Wrote {options.samples:,} scanned handwritten digits as {extensions} files, a folder per class: "
+        f"{len(train):,} to train on, {len(held_out):,} held out to test on."
+    )
+    console.notice(f"2. Started a private {server.name} {server.version} at {server.address} to carry the samples.")
+    tasks = [
+        TrainerTask(server.url, name, options.epochs, str(train.folder), str(held_out.folder), seed)
+        for seed, name in enumerate(MODELS[trainer])
+    ]
+    early, late = (TrainerProcess(task, console.notice) for task in tasks)
+    console.notices(
+        f"3. {options.workers} worker processes decode each image and distort it at random, which costs about 5 ms of "
+        f"Python a sample,\n   {options.epochs} times over (epochs), and append the results to a Redis stream.\n"
+        f"4. Model {early.task.model!r} reads the stream while it is written. Model {late.task.model!r} is started "
+        "later, and still gets\n   every sample. Each is a process and a consumer group of its own; none is made twice."
+    )
+    return train, held_out, (early, late)
 
 
 def _choose_trainer(console: Console) -> str:

@@ -42,8 +42,13 @@ def _one(value: Callable[[StreamSnapshot], float | None]) -> Callable[[StreamSna
     return lambda snapshot: [((), value(snapshot))]
 
 
-def _groups(value: Callable[[StreamSnapshot, GroupSnapshot], float | None]) -> Callable[[StreamSnapshot], Found]:
-    return lambda snapshot: [((group.name,), value(snapshot, group)) for group in snapshot.groups]
+def _of_groups(
+    name: str, told: str, value: Callable[[GroupSnapshot], float], *, is_counter: bool = False
+) -> MetricSpec:
+    def values(snapshot: StreamSnapshot) -> Found:
+        return [((group.name,), value(group)) for group in snapshot.groups]
+
+    return MetricSpec(name, told, values, ("group",), is_counter)
 
 
 def _states(snapshot: StreamSnapshot) -> Found:
@@ -67,22 +72,12 @@ def _wished(snapshot: StreamSnapshot) -> float | None:
     return shown(load_of(snapshot.rates))
 
 
-def _wait_ratio(snapshot: StreamSnapshot, group: GroupSnapshot) -> float | None:
-    told = [part for (name, _), one in snapshot.rates.trainers.items()
-            if name == group.name and (part := waits(one)) is not None]  # fmt: skip
-    return sum(told) / len(told) if told else None
-
-
-def _silent(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
-    return sum(member.is_silent for member in group.members)
-
-
-def _orphaned(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
-    return sum(member.pending_entries for member in group.members if member.is_silent)
-
-
-def _living(snapshot: StreamSnapshot, group: GroupSnapshot) -> float:
-    return sum(member.is_live for member in group.members)
+def _wait_ratios(snapshot: StreamSnapshot) -> Found:
+    told: dict[str, list[float]] = {group.name: [] for group in snapshot.groups}
+    for (name, _), one in snapshot.rates.trainers.items():
+        if name in told and (part := waits(one)) is not None:
+            told[name].append(part)
+    return [((name,), sum(parts) / len(parts) if parts else None) for name, parts in told.items()]
 
 
 TABLE = (
@@ -115,69 +110,41 @@ TABLE = (
     ),
     MetricSpec("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
     MetricSpec("penstock_worker_idle_ratio", "What part of it they have no job.", _hosts("idle"), ("host",)),
-    MetricSpec(
-        "penstock_group_given_samples",
-        "Samples given to members.",
-        _groups(lambda _, g: g.given_samples),
-        ("group",),
-        is_counter=True,
+    _of_groups(
+        "penstock_group_given_samples", "Samples given to members.", lambda g: g.given_samples, is_counter=True
     ),
-    MetricSpec(
-        "penstock_group_given_bytes",
-        "Payload bytes given to members.",
-        _groups(lambda _, g: g.given_bytes),
-        ("group",),
-        is_counter=True,
+    _of_groups(
+        "penstock_group_given_bytes", "Payload bytes given to members.", lambda g: g.given_bytes, is_counter=True
     ),
-    MetricSpec(
-        "penstock_group_lag_entries",
-        "Entries that no member was given.",
-        _groups(lambda _, g: g.lag_entries),
-        ("group",),
+    _of_groups("penstock_group_lag_entries", "Entries that no member was given.", lambda g: g.lag_entries),
+    _of_groups("penstock_group_lag_samples", "Samples that no member was given.", lambda g: g.lag_samples),
+    _of_groups("penstock_group_lag_seconds", "Age of the oldest of them.", lambda g: g.lag_s),
+    _of_groups(
+        "penstock_group_pending_entries", "Entries given out and not acknowledged.", lambda g: g.pending_entries
     ),
-    MetricSpec(
-        "penstock_group_lag_samples",
-        "Samples that no member was given.",
-        _groups(lambda _, g: g.lag_samples),
-        ("group",),
+    _of_groups(
+        "penstock_group_redelivered_entries", "Of the oldest pending, those given out more than once.",
+        lambda g: g.redelivered_entries,
     ),
-    MetricSpec("penstock_group_lag_seconds", "Age of the oldest of them.", _groups(lambda _, g: g.lag_s), ("group",)),
-    MetricSpec(
-        "penstock_group_pending_entries",
-        "Entries given out and not acknowledged.",
-        _groups(lambda _, g: g.pending_entries),
-        ("group",),
+    _of_groups(
+        "penstock_group_orphaned_entries", "Pending entries of members that are silent.",
+        lambda g: sum(member.pending_entries for member in g.members if member.is_silent),
     ),
+    _of_groups("penstock_group_dead_letters", "Entries that the group could not read.", lambda g: g.dead_letters),
+    _of_groups(
+        "penstock_group_members", "Members heard of in the last 10 s.",
+        lambda g: sum(member.is_live for member in g.members),
+    ),
+    _of_groups(
+        "penstock_group_silent_members", "Members not heard of for longer.",
+        lambda g: sum(member.is_silent for member in g.members),
+    ),
+    _of_groups("penstock_group_holds_data", "1 if what the group has not read is kept for it.", lambda g: g.holds),
     MetricSpec(
-        "penstock_group_redelivered_entries",
-        "Of the oldest pending, those given out more than once.",
-        _groups(lambda _, g: g.redelivered_entries),
+        "penstock_group_wait_ratio", "What part of their time its training loops wait for batches.", _wait_ratios,
         ("group",),
     ),
-    MetricSpec(
-        "penstock_group_orphaned_entries", "Pending entries of members that are silent.", _groups(_orphaned), ("group",)
-    ),
-    MetricSpec(
-        "penstock_group_dead_letters",
-        "Entries that the group could not read.",
-        _groups(lambda _, g: g.dead_letters),
-        ("group",),
-    ),
-    MetricSpec("penstock_group_members", "Members heard of in the last 10 s.", _groups(_living), ("group",)),
-    MetricSpec("penstock_group_silent_members", "Members not heard of for longer.", _groups(_silent), ("group",)),
-    MetricSpec(
-        "penstock_group_holds_data",
-        "1 if what the group has not read is kept for it.",
-        _groups(lambda _, g: g.holds),
-        ("group",),
-    ),
-    MetricSpec(
-        "penstock_group_wait_ratio",
-        "What part of their time its training loops wait for batches.",
-        _groups(_wait_ratio),
-        ("group",),
-    ),
-)
+)  # fmt: skip
 
 
 QUEUE_TABLE = {

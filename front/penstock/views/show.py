@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import PenstockError
+from penstock_common.printable import spaced
 from penstock_common.wire.dtypes import BYTES
 from penstock_common.wire.spec import Spec, TensorSpec
 
@@ -30,9 +31,7 @@ def class_names(stream: Stream) -> dict[str, list[str]]:
     given = stream.info.get("classes")
     if not isinstance(given, dict):
         return {}
-    return {
-        tensor: [printable(str(name)) for name in names] for tensor, names in given.items() if isinstance(names, list)
-    }
+    return {tensor: [spaced(str(name)) for name in names] for tensor, names in given.items() if isinstance(names, list)}
 
 
 def picture_tensor(spec: Spec, wanted: str | None = None) -> TensorSpec:
@@ -92,12 +91,7 @@ def text_of(data: bytes) -> str:
         text = data[:1000].decode("utf-8", errors="strict" if len(data) <= 1000 else "ignore")
     except UnicodeDecodeError:
         text = data[:200].hex(" ")
-    return printable(text)
-
-
-def printable(text: str) -> str:
-    """Return a text without control sequences, because data may hold anything."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return spaced(text)
 
 
 @dataclass(slots=True)

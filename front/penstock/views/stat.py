@@ -37,6 +37,29 @@ IdentityOf = Callable[[int], str]
 """Row of the entry -> epoch/shard/offset."""
 
 
+class ConstantSamples:
+    """The samples of a tensor that have one value throughout."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._spec = spec
+        self.count = 0
+        self.first = ""
+        """The identity of the first one."""
+
+    def add(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
+        """Count those among some samples of an entry."""
+        if self._spec.shape == () or self._spec.dtype == BYTES:
+            return
+        if column.shapes is None:
+            flat = column.values.reshape(len(column.values), -1)[rows]
+            same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
+        else:
+            same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
+        if same.any():
+            self.first = self.first or identity_of(int(rows[int(same.argmax())]))
+            self.count += int(same.sum())
+
+
 class TensorSummary:
     """The properties of one tensor, gathered entry by entry in one thread.
 
@@ -58,8 +81,7 @@ class TensorSummary:
         self.least: NDArray[np.int64] | None = None
         self.greatest: NDArray[np.int64] | None = None
         """The largest shape of ragged samples, per dimension."""
-        self.constant_samples, self.constant_first = 0, ""
-        """The samples with only one value, and the first of them."""
+        self.constant = ConstantSamples(spec)
 
     @property
     def of(self) -> str:
@@ -93,7 +115,7 @@ class TensorSummary:
         if self._lost > lost and not self.nan_first:
             at = next(place for place, values in enumerate(split(column, rows)) if _has_lost(values))
             self.nan_first = identity_of(int(rows[at]))
-        self._count_constant(column, rows, identity_of)
+        self.constant.add(column, rows, identity_of)
 
     @property
     def _lost(self) -> float:
@@ -120,18 +142,6 @@ class TensorSummary:
         self.greatest = greatest if self.greatest is None else np.maximum(self.greatest, greatest)
         item = item_size(self.spec.dtype)
         self.nbytes += int(shapes.prod(axis=1).sum()) * item
-
-    def _count_constant(self, column: Column, rows: NDArray[np.int64], identity_of: IdentityOf) -> None:
-        if self.spec.shape == () or self.spec.dtype == BYTES:
-            return
-        if column.shapes is None:
-            flat = column.values.reshape(len(column.values), -1)[rows]
-            same = (flat == flat[:, :1]).all(axis=1) if flat.shape[1] > 1 else np.zeros(len(rows), np.bool_)
-        else:
-            same = np.array([len(one) > 1 and bool((one == one[0]).all()) for one in split(column, rows)])
-        if same.any():
-            self.constant_first = self.constant_first or identity_of(int(rows[int(same.argmax())]))
-            self.constant_samples += int(same.sum())
 
     # --- results ---
 
@@ -237,11 +247,11 @@ def _constant(summary: TensorSummary) -> list[str]:
     flat = [channel for channel, std in enumerate(summary.moments.std) if std == 0 and summary.axis is not None]
     if flat:
         told.append(f"{name}: channel {', '.join(map(str, flat))} has the same value everywhere")
-    if summary.constant_samples:
-        share = summary.constant_samples / summary.samples
+    if summary.constant.count:
+        share = summary.constant.count / summary.samples
         told.append(
-            f"{name}: {summary.constant_samples} of {summary.samples} samples ({share:.1%}) have one value throughout "
-            f"(empty?), the first is {summary.constant_first}"
+            f"{name}: {summary.constant.count} of {summary.samples} samples ({share:.1%}) have one value throughout "
+            f"(empty?), the first is {summary.constant.first}"
         )
     return told
 
@@ -313,7 +323,7 @@ def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]
         else [{"class": number, "name": _name(number, names), "samples": count} for number, count in classes.items()],
         "channels": None if summary.axis is None or not known
         else {"axis": summary.axis, "mean": _numbers(summary.moments.mean), "std": _numbers(summary.moments.std)},
-        "constant_samples": summary.constant_samples,
+        "constant_samples": summary.constant.count,
         "paste": paste_lines(summary),
         "findings": findings(summary, names),
     }  # fmt: skip

@@ -21,6 +21,8 @@ from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_part
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
+TICK_S = 0.2
+"""The time between two looks at the processes."""
 TOO_SOON_S = 3.0
 """A worker that dies sooner after its start counts as not started."""
 FALSE_STARTS = 3

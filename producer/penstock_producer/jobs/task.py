@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock_common.errors import PenstockError
+from penstock_common.printable import printable
 from penstock_producer.sources.transform import BLOCK_SAMPLES
 
 OnError = Literal["quarantine", "skip", "fail"]
@@ -164,7 +165,7 @@ def readable_meta(raw: bytes | None) -> dict[str, Any]:
 def shown(value: bytes | str) -> str:
     """Return a name or value of a job as it may stand in a message: one short line that controls no terminal."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: SHOWN_CHARACTERS + 1])
+    text = printable(text[: SHOWN_CHARACTERS + 1])
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 

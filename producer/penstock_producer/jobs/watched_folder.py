@@ -22,7 +22,7 @@ from penstock_common.stream.watched_files import load_watched, note_made, take_f
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
-from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet
+from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
@@ -39,7 +39,6 @@ LIST_EVERY_S = 1.0
 """The time between two listings of the folder. A large folder is listed so rarely that it takes a tenth of the time."""
 MOST_FILES = 10_000
 """The most files in one epoch, because each of its jobs names them all."""
-TICK_S = 0.2
 
 
 class FileSightings:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_common.errors import SourceError
+from penstock_common.printable import printable
 
 _SIGNS = re.compile(r"[*?\[{]")
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -63,8 +64,7 @@ def shown(path: str) -> str:
 
     File names may hold line breaks, and bytes that are not UTF-8.
     """
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return printable(path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
 def fingerprint(options: Any, files: Iterable[SourceFile] = ()) -> str:
