@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_consumer.read.canonical import EpochSteps, IndexedPiece, NoGoodSample, RowRange, joined, resolve
 
 
@@ -37,7 +37,7 @@ def pieces_of(lengths: list[int], bad: set[int]) -> list[IndexedPiece]:
         holes = tuple(sorted(p for p in bad if at <= p < at + length))
         kept = length - len(holes)
         pieces.append(
-            IndexedPiece(at, 0, Record(at + length, b"%d-0" % number if kept else b"", at, kept, kept, holes))
+            IndexedPiece(at, 0, IndexRecord(at + length, b"%d-0" % number if kept else b"", at, kept, kept, holes))
         )
         at += length
     return pieces
@@ -105,7 +105,7 @@ def test_a_run_of_rows_is_one_fetch() -> None:
 
 def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> None:
     """Ids count milliseconds in each partition separately. Taken for one entry, a batch held rows of another shard."""
-    pieces = [IndexedPiece(4 * shard, shard, Record(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
+    pieces = [IndexedPiece(4 * shard, shard, IndexRecord(4, b"7-0", 0, 4, 4, ())) for shard in (0, 1)]
     takes = list(joined(resolve(pieces, 2, 6, 0, 8, lambda _: False)))
     assert [(take.piece.shard, take.rows.tolist()) for take in takes] == [(0, [2, 3]), (1, [0, 1])]
 

@@ -10,7 +10,7 @@ import pytest
 from penstock_common.server.client import ControlClient
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.positions import known_positions
-from penstock_common.stream.groups.roster import Membership, Order, load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import LEASE_S
@@ -32,7 +32,7 @@ def client(any_url: str) -> Iterator[ControlClient]:
 
 def rank_of(client: Any, rank: int) -> RankClaim:
     """Return a rank that has joined, and read nothing."""
-    who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", Order(rank, WORLD, BATCH))
+    who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", RankOrder(rank, WORLD, BATCH))
     claim = RankClaim(client, who, LEASE_S, lambda _: None)
     claim.join("resume")
     return claim

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock_common.errors import EpochIncomplete
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.index import EpochIndexes, IndexPages
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.canonical import IndexedPiece
@@ -33,7 +33,7 @@ def test_what_was_read_last_of_a_position_holds(added: Sequence[tuple[int, int]]
         overlapped = {model[p] for p in range(start, start + length) if p in model}
         model = {position: one for position, one in model.items() if one not in overlapped}
         model |= dict.fromkeys(range(start, start + length), number)
-        known.add(IndexedPiece(start, 0, Record(start + length, b"%d-0" % number, start, length, length, ())))
+        known.add(IndexedPiece(start, 0, IndexRecord(start + length, b"%d-0" % number, start, length, length, ())))
     known.forget(below)
     kept = {one for position, one in model.items() if position >= below}
     for position in range(40):

@@ -22,7 +22,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.positions import known_positions, report, rewind
-from penstock_common.stream.groups.roster import QUIET_MS, Membership, Order, join_group, load_roster, rank_member
+from penstock_common.stream.groups.roster import QUIET_MS, Membership, RankOrder, join_group, load_roster, rank_member
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
@@ -41,7 +41,7 @@ BUDGET = 200 * 1008
 def rank(client: Client, number: int, world: int = 2, batch: int = 8, quiet_ms: int = QUIET_MS) -> Membership:
     """Return a rank that joined 'g' of 't' under a new incarnation."""
     who = Membership(
-        open_stream(client, "t"), "g", rank_member(number), secrets.token_hex(4), Order(number, world, batch)
+        open_stream(client, "t"), "g", rank_member(number), secrets.token_hex(4), RankOrder(number, world, batch)
     )
     join_group(client, who, quiet_ms=quiet_ms)
     return who

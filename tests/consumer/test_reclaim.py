@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_common.stream.entries import Pending
+from penstock_common.stream.entries import PendingEntry
 from penstock_common.stream.keys import RELEASED
 from penstock_consumer.read.leases import Key, LeaseSighting, plan_reclaim
 
@@ -18,7 +18,7 @@ class Watcher:
 
     def look(self, now_s: float, idle_ms: int, holder: str = "dead", *keys: Key) -> list[Key]:
         """Return the entries that are claimed if they are pending like this."""
-        pending = [(key, Pending(key[2], holder, idle_ms, 1)) for key in keys or (KEY,)]
+        pending = [(key, PendingEntry(key[2], holder, idle_ms, 1)) for key in keys or (KEY,)]
         self.seen, claims = plan_reclaim(self.seen, pending, "me", now_s, LEASE)
         return [key for key, _ in claims]
 

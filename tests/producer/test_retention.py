@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
@@ -93,7 +93,7 @@ class TestPlans:
 
     def test_entries_go_when_every_group_has_settled_all_of_them(self) -> None:
         """A block half read, or read by half the groups, is still owed."""
-        records = [Record(10 * (n + 1), b"%d-0" % n, 10 * n, 10, 100, ()) for n in range(5)]
+        records = [IndexRecord(10 * (n + 1), b"%d-0" % n, 10 * n, 10, 100, ()) for n in range(5)]
         a, b = np.ones(50, dtype=bool), np.ones(50, dtype=bool)
         b[25] = False
         a[49] = False
@@ -103,13 +103,13 @@ class TestPlans:
 
     def test_holes_owe_nothing(self) -> None:
         """A sample that could not be made is settled for everyone."""
-        record = Record(10, b"1-0", 0, 8, 100, (3, 9))
+        record = IndexRecord(10, b"1-0", 0, 8, 100, (3, 9))
         bits = np.ones(10, dtype=bool)
         bits[[3, 9]] = False
         assert plan_trim([record], [bits], 1) == [record]
         bits[4] = False
         assert plan_trim([record], [bits], 1) == []
-        assert plan_trim([Record(10, b"", 0, 0, 0, tuple(range(10)))], [bits], 1) == []
+        assert plan_trim([IndexRecord(10, b"", 0, 0, 0, tuple(range(10)))], [bits], 1) == []
 
     def test_a_group_that_is_through_trims_by_the_others(self) -> None:
         """Only those that still read an epoch decide about its entries."""

@@ -9,7 +9,7 @@ import pytest
 from penstock_common.errors import ShardMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.completion import first_fault
@@ -167,7 +167,11 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
 
 def test_what_is_wrong_with_an_index_is_said_in_one_clause() -> None:
     """The first record that does not fit is named, and a correct index gives no message."""
-    good = [Record(4, b"1-0", 0, 4, 96, ()), Record(6, b"", 4, 0, 0, (4, 5)), Record(9, b"2-0", 6, 2, 48, (7,))]
+    good = [
+        IndexRecord(4, b"1-0", 0, 4, 96, ()),
+        IndexRecord(6, b"", 4, 0, 0, (4, 5)),
+        IndexRecord(9, b"2-0", 6, 2, 48, (7,)),
+    ]
     assert first_fault(good, 9, "") == ""
     assert first_fault([], 0, "token") == ""
     assert first_fault(good, 12, "") == "it ends at the offset 9, and this writer at 12"

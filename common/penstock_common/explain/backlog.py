@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock_common.stream.commands import Client, EntryId, parse_id
-from penstock_common.stream.entries import Record, index_records, list_pending, pending_members
+from penstock_common.stream.entries import IndexRecord, index_records, list_pending, pending_members
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.presence import Liveness, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, Roster, rank_member
@@ -45,7 +45,7 @@ class ShardLog:
     samples: list[int] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
 
-    def add(self, records: Iterable[Record]) -> ShardBacklog:
+    def add(self, records: Iterable[IndexRecord]) -> ShardBacklog:
         """Append records in order of offset, and return their sum. Blocks of holes alone only move the end."""
         start = len(self.ids)
         for record in records:
@@ -79,7 +79,7 @@ class ShardLog:
             for column in (self.ids, self.ends, self.samples, self.nbytes):
                 del column[:count]
 
-    def restart(self, records: Iterable[Record]) -> None:
+    def restart(self, records: Iterable[IndexRecord]) -> None:
         """Hold these records, which are all of the shard, instead of those that are left."""
         self.forget(len(self.ids))
         self.add(records)
@@ -151,7 +151,7 @@ def hold_of(
 
 def _records(
     client: Client, stream: Stream, partition: PartitionKeys, manifest: Manifest
-) -> Iterator[tuple[int, list[Record]]]:
+) -> Iterator[tuple[int, list[IndexRecord]]]:
     for shard in begun_shards(client, stream, manifest):
         if stream.partition_of(shard) == partition:
             yield shard, list(index_records(client, partition, manifest.epoch, shard))
@@ -159,7 +159,7 @@ def _records(
 
 def _freed(
     client: Client, stream: Stream, manifest: Manifest, roster: Roster, group: str, shard: int,
-    held: list[Record],
+    held: list[IndexRecord],
 ) -> int:  # fmt: skip
     """Return the bytes of those records that every other group is done with."""
     epoch, end = manifest.epoch, max(record.end for record in held)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import CheckpointOverdue, TooLarge
 from penstock_common.explain.backlog import GroupBacklog, hold_of
 from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.entries import Record, index_ends, index_records, list_pending
+from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits, owed_samples
 from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
 from penstock_common.stream.groups.presence import liveness_of
@@ -191,7 +191,7 @@ class _MemberHoldings:
         return sum(nbytes for span, nbytes in spans if then[span].all() and not now[span].all())
 
     def _in_hand(
-        self, name: str, group: GroupRecord, start: int | None, records: list[Record], end: int
+        self, name: str, group: GroupRecord, start: int | None, records: list[IndexRecord], end: int
     ) -> NDArray[np.bool_]:
         """Return a bit for each sample that the members of a group were given."""
         if name in self._reached:

@@ -45,7 +45,7 @@ PENDING_PAGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class IndexRecord:
     """The index record of a committed block."""
 
     end: int
@@ -61,7 +61,7 @@ class Record:
     """The token of the feed writer that committed it; '' in a planned or numbered epoch."""
 
 
-def is_believable(record: Record) -> bool:
+def is_believable(record: IndexRecord) -> bool:
     """Return whether a producer may have written the record: its offsets and holes are possible ones."""
     is_inside = 0 <= record.first < record.end <= MAX_SHARD_SAMPLES
     return is_inside and all(record.first <= hole < record.end for hole in record.holes)
@@ -200,7 +200,7 @@ def commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes
 
 def index_records(
     client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0, upto: int | None = None
-) -> Iterator[Record]:
+) -> Iterator[IndexRecord]:
     """Yield a shard's records that end beyond ``after`` and at most at ``upto``, by offset, read in pages.
 
     A repair's record replaces those that it overrides.
@@ -222,7 +222,7 @@ def index_records(
 Page = list[tuple[bytes, dict[bytes, bytes]]]
 
 
-def _base_records(client: Client, key: str, page: Page, size: int, last: str) -> Iterator[Record]:
+def _base_records(client: Client, key: str, page: Page, size: int, last: str) -> Iterator[IndexRecord]:
     """Yield the records of a first page of ``size`` records, and of the pages after it up to an id."""
     while True:
         for record_id, fields in page:
@@ -233,7 +233,7 @@ def _base_records(client: Client, key: str, page: Page, size: int, last: str) ->
         page = client.xrange(key, min=f"({page[-1][0].decode()}", max=last, count=size)
 
 
-def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Record]:
+def overridden(records: Iterable[IndexRecord], repairs: Iterable[IndexRecord]) -> list[IndexRecord]:
     """Return the valid records by offset: a repair replaces every earlier record that it overlaps."""
     standing = list(records)
     for repair in repairs:
@@ -242,14 +242,14 @@ def overridden(records: Iterable[Record], repairs: Iterable[Record]) -> list[Rec
     return sorted(standing, key=lambda record: record.first)
 
 
-def repair_record(fields: dict[bytes, bytes], key: str) -> Record:
+def repair_record(fields: dict[bytes, bytes], key: str) -> IndexRecord:
     """Return a record of the repairs key. Its end is computed, because its id has no meaning."""
     record = index_record(b"0-0", fields, key)
     return replace(record, end=record.first + record.count + len(record.holes))
 
 
 @readable(lambda record_id, fields, key="a shard's index": f"record {record_id!a} of {key}")
-def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a shard's index") -> Record:
+def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a shard's index") -> IndexRecord:
     """Return a record of a shard's index. Raises DamagedKey, which names ``key``, if no producer wrote it."""
     if entry_id := fields[b"e"]:
         parse_id(entry_id)  # raises ValueError if it is not an id
@@ -258,7 +258,7 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a sha
     if not all(type(hole) is int for hole in holes) or max(map(abs, (*numbers, *holes))) > MAX_NUMBER:
         raise ValueError(f"numbers are {numbers}, holes {str(holes)[:40]}: none that a producer writes")
     first, count, nbytes = numbers
-    return Record(
+    return IndexRecord(
         end=_end_of(record_id),
         entry_id=entry_id,
         first=first,
@@ -292,7 +292,7 @@ def is_indexed(
     return any(fields.get(b"e") == entry_id for _, fields in (*found, *repairs))
 
 
-def read_index_page(reply: Reply) -> list[Record]:
+def read_index_page(reply: Reply) -> list[IndexRecord]:
     """Return the records in the answer of ``read_index.lua``. Raises DamagedKey for one that no producer wrote."""
     page: list[tuple[str, list[str]]] = json.loads(cast("bytes", reply).decode("latin-1")) or []
     records = ((record_id, [part.encode("latin-1") for part in fields]) for record_id, fields in page)
@@ -371,7 +371,7 @@ def newest_entry(
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingEntry:
     """One delivered, unacknowledged entry of a group."""
 
     entry_id: bytes
@@ -382,10 +382,10 @@ class Pending:
 
 def list_pending(
     client: Client, partition: PartitionKeys, epoch: int, group: str, limit: int | None = None
-) -> list[Pending]:
+) -> list[PendingEntry]:
     """Return the pending entries of a group, oldest first, at most ``limit``."""
     key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
-    listed: list[Pending] = []
+    listed: list[PendingEntry] = []
     while True:
         try:
             found = client.xpending_range(key, group, start, "+", page)
@@ -417,7 +417,7 @@ def pending_members(client: Client, keys: Sequence[Keys], group: str) -> dict[st
     return held
 
 
-def list_overdue(client: Client, keys: Sequence[Keys], group: str, idle_ms: int) -> list[tuple[Keys, Pending]]:
+def list_overdue(client: Client, keys: Sequence[Keys], group: str, idle_ms: int) -> list[tuple[Keys, PendingEntry]]:
     """Return the pending entries that were not renewed for ``idle_ms``, and all that were returned.
 
     Another member may have to take them. While all members live the list is short, however many entries they hold.
@@ -425,17 +425,17 @@ def list_overdue(client: Client, keys: Sequence[Keys], group: str, idle_ms: int)
     return _listed(client, keys, group, [{"idle": idle_ms}, {"consumername": RELEASED}])
 
 
-def list_held(client: Client, keys: Sequence[Keys], group: str, member: str) -> list[tuple[Keys, Pending]]:
+def list_held(client: Client, keys: Sequence[Keys], group: str, member: str) -> list[tuple[Keys, PendingEntry]]:
     """Return the pending entries of one member."""
     return _listed(client, keys, group, [{"consumername": member}])
 
 
 def _listed(
     client: Client, keys: Sequence[Keys], group: str, filters: Sequence[dict[str, Any]]
-) -> list[tuple[Keys, Pending]]:
+) -> list[tuple[Keys, PendingEntry]]:
     """Return each pending entry once, in one round trip a page."""
     todo = [(key, "-", chosen) for key in keys for chosen in filters]
-    listed: dict[tuple[Keys, bytes], Pending] = {}
+    listed: dict[tuple[Keys, bytes], PendingEntry] = {}
     while todo:
         with client.pipeline(transaction=False) as pipe:
             for (partition, epoch), start, chosen in todo:
@@ -458,12 +458,14 @@ def _without_gone(replies: Iterable[Any], where: Client) -> list[Any]:
     return told
 
 
-def _pending(one: dict[str, Any]) -> Pending:
-    return Pending(one["message_id"], one["consumer"].decode(), one["time_since_delivered"], one["times_delivered"])
+def _pending(one: dict[str, Any]) -> PendingEntry:
+    return PendingEntry(
+        one["message_id"], one["consumer"].decode(), one["time_since_delivered"], one["times_delivered"]
+    )
 
 
 def claim(
-    client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: Pending, min_idle_ms: int,
+    client: Client, partition: PartitionKeys, epoch: int, who: tuple[str, str], pending: PendingEntry, min_idle_ms: int,
     *, counts: bool = True,
 ) -> bool:  # fmt: skip
     """Claim one entry if its holder is still the one that was seen, and was idle that long.
@@ -475,7 +477,7 @@ def claim(
 
 
 def trim_entries(
-    client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[Record]
+    client: Client, partition: PartitionKeys, generation: str, epoch: int, records: Sequence[IndexRecord]
 ) -> int | None:
     """Remove entries that every group is done with, and return the bytes freed, or None if a group joined."""
     if not records:

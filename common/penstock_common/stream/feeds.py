@@ -19,8 +19,8 @@ from penstock_common.stream.entries import index_ends
 from penstock_common.stream.manifest import (
     ABANDONED,
     OPEN,
+    EpochNumberTaken,
     Manifest,
-    NumberTaken,
     begun_shards,
     find_manifest,
     load_manifest,
@@ -56,7 +56,7 @@ def join_feed(client: Client, stream: Stream) -> FeedShard:
             manifest = open_epoch(client, stream, epoch, kind=FEED)  # its opener may have died half-way
             if (taken := _take_shard(client, stream, manifest)) is not None:
                 return taken
-    with suppress(NumberTaken):  # by another writer of the feed, most likely: it is joined then
+    with suppress(EpochNumberTaken):  # by another writer of the feed, most likely: it is joined then
         taken = _take_shard(client, stream, open_epoch(client, stream, kind=FEED))
         if taken is not None:
             return taken

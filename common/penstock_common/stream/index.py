@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stream.commands import Client, EntryId, parse_id, server_ms
-from penstock_common.stream.entries import PAGE, Record, index_ends, index_record, index_records, raise_errors
+from penstock_common.stream.entries import PAGE, IndexRecord, index_ends, index_record, index_records, raise_errors
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
@@ -27,7 +27,7 @@ class IndexRange(NamedTuple):
 class IndexPages(NamedTuple):
     """The records and ends of one answer."""
 
-    records: list[list[Record]]
+    records: list[list[IndexRecord]]
     """The records of each want, in order of offset."""
     ends: list[int]
     """The committed offsets of the awaited shard, then of each followed one. 0 means no change."""
@@ -110,7 +110,7 @@ class EpochIndexes:
         return list(found.values())
 
 
-def _record(one: Any, key: str) -> Record:
+def _record(one: Any, key: str) -> IndexRecord:
     """Return a record that the client has parsed, or that came through a channel."""
     record_id, fields = one
     named = fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2]))  # noqa: B905
@@ -145,7 +145,7 @@ def due_shards(manifest: Manifest, begun: Iterable[int], ends: Mapping[int, int]
 
 def newest_records(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, count: int
-) -> list[tuple[int, Record]]:
+) -> list[tuple[int, IndexRecord]]:
     """Return (shard, record) of the newest blocks of these shards that have an entry, oldest first."""
     latest: dict[int, EntryId] = {}
     for shard, record in _blocks_at_end(client, where, epoch, list(where), LOOK_BACK):
@@ -157,7 +157,7 @@ def newest_records(
 
 def _blocks_at_end(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, shards: list[int], each: int
-) -> list[tuple[int, Record]]:
+) -> list[tuple[int, IndexRecord]]:
     """Return the last ``each`` records of each shard, without those that have no entry."""
     if not shards:
         return []
@@ -175,9 +175,9 @@ def _blocks_at_end(
 
 def read_forward(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, ends: Mapping[int, int]
-) -> dict[int, list[Record]]:
+) -> dict[int, list[IndexRecord]]:
     """Return shard -> its records that end beyond ``ends``, rising."""
-    found: dict[int, list[Record]] = {shard: [] for shard in where}
+    found: dict[int, list[IndexRecord]] = {shard: [] for shard in where}
     wanted = dict(ends)
     while wanted:
         with client.pipeline(transaction=False) as pipe:
@@ -195,7 +195,7 @@ def read_forward(
 
 def read_backward(
     client: Client, where: Mapping[int, PartitionKeys], epoch: int, floors: Mapping[int, EntryId | None]
-) -> dict[int, list[Record]]:
+) -> dict[int, list[IndexRecord]]:
     """Return shard -> its newest records, rising.
 
     They go back to one whose entry is not above the floor. None asks for the newest record alone.
@@ -205,7 +205,7 @@ def read_backward(
             count = 1 if floors[shard] is None else FIRST_PAGE
             pipe.xrevrange(partition.index(epoch, shard), count=count)
         pages: list[Page] = pipe.execute()
-    found: dict[int, list[Record]] = {}
+    found: dict[int, list[IndexRecord]] = {}
     for (shard, partition), page in zip(where.items(), pages, strict=True):
         key = partition.index(epoch, shard)
         records = [index_record(*each, key) for each in page]
@@ -218,7 +218,7 @@ def read_backward(
     return found
 
 
-def _reaches(records: list[Record], floor: EntryId) -> bool:
+def _reaches(records: list[IndexRecord], floor: EntryId) -> bool:
     return any(record.entry_id and parse_id(record.entry_id) <= floor for record in records[-FIRST_PAGE:])
 
 
@@ -276,7 +276,7 @@ class IndexTail:
         """Return what was written since the last look, in order of time as far as entries tell it."""
         self._stream = load_stream(self._client, self._stream.name)
         self._looks += 1
-        found: list[tuple[int, int, Record]] = []
+        found: list[tuple[int, int, IndexRecord]] = []
         for manifest in self._manifests():
             ends = self._ends.setdefault(manifest.epoch, {})
             due = due_shards(manifest, begun_shards(self._client, self._stream, manifest), ends, self._looks)
@@ -304,7 +304,7 @@ class IndexTail:
         return not self._looks or number not in self._ends or state in ("open", "sized") or number == max(self._ends)
 
 
-def _written(epoch: int, shard: int, record: Record, now_ms: int) -> WrittenBlock:
+def _written(epoch: int, shard: int, record: IndexRecord, now_ms: int) -> WrittenBlock:
     age = max(0.0, (now_ms - parse_id(record.entry_id)[0]) / 1000) if record.entry_id else None
     return WrittenBlock(
         epoch, shard, record.first, record.end, record.count, len(record.holes), record.nbytes,

@@ -298,12 +298,12 @@ def _why_not_shared(manifest: Manifest, kind: str, seed: int, fingerprint: str) 
     return " and ".join(f"its {what} is {printable(str(its))}, not {ours}" for what, its, ours in differ if its != ours)
 
 
-class NumberTaken(StreamConflict):
+class EpochNumberTaken(StreamConflict):
     """A new epoch's number is in use: the server came back with an older state."""
 
 
-def _was_given_twice(stream: Stream, epoch: int, why: str) -> NumberTaken:
-    return NumberTaken(
+def _was_given_twice(stream: Stream, epoch: int, why: str) -> EpochNumberTaken:
+    return EpochNumberTaken(
         f"epoch number {epoch} of {stream.name!r} was given out twice ({why}): the server came back without its newest "
         "writes; start again, with the next number"
     )

@@ -102,7 +102,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def set_model(self, model: Any) -> None:
         """Wrap the model that Keras gives before training."""
-        super().set_model(_Saving(model, self._loader.checkpointed))
+        super().set_model(_SaveWatcher(model, self._loader.checkpointed))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise ValueError if the training data does not report what arrives."""
@@ -115,7 +115,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             )
 
 
-class _Saving:
+class _SaveWatcher:
     """A model that reports when a save has ended."""
 
     def __init__(self, model: Any, saved: Callable[[], None]) -> None:

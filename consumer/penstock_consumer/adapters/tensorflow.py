@@ -43,7 +43,7 @@ _REMAKING = (
 @overload
 def dataset(
     loader: Loader | Mixture, *, select: Select = None, nested: bool = False, ragged: RaggedAs = "ragged"
-) -> FedDataset: ...
+) -> TrackedDataset: ...
 
 
 @overload
@@ -131,14 +131,14 @@ def dataset(
     untouched = None if is_flat else tf.data.Dataset.from_generator(asked, output_signature=spec)
     if is_flat:  # with a map on the way, which tf.data may run ahead
         source = source.map(lambda element, token: (assemble(element), token))
-    return FedDataset(source, tracker, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
+    return TrackedDataset(source, tracker, is_ordered=True, is_drained=True, steps=_all, untouched=untouched)
 
 
 def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
     return shaped(values, select, is_nested=nested)
 
 
-def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> FedDataset:
+def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> TrackedDataset:
     """Return a dataset that was made of ``source`` by what hides the step, such as ``zip``, so that it acknowledges.
 
     Its batches are acknowledged when a pass ends by itself. It is not for ``tf.distribute``, which reads ahead of what
@@ -158,12 +158,12 @@ def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> FedDataset:
         >>> source = penstock.tensorflow.dataset(loader)
         >>> pairs = penstock.tensorflow.acknowledging(tf.data.Dataset.zip((source, others)), source)
     """
-    if not isinstance(source, FedDataset):
+    if not isinstance(source, TrackedDataset):
         raise TypeError(f"source is a {type(source).__name__}, expected what penstock.tensorflow.dataset returned")
     return source.remade(made)
 
 
-class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like this one
+class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like this one
     """A dataset whose transformations carry each batch's token along, unseen, to where it is iterated."""
 
     def __init__(
@@ -179,7 +179,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         self._inner, self.tracker, self._is_parallel = inner, tracker, is_parallel
         self._is_ordered, self._is_drained, self._steps = is_ordered, is_drained, steps
         self._seen = inner.map(lambda element, _: element)
-        self._position = Position(tracker)
+        self._position = CheckpointPosition(tracker)
         super().__init__(self._seen._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -226,8 +226,8 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
     def _then(
         self, inner: tf.data.Dataset, *, is_ordered: bool = True, is_drained: bool = True, is_parallel: bool = False,
         steps: Steps | None = None,
-    ) -> FedDataset:  # fmt: skip
-        return FedDataset(
+    ) -> TrackedDataset:  # fmt: skip
+        return TrackedDataset(
             inner,
             self.tracker,
             is_ordered=self._is_ordered and is_ordered,
@@ -236,11 +236,11 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
             steps=_both(self._steps, steps),
         )
 
-    def remade(self, made: tf.data.Dataset) -> FedDataset:
+    def remade(self, made: tf.data.Dataset) -> TrackedDataset:
         """A dataset whose elements have no tokens."""
         return self._then(made.map(_without_token), is_ordered=False, is_parallel=True)
 
-    def map(self, map_func: Callable[..., Any], *args: Any, **settings: Any) -> FedDataset:
+    def map(self, map_func: Callable[..., Any], *args: Any, **settings: Any) -> TrackedDataset:
         """``tf.data.Dataset.map``."""
         if isinstance(self.element_spec, dict):
             one_argument("map", map_func, "element", "dataset(loader, select=('x', 'y')) gives tuples")
@@ -254,12 +254,12 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         is_ordered = settings.get("deterministic") is not False
         return self._then(made, is_ordered=is_ordered, is_parallel=is_parallel, steps=_all)
 
-    def take(self, count: Any, name: str | None = None) -> FedDataset:
+    def take(self, count: Any, name: str | None = None) -> TrackedDataset:
         """``tf.data.Dataset.take``."""
         steps = _taking(count) if isinstance(count, int) and count >= 0 else None
         return self._then(self._inner.take(count, name=name), is_drained=False, steps=steps)
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> FedDataset:
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> TrackedDataset:
         """``tf.data.Dataset.filter``."""
 
         def without_token(element: Any, _: Any) -> Any:
@@ -267,7 +267,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
         return self._then(self._inner.filter(without_token, name=name))
 
-    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> FedDataset:
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> TrackedDataset:
         """``tf.data.Dataset.take_while``."""
 
         def without_token(element: Any, _: Any) -> Any:
@@ -275,7 +275,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
         return self._then(self._inner.take_while(without_token, name=name), is_drained=False)
 
-    def batch(self, batch_size: Any, *args: Any, **settings: Any) -> FedDataset:
+    def batch(self, batch_size: Any, *args: Any, **settings: Any) -> TrackedDataset:
         """``tf.data.Dataset.batch``: batches of batches, since the elements are batches already."""
         if self._untouched is not None:
             to_stderr(
@@ -308,7 +308,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
 
     def _watched(self) -> tf.data.Dataset:
         """Return the dataset that is iterated, which reports each element when it is asked for, and the end."""
-        watch = _Watch(self.tracker)
+        watch = _IterationWatch(self.tracker)
         passes = functools.partial(watch.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
         options = tf.data.Options()
@@ -321,7 +321,7 @@ class FedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses like 
         return rounds.flat_map(lambda _: self._inner).take_while(watch.report).map(_alone).with_options(options)
 
 
-class _Watch:
+class _IterationWatch:
     """One iteration of a dataset: says what arrives, until another pass, or a state that was loaded, takes over."""
 
     def __init__(self, tracker: StepTracker) -> None:
@@ -351,8 +351,8 @@ def _alone(element: Any, _: Any) -> Any:
         return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
-class Position(tf.train.experimental.PythonState):
-    """The position of a dataset in a ``tf.train.Checkpoint``: its `FedDataset.state_dict`, as JSON."""
+class CheckpointPosition(tf.train.experimental.PythonState):
+    """The position of a dataset in a ``tf.train.Checkpoint``: its `TrackedDataset.state_dict`, as JSON."""
 
     def __init__(self, tracker: StepTracker) -> None:
         self._tracker = tracker
@@ -396,8 +396,8 @@ def _both(first: Steps | None, second: Steps | None) -> Steps | None:
 # --- transformations by name ------------------------------------------------------------------------------------------
 
 
-def _passing(name: str, *, is_drained: bool = True) -> Callable[..., FedDataset]:
-    def method(self: FedDataset, *args: Any, **settings: Any) -> FedDataset:
+def _passing(name: str, *, is_drained: bool = True) -> Callable[..., TrackedDataset]:
+    def method(self: TrackedDataset, *args: Any, **settings: Any) -> TrackedDataset:
         made = getattr(self._inner, name)(*args, **settings)
         return self._then(
             made,
@@ -411,8 +411,8 @@ def _passing(name: str, *, is_drained: bool = True) -> Callable[..., FedDataset]
     return method
 
 
-def _remaking(name: str) -> Callable[..., FedDataset]:
-    def method(self: FedDataset, *args: Any, **settings: Any) -> FedDataset:
+def _remaking(name: str) -> Callable[..., TrackedDataset]:
+    def method(self: TrackedDataset, *args: Any, **settings: Any) -> TrackedDataset:
         return self.remade(getattr(self._seen, name)(*args, **settings))
 
     method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
@@ -424,7 +424,7 @@ _batching = _passing("batch")
 for _name in (*_SAME_BATCHES, *_REMAKING):
     if hasattr(tf.data.Dataset, _name):
         made = _remaking(_name) if _name in _REMAKING else _passing(_name, is_drained=_name != "shard")
-        setattr(FedDataset, _name, made)
+        setattr(TrackedDataset, _name, made)
 
 
 def _without_token(*element: Any) -> tuple[Any, Any]:

@@ -110,11 +110,11 @@ def dataset(
     if isinstance(loader, Passes):
         return ReplayDataset(loader, select, nested, ragged)
     require_loader(loader)
-    return (LoaderDataset if hooks_of(loader).order is None else SizedDataset)(loader, select, nested, ragged)
+    return (LoaderDataset if hooks_of(loader).order is None else SizedTorchDataset)(loader, select, nested, ragged)
 
 
 @dataclass(slots=True)
-class Carried:
+class WorkerBatch:
     """A batch on its way out of a worker process."""
 
     element: Any
@@ -123,7 +123,7 @@ class Carried:
     size: int
     nbytes: int
 
-    def pin_memory(self) -> Carried:
+    def pin_memory(self) -> WorkerBatch:
         """DataLoader(pin_memory=True) asks for this."""
         return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
 
@@ -141,7 +141,7 @@ class LoaderDataset(Answering, IterableDataset):
         self.waiting: deque[Token] = deque()
         """Pulled, and not said to have arrived."""
         self._is_led = False
-        """Whether `Acknowledging` says what arrives."""
+        """Whether `AcknowledgingIterable` says what arrives."""
         self._epoch: int | None = None
         """The epoch of the last batch that arrived, while its pass lasts."""
         self._is_at_end = False
@@ -252,13 +252,13 @@ class LoaderDataset(Answering, IterableDataset):
         """For a worker process that is not forked: it shares no connection either."""
         return {**self.__dict__, "loader": None, "tracker": None, "waiting": deque()}
 
-    def _share(self, number: int, workers: int) -> Iterator[Carried]:
+    def _share(self, number: int, workers: int) -> Iterator[WorkerBatch]:
         if self._part is None:
             raise PenstockError(UNSEEN)
         for batch in read_share(self._part.after(self._done * workers), (number, workers)):
             element = self._element(batch)
             self._done += 1
-            yield Carried(element, batch.epoch, batch.position, batch.size, nbytes_of(element))
+            yield WorkerBatch(element, batch.epoch, batch.position, batch.size, nbytes_of(element))
         self._is_over = True
 
     def _share_state(self) -> State:
@@ -275,7 +275,7 @@ class LoaderDataset(Answering, IterableDataset):
             self._done, self._is_over = state["done"], state["is_over"]
 
 
-class SizedDataset(LoaderDataset):
+class SizedTorchDataset(LoaderDataset):
     """A dataset of an ordered group. Others must not have a length: Keras asks what has ``__len__``, and gives up."""
 
     def __len__(self) -> int:  # type: ignore[override]
@@ -338,7 +338,7 @@ def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool,
 # --- saying what arrives ----------------------------------------------------------------------------------------------
 
 
-def acknowledging(batches: Any) -> Acknowledging:
+def acknowledging(batches: Any) -> AcknowledgingIterable:
     """Return the same batches, acknowledged by this process. A DataLoader with worker processes needs it.
 
     The worker processes only read. Each opens a connection of its own and takes every n-th batch of this rank, so the
@@ -360,14 +360,14 @@ def acknowledging(batches: Any) -> Acknowledging:
         >>> for batch in penstock.torch.acknowledging(workers):
         ...     train(batch["x"], batch["y"])
     """
-    return Acknowledging(batches)
+    return AcknowledgingIterable(batches)
 
 
-class Acknowledging:
+class AcknowledgingIterable:
     """The result of `acknowledging`: iterate over it, and save and load its state."""
 
     def __init__(self, batches: Any) -> None:
-        batches = batches.batches if isinstance(batches, Acknowledging) else batches
+        batches = batches.batches if isinstance(batches, AcknowledgingIterable) else batches
         found = batches if isinstance(batches, LoaderDataset) else getattr(batches, "dataset", None)
         if is_replayed(batches):
             raise TypeError("a replay's batches are not acknowledged: iterate the dataset, or its DataLoader, as it is")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock_common.hints import explained
-from penstock_consumer.adapters.torch import Acknowledging, Token, acknowledging, is_replayed, mapped
+from penstock_consumer.adapters.torch import AcknowledgingIterable, Token, acknowledging, is_replayed, mapped
 
 BATCHES_AHEAD = 2
 """The batches on the device: the step's, and one that is copied during the step."""
@@ -21,7 +21,7 @@ Sent = tuple[Any, Any]
 
 
 @explained
-def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
+def prefetch_to_device(batches: Any, device: Any) -> DeviceBatches | ReplayOnDevice:
     """Return the same batches on a device, acknowledged by this process as by `acknowledging`.
 
     For CUDA a batch is copied from pinned memory on a side stream while a step runs. To other devices it is moved
@@ -43,8 +43,8 @@ def prefetch_to_device(batches: Any, device: Any) -> OnDevice | ReplayOnDevice:
         ...     train(batch["x"], batch["y"])
     """
     to = _device(device)
-    side: Side = SideStream(to) if to.type == "cuda" else _Plain(to)
-    return ReplayOnDevice(batches, side) if is_replayed(batches) else OnDevice(acknowledging(batches), side)
+    side: DeviceCopier = StreamCopier(to) if to.type == "cuda" else _PlainCopier(to)
+    return ReplayOnDevice(batches, side) if is_replayed(batches) else DeviceBatches(acknowledging(batches), side)
 
 
 def _device(device: Any) -> torch.device:
@@ -61,7 +61,7 @@ def _device(device: Any) -> torch.device:
     return to
 
 
-class _Plain:
+class _PlainCopier:
     """A copier that moves elements to a device without streams."""
 
     def __init__(self, device: torch.device) -> None:
@@ -74,10 +74,10 @@ class _Plain:
         return sent
 
 
-class OnDevice:
+class DeviceBatches:
     """Batches that are sent ahead of the step. They are acknowledged once the step is done with them, not when sent."""
 
-    def __init__(self, source: Acknowledging, side: Side) -> None:
+    def __init__(self, source: AcknowledgingIterable, side: DeviceCopier) -> None:
         self.source, self._side = source, side
 
     def __bool__(self) -> bool:
@@ -120,7 +120,7 @@ class OnDevice:
 class ReplayOnDevice:
     """Batches of a replay that are sent ahead of the step."""
 
-    def __init__(self, batches: Any, side: Side) -> None:
+    def __init__(self, batches: Any, side: DeviceCopier) -> None:
         self._batches, self._side = batches, side
 
     def __bool__(self) -> bool:
@@ -139,7 +139,7 @@ class ReplayOnDevice:
             yield self._side.hand(sent.popleft())
 
 
-class Side(Protocol):
+class DeviceCopier(Protocol):
     """A copier that moves elements during the step."""
 
     def send(self, element: Any) -> Any:
@@ -149,7 +149,7 @@ class Side(Protocol):
         """Return a sent element for the step."""
 
 
-class SideStream:
+class StreamCopier:
     """A copier from pinned memory to a CUDA device, on a stream of its own, during the step.
 
     It follows PyTorch's documentation. ``non_blocking`` copies are asynchronous from pinned memory only. The step's

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 
 Rows = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ class IndexedPiece:
 
     start: int
     shard: int
-    record: Record
+    record: IndexRecord
 
     @property
     def end(self) -> int:
@@ -158,7 +158,7 @@ def resolve(
             raise NoGoodSample
 
 
-def _rows(record: Record, lo: int, hi: int) -> tuple[Rows, int, int]:
+def _rows(record: IndexRecord, lo: int, hi: int) -> tuple[Rows, int, int]:
     """(rows for offsets [first + lo, first + hi), how many need a row of a later entry, how many are holes)."""
     if not record.holes:
         return np.arange(lo, hi, dtype=np.int64), 0, 0

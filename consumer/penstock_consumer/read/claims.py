@@ -23,13 +23,13 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
-from penstock_common.stream.groups.losses import Witness
+from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
     Membership,
-    Order,
+    RankOrder,
     Roster,
     close_for_group,
     join_group,
@@ -67,7 +67,7 @@ class Claim:
         self.unclosed: set[int] = set()
         """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
         by = f"member {who.group}/{who.member}"
-        self._witness = Witness(client.impatient(), who.stream, by, notify)
+        self._loss_detector = LossDetector(client.impatient(), who.stream, by, notify)
         self.notify, self._outbox = notify, Outbox(client, who, notify=notify)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
@@ -91,7 +91,7 @@ class Claim:
     def keep(self) -> None:
         """Keep the claim from now on, and learn which run of the server knows it."""
         with suppress(ServerUnavailable):  # then the first heartbeat does it
-            self._witness.check()
+            self._loss_detector.check()
         self.heartbeat.start()
 
     def recover(self) -> set[int]:
@@ -202,7 +202,7 @@ class Claim:
         """Return what is held to the group, and leave it."""
         try:
             self.flush()
-            self._witness.check()
+            self._loss_detector.check()
         finally:
             self.close()
         for partition in self.stream.partitions:
@@ -224,7 +224,7 @@ class LeaseClaim(Claim):
     def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
         super().__init__(client, who, notify)
         self.leases = Leases()
-        self.heartbeat = LeaseRenewer(client, who, self.leases, lease_s, notify, witness=self._witness)
+        self.heartbeat = LeaseRenewer(client, who, self.leases, lease_s, notify, loss_detector=self._loss_detector)
         self.commit_check = CommitCheck(client, who.stream)
 
     def join(self, start: str | int) -> None:
@@ -312,7 +312,7 @@ class LeaseClaim(Claim):
             if manifest is not None:
                 partition = self.stream.partitions[number]
                 self._outbox.send(acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
-                self._witness.acknowledged(manifest, due.entries)
+                self._loss_detector.acknowledged(manifest, due.entries)
             self.leases.remove(number, batch.epoch, due.ids)
 
     def end_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
@@ -394,7 +394,7 @@ class RankClaim(Claim):
     def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
         super().__init__(client, who, notify)
         peers = UnusedRankCheck(client, who, notify)
-        self.heartbeat = Heartbeat(client, who, lease_s, witness=self._witness, peers=peers)
+        self.heartbeat = Heartbeat(client, who, lease_s, loss_detector=self._loss_detector, peers=peers)
         self._quiet_ms = max(MIN_QUIET_MS, int(lease_s * 1000 / QUIET_PER_LEASE))
         self._again: dict[int, int] = {}
         """Epoch -> position from which it is read again, though the server knows another position."""
@@ -405,7 +405,7 @@ class RankClaim(Claim):
         """Epoch that was read to its end here -> (end of its last step, position where all of it is acknowledged)."""
 
     @property
-    def order(self) -> Order:
+    def order(self) -> RankOrder:
         """Rank, world size and batch size."""
         assert self.who.order is not None
         return self.who.order
@@ -542,9 +542,9 @@ class RankClaim(Claim):
         self._outbox.send(position_report(manifest, self.who, batch.position))
         entries = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in entries):
-            self._witness.acknowledged(manifest, entries)
+            self._loss_detector.acknowledged(manifest, entries)
         else:  # another process read it, and sent its rows without their entries
-            self._witness.reached(manifest, batch.position)
+            self._loss_detector.reached(manifest, batch.position)
 
     def ended(self, epoch: int, last: int, total: int) -> None:
         """Note that the epoch was read to its end.

@@ -13,8 +13,8 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.entries import Keys, Pending, claim, list_held, list_overdue
-from penstock_common.stream.groups.losses import Witness
+from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
+from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
 from penstock_common.stream.manifest import ABANDONED
@@ -142,7 +142,7 @@ class Heartbeat:
         who: Membership,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
-        witness: Witness | None = None,
+        loss_detector: LossDetector | None = None,
         peers: UnusedRankCheck | None = None,
     ) -> None:
         """Prepare the thread.
@@ -152,12 +152,12 @@ class Heartbeat:
             who: the member.
             lease_s: the length of a lease in seconds.
             clock: the monotonic clock.
-            witness: compares with a server that came back as another run.
+            loss_detector: compares with a server that came back as another run.
             peers: the check of other ranks.
         """
         self._client = client.impatient()  # this thread waits through failures itself
         self._who, self._lease_s, self._clock = who, lease_s, clock
-        self._witness = witness
+        self._loss_detector = loss_detector
         self.loop = LoopReport(self._client, who, peers)
         self.horizon = -1
         """The epoch that is being read here."""
@@ -210,8 +210,8 @@ class Heartbeat:
                 try:
                     self._beat()
                 finally:  # also if it fails because the server lost this member
-                    if self._witness is not None:
-                        self._witness.check()
+                    if self._loss_detector is not None:
+                        self._loss_detector.check()
                 self._outage.over()
                 self.loop.report()
                 self._after_beat()
@@ -283,9 +283,9 @@ class LeaseRenewer(Heartbeat):
         lease_s: float,
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
-        witness: Witness | None = None,
+        loss_detector: LossDetector | None = None,
     ) -> None:
-        super().__init__(client, who, lease_s, clock, witness)
+        super().__init__(client, who, lease_s, clock, loss_detector)
         self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()
@@ -324,7 +324,7 @@ class LeaseRenewer(Heartbeat):
     def count_turn(self, suspect: ClaimedEntry) -> None:
         """Note that an entry which is held here is handed out now."""
         partition, who = self._who.stream.partitions[suspect.partition], (self._who.group, self._who.member)
-        held = Pending(suspect.entry_id, self._who.member, 0, suspect.deliveries)
+        held = PendingEntry(suspect.entry_id, self._who.member, 0, suspect.deliveries)
         claim(self._client, partition, suspect.epoch, who, held, min_idle_ms=0)
 
     def _beat(self) -> None:
@@ -420,7 +420,7 @@ class LeaseRenewer(Heartbeat):
         ]
         return [(partition, epoch) for partition in self._who.stream.partitions for epoch in epochs]
 
-    def _claim(self, claims: list[tuple[Key, Pending]], min_idle_ms: int) -> None:
+    def _claim(self, claims: list[tuple[Key, PendingEntry]], min_idle_ms: int) -> None:
         for (number, epoch, entry_id), entry in claims:
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
@@ -432,5 +432,5 @@ class LeaseRenewer(Heartbeat):
                 self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 
 
-def _located(listed: list[tuple[Keys, Pending]]) -> list[tuple[Key, Pending]]:
+def _located(listed: list[tuple[Keys, PendingEntry]]) -> list[tuple[Key, PendingEntry]]:
     return [((partition.number, epoch, entry.entry_id), entry) for (partition, epoch), entry in listed]

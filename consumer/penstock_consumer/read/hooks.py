@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from penstock_common.stream.groups.roster import Order
+from penstock_common.stream.groups.roster import RankOrder
 from penstock_consumer.read.ack import Acknowledge, Adapter
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.stats import StatsCounter
@@ -31,7 +31,7 @@ class Hooks(Protocol):
         """The rows of every batch, or None if the last batch of an epoch may be smaller."""
 
     @property
-    def order(self) -> Order | None:
+    def order(self) -> RankOrder | None:
         """Rank, world size and batch size, or None in shared reading and of a mixture."""
 
     @property

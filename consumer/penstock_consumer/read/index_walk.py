@@ -9,8 +9,8 @@ from itertools import chain
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, Record
-from penstock_common.stream.groups.dead_notes import DeadNote
+from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, IndexRecord
+from penstock_common.stream.groups.dead_notes import DeadLetterNote
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, renewed
@@ -67,7 +67,7 @@ class IndexWalk:
 
     def __init__(
         self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
-        dropped: Sequence[DeadNote] = (),
+        dropped: Sequence[DeadLetterNote] = (),
     ) -> None:  # fmt: skip
         """``begun`` are the shards that may exist. ``dropped`` ranges are lost for good and count as holes.
 
@@ -251,7 +251,7 @@ class IndexWalk:
         self._has_looked = is_news and shard == self._shard
         self._take(wants, found.records)
 
-    def _take(self, wants: Sequence[IndexRange], pages: Sequence[list[Record]]) -> None:
+    def _take(self, wants: Sequence[IndexRange], pages: Sequence[list[IndexRecord]]) -> None:
         """Keeps what was read."""
         for (shard, offset, _), page in zip(wants, pages, strict=True):
             size, start = self._size(shard), self._starts[shard]
@@ -285,7 +285,7 @@ class IndexWalk:
                 at = max(at, note.end)
         if at < hi:
             raise self._missing(shard, lo, hi)
-        self._known.add(IndexedPiece(self._starts[shard] + lo, shard, Record(hi, b"", lo, 0, 0, ())))
+        self._known.add(IndexedPiece(self._starts[shard] + lo, shard, IndexRecord(hi, b"", lo, 0, 0, ())))
 
     def _missing(self, shard: int, lo: int, hi: int) -> EpochIncomplete:
         name = self._name
@@ -306,7 +306,7 @@ class CanonicalIndex:
 
     def __init__(
         self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
-        dropped: Sequence[DeadNote],
+        dropped: Sequence[DeadLetterNote],
     ) -> None:  # fmt: skip
         """See `IndexWalk` for the arguments."""
         self.walk = IndexWalk(client, stream, manifest, begun, position, dropped)

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock_common.stream.entries import Pending
-from penstock_common.stream.groups.losses import Settled
+from penstock_common.stream.entries import PendingEntry
+from penstock_common.stream.groups.losses import AcknowledgedSamples
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.ranges import merge_ranges
 from penstock_consumer.stages.batch import Batch, Lease
@@ -25,7 +25,7 @@ class AckRequest:
     """The entries whose last samples this call acknowledges."""
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard -> offsets [lo, hi)."""
-    entries: list[Settled] = field(default_factory=list)
+    entries: list[AcknowledgedSamples] = field(default_factory=list)
     """The samples of each entry that it acknowledges."""
 
     def merge(self) -> None:
@@ -33,13 +33,13 @@ class AckRequest:
         self.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in self.ranges.items()}
 
 
-def acknowledged_entries(batch: Batch) -> list[Settled]:
+def acknowledged_entries(batch: Batch) -> list[AcknowledgedSamples]:
     """Return the samples of each entry that a batch acknowledges. A shuffled batch has many spans of few entries."""
     return [_acknowledged(lease, ranges) for lease, ranges in _by_lease(batch).items()]
 
 
-def _acknowledged(lease: Lease, ranges: list[tuple[int, int]]) -> Settled:
-    return Settled(lease, min(ranges)[0], max(ranges)[1], sum([hi - lo for lo, hi in ranges]))
+def _acknowledged(lease: Lease, ranges: list[tuple[int, int]]) -> AcknowledgedSamples:
+    return AcknowledgedSamples(lease, min(ranges)[0], max(ranges)[1], sum([hi - lo for lo, hi in ranges]))
 
 
 def _by_lease(batch: Batch) -> dict[Lease, list[tuple[int, int]]]:
@@ -201,11 +201,11 @@ Key = tuple[int, int, bytes]
 
 
 def plan_reclaim(
-    seen: dict[Key, LeaseSighting], pending: Iterable[tuple[Key, Pending]], me: str, now_s: float, lease_s: float
-) -> tuple[dict[Key, LeaseSighting], list[tuple[Key, Pending]]]:
+    seen: dict[Key, LeaseSighting], pending: Iterable[tuple[Key, PendingEntry]], me: str, now_s: float, lease_s: float
+) -> tuple[dict[Key, LeaseSighting], list[tuple[Key, PendingEntry]]]:
     """Return what to remember for the next look, and what to claim now, of all that is pending in the group."""
     remembered: dict[Key, LeaseSighting] = {}
-    claims: list[tuple[Key, Pending]] = []
+    claims: list[tuple[Key, PendingEntry]] = []
     for key, entry in pending:
         if entry.member == me:
             continue
@@ -226,6 +226,6 @@ def plan_reclaim(
     return remembered, claims
 
 
-def _was_renewed(before: LeaseSighting, entry: Pending, now_s: float) -> bool:
+def _was_renewed(before: LeaseSighting, entry: PendingEntry, now_s: float) -> bool:
     elapsed_ms = (now_s - before.at_s) * 1000
     return entry.idle_ms < before.idle_ms + elapsed_ms * RENEWED_BELOW

@@ -23,7 +23,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.presence import new_incarnation
-from penstock_common.stream.groups.roster import Membership, Order, rank_member
+from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
 from penstock_common.stream.streams import Stream, find_stream, load_stream
@@ -672,7 +672,7 @@ class LoaderHooks:
         return self.acknowledger.adapter
 
     @property
-    def order(self) -> Order | None:
+    def order(self) -> RankOrder | None:
         """See `hooks.Hooks`."""
         return self.options.order
 

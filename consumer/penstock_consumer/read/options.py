@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock_common.errors import StateMismatch
 from penstock_common.hints import callable_of, seconds, whole
-from penstock_common.stream.groups.roster import Order
+from penstock_common.stream.groups.roster import RankOrder
 from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec
@@ -27,7 +27,7 @@ class LoaderOptions:
     prefetch_bytes: int
     lease_s: float
     notify: Notify
-    order: Order | None = None
+    order: RankOrder | None = None
     """None where reading is shared."""
     remainder: str = "pad"
     """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
@@ -84,7 +84,7 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
     )
 
 
-def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[Order | None, str]:
+def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[RankOrder | None, str]:
     """Return the checked options of a rank, or None for shared reading, and the use of a last step."""
     remainder = tuning.remainder
     if remainder not in (None, "pad", "drop", "keep"):
@@ -109,7 +109,7 @@ def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[Order 
     if tuning.member is not None:
         raise ValueError("a rank's member name is its number: leave member out with order=penstock.Canonical(...)")
     default = "drop" if order.drop_last else "pad" if world_size > 1 else "keep"
-    return Order(rank, world_size, batch_size), remainder or default
+    return RankOrder(rank, world_size, batch_size), remainder or default
 
 
 STATE_VERSION = 1

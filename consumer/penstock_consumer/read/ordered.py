@@ -22,7 +22,7 @@ from penstock_common.errors import (
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command
-from penstock_common.stream.groups.dead_notes import DeadNote, skipped
+from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
 from penstock_common.stream.groups.ledger import bury
 from penstock_common.stream.groups.positions import HEAD_STEPS
 from penstock_common.stream.groups.roster import load_roster
@@ -288,7 +288,7 @@ class OrderedReader:
             for partition in stream.partitions
         ]
 
-    def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadNote]]:
+    def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadLetterNote]]:
         """Return entries by partition, and ranges, that another rank or an operator gave up."""
         entries, ranges = set(), []
         for partition in self.claim.stream.partitions:

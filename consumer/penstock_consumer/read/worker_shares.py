@@ -13,7 +13,7 @@ from typing import Protocol
 
 from penstock_common.errors import StateMismatch
 from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import Membership, Order, rank_member
+from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.streams import load_stream
 from penstock_common.waiting import Notify, Wait, join, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
@@ -33,7 +33,7 @@ class EpochShare:
     stream: str
     stream_id: str
     group: str
-    order: Order
+    order: RankOrder
     epoch: int
     start: int
     """Position where the rank's first step begins."""

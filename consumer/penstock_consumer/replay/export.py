@@ -31,7 +31,7 @@ from penstock_common.segments.folder import MODE, new_token
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.segments.writer import write_all
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.manifest import PRODUCED, retained_epochs
 from penstock_common.stream.mending.bad import list_bad
 from penstock_common.stream.payloads import entry_fields, reader_of
@@ -141,7 +141,7 @@ def _copied(
         held.let_go()
 
 
-def _entries(client: Client, held: RetainedEpoch) -> Iterator[tuple[Fields, Record]]:
+def _entries(client: Client, held: RetainedEpoch) -> Iterator[tuple[Fields, IndexRecord]]:
     """Yield the epoch's entries in canonical order and in their inline form, each verified. Raises BadEntry."""
     segments = reader_of(held.stream)
     try:
@@ -154,7 +154,7 @@ def _entries(client: Client, held: RetainedEpoch) -> Iterator[tuple[Fields, Reco
 
 
 def _verified(
-    client: Client, held: RetainedEpoch, shard: int, record: Record, segments: SegmentReader | None
+    client: Client, held: RetainedEpoch, shard: int, record: IndexRecord, segments: SegmentReader | None
 ) -> Fields:
     stream, epoch = held.stream, held.epoch
     fields = entry_fields(client, stream, epoch, shard, record.entry_id, segments)

@@ -20,7 +20,7 @@ from penstock_common.hints import explained, seconds, whole
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record, fetch_command
+from penstock_common.stream.entries import IndexRecord, fetch_command
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import maps_of_stream, reader_of
 from penstock_common.stream.streams import Stream, load_stream
@@ -188,18 +188,18 @@ class _FetchAhead:
         line: ReaderConnection,
         stream: Stream,
         epoch: int,
-        records: Iterator[tuple[int, Record]],
+        records: Iterator[tuple[int, IndexRecord]],
         most: int,
         look: ReadaheadSink | None,
     ) -> None:
         self._connection, self._stream, self._epoch, self._most, self._look = line, stream, epoch, most, look
-        self._due: Iterator[tuple[tuple[int, Record], bool]] = (
+        self._due: Iterator[tuple[tuple[int, IndexRecord], bool]] = (
             ((found, True) for found in records)
             if look is None
             else looked_ahead(records, lambda found: found[1].nbytes)
         )
-        self._todo: deque[tuple[tuple[int, Record], bool]] = deque()
-        self._asked: deque[tuple[tuple[int, Record], bool]] = deque()
+        self._todo: deque[tuple[tuple[int, IndexRecord], bool]] = deque()
+        self._asked: deque[tuple[tuple[int, IndexRecord], bool]] = deque()
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +211,7 @@ class _FetchAhead:
         """Return the bytes of the next block under way, which an entry without a payload brings."""
         return next((record.nbytes for (_, record), is_due in self._asked if is_due), 0)
 
-    def fetch(self, receiver: Receiver, reader_times: ReaderTimes) -> tuple[Record, bool] | None:
+    def fetch(self, receiver: Receiver, reader_times: ReaderTimes) -> tuple[IndexRecord, bool] | None:
         """Receive the next entry. Returns its record, and whether the entry is still there, or None after the last."""
         while True:
             if len(self._asked) <= self._most // 2:  # several at a time: each sending may cost the core

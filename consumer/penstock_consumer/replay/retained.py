@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from penstock_common.errors import EpochIncomplete, PenstockError, ReplayTruncated, ServerUnavailable
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import Record, index_records
+from penstock_common.stream.entries import IndexRecord, index_records
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.manifest import PRODUCED, load_manifest
 from penstock_common.stream.streams import Stream, require_there
@@ -46,7 +46,7 @@ class RetainedEpoch:
             raise
         self._hold.start()
 
-    def records(self) -> Iterator[tuple[int, Record]]:
+    def records(self) -> Iterator[tuple[int, IndexRecord]]:
         """Yield (shard, index record) of all shards, in canonical order. Raises ReplayTruncated if one is missing."""
         for shard in self.manifest.shards():
             partition, end = self.stream.partition_of(shard), 0
@@ -62,7 +62,7 @@ class RetainedEpoch:
                     f"shard {shard} of epoch {self.epoch} ends at {end}, planned are {self.manifest.shard_size(shard)}"
                 )
 
-    def truncated(self, record: Record) -> ReplayTruncated:
+    def truncated(self, record: IndexRecord) -> ReplayTruncated:
         """Return the error for an entry that was removed."""
         return ReplayTruncated(
             f"epoch {self.epoch} of {self.stream.name!r} is no longer whole: entry {record.entry_id.decode()} was "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone
 from penstock_common.stream.commands import Client, parse_id
-from penstock_common.stream.entries import Record, fetch_fields, has_entries, index_records, newest_entry
+from penstock_common.stream.entries import IndexRecord, fetch_fields, has_entries, index_records, newest_entry
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -219,14 +219,14 @@ class SampleReader:
 
     # --- reading ---
 
-    def _records(self) -> Iterator[tuple[PartitionKeys, int, Record]]:
+    def _records(self) -> Iterator[tuple[PartitionKeys, int, IndexRecord]]:
         for shard in begun_shards(self._client, self._stream, self._manifest):
             partition = self._stream.partition_of(shard)
             for record in index_records(self._client, partition, self.epoch, shard):
                 if record.entry_id:
                     yield partition, shard, record
 
-    def _read(self, partition: PartitionKeys, record: Record, rows: NDArray[np.int64]) -> EntrySamples | None:
+    def _read(self, partition: PartitionKeys, record: IndexRecord, rows: NDArray[np.int64]) -> EntrySamples | None:
         self._hold()
         fields = fetch_fields(self._client, partition, self.epoch, record.entry_id)
         if fields is None:

@@ -96,14 +96,14 @@ def _span(seconds: float) -> str:
 
 
 def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.groups.roster import Membership, Order, join_group, load_roster
+    from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
     from penstock_common.stream.keys import checked_name
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, args.stream)
     name = checked_name("group", args.name)
     known = load_roster(client, stream.partitions[0]).groups.get(name)
-    order = Order(0, 0, 0) if args.ordered else None
+    order = RankOrder(0, 0, 0) if args.ordered else None
     first = join_group(client, Membership(stream, name, "", "", order), declared=True)
     if args.json:
         console.json({"stream": stream.name, "group": name, "new": known is None, "first_epoch": first})

@@ -449,7 +449,7 @@ class Committer:
             )
             if is_committed:
                 self._confirmed = self._progress.end
-                self._resources.witness.committed(self._manifest, self._shard, self._progress.end, self._token)
+                self._resources.loss_detector.committed(self._manifest, self._shard, self._progress.end, self._token)
                 self._own[sent.block.end] = sent.block.first
                 self._note_unsafe(self._durability.shortfall(safety, self._client))
             return is_committed
@@ -501,7 +501,7 @@ class Committer:
         self._channel = channel
         try:
             # first, so that lost samples are reported before a writer writes them again
-            self._resources.witness.check()
+            self._resources.loss_detector.check()
             self._progress = self._look()
         except BaseException:
             channel.close()

@@ -11,7 +11,7 @@ from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import PAGE, PAGE_BYTES, Record, raise_errors, read_headers, read_index_page
+from penstock_common.stream.entries import PAGE, PAGE_BYTES, IndexRecord, raise_errors, read_headers, read_index_page
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -25,9 +25,9 @@ FIRST_PAGE = 64
 """Records in the first page, which is all that most shards have. Later pages have a thousand."""
 
 
-def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[Record]:
+def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[IndexRecord]:
     """Return all records of a shard's index, without repairs, by a channel with nothing under way."""
-    key, records, count = partition.index(epoch, shard).encode(), list[Record](), FIRST_PAGE
+    key, records, count = partition.index(epoch, shard).encode(), list[IndexRecord](), FIRST_PAGE
     while True:
         after = b"(%d-0" % records[-1].end if records else b"-"
         channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % count)])
@@ -40,7 +40,7 @@ def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch
         count = PAGE
 
 
-def first_fault(records: Iterable[Record], end: int, token: str) -> str:
+def first_fault(records: Iterable[IndexRecord], end: int, token: str) -> str:
     """Describe what is wrong with the records of a shard that its writer committed up to ``end``. Returns '' if nothing
     is.
     """
@@ -58,8 +58,8 @@ def first_fault(records: Iterable[Record], end: int, token: str) -> str:
 
 
 def find_forged(
-    client: Client, stream: Stream, manifest: Manifest, shard: int, records: Sequence[Record]
-) -> Record | None:
+    client: Client, stream: Stream, manifest: Manifest, shard: int, records: Sequence[IndexRecord]
+) -> IndexRecord | None:
     """Return the first record whose entry is missing or is another block's, or None if all are as a producer writes
     them.
 
@@ -80,7 +80,7 @@ def find_forged(
     return None
 
 
-def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) -> bool:
+def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: IndexRecord) -> bool:
     """Return True if an entry's header agrees with its record."""
     assert stream.spec is not None
     try:
@@ -91,7 +91,7 @@ def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: Record) 
     return said == (stream.id, epoch, shard, record.first, record.end, record.holes)
 
 
-def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, record: Record) -> bool:
+def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, record: IndexRecord) -> bool:
     """Return True if retention may have removed the entry: it marks the epoch first."""
     partition = stream.partition_of(shard)
     roster = load_roster(client, partition)
@@ -109,6 +109,6 @@ def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, 
     return True
 
 
-def others_records(records: Iterable[Record], own: Mapping[int, int]) -> list[Record]:
+def others_records(records: Iterable[IndexRecord], own: Mapping[int, int]) -> list[IndexRecord]:
     """Return the records of blocks that this run did not commit; ``own`` has the first offset of its blocks by end."""
     return [record for record in records if own.get(record.end) != record.first]

@@ -17,7 +17,7 @@ from penstock_common.segments.exports import ExportedEpoch, ExportFolder, Export
 from penstock_common.segments.reader import ScannedRecord, SegmentReader
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
-from penstock_common.stream.entries import Record, index_records
+from penstock_common.stream.entries import IndexRecord, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
 from penstock_common.stream.payloads import entry_digest
 from penstock_common.stream.servers.suitability import default_budget
@@ -176,7 +176,7 @@ class _EpochImport:
             self._done += sum(one.header.ref.sizes) if one.header.ref else 0
         self._progress(self.note.epoch, min(self._done, self.note.nbytes), self.note.nbytes)
 
-    def _is_same(self, record: Record | None, one: ScannedRecord, shard: int) -> bool:
+    def _is_same(self, record: IndexRecord | None, one: ScannedRecord, shard: int) -> bool:
         header = one.header
         if record is None or (record.end, record.count, record.holes) != (header.end, header.count, header.holes):
             return False

@@ -11,7 +11,7 @@ from socket import gethostname
 
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.losses import Witness
+from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
@@ -28,7 +28,7 @@ class SharedResources:
         self.cleaners = Cleaners(client, stream, notify)
         self.server_memory = ServerMemoryQuota(client)
         self.order = AdmissionOrder(client, stream)
-        self.witness = Witness(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
+        self.loss_detector = LossDetector(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadOption
-from penstock_common.stream.entries import Record
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups.roster import Roster
 
 FORMS = (
@@ -139,8 +139,8 @@ def trimming_groups(roster: Roster, epoch: int) -> list[str]:
 
 
 def plan_trim(
-    records: Iterable[Record], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
-) -> list[Record]:
+    records: Iterable[IndexRecord], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
+) -> list[IndexRecord]:
     """Return entries that every group has acknowledged, in order, until ``need_bytes`` are free.
 
     Args:
@@ -149,7 +149,7 @@ def plan_trim(
         need_bytes: Payload bytes to free.
         base: Offset of the first bit.
     """
-    plan: list[Record] = []
+    plan: list[IndexRecord] = []
     freed = 0
     for record in records:
         if freed >= need_bytes:
@@ -160,7 +160,7 @@ def plan_trim(
     return plan
 
 
-def _covers(bits: NDArray[np.bool_], record: Record, base: int) -> bool:
+def _covers(bits: NDArray[np.bool_], record: IndexRecord, base: int) -> bool:
     part = bits[record.first - base : record.end - base]
     if len(part) < record.end - record.first:
         return False

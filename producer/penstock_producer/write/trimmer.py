@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import EpochNotFound
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import FIRST_PAGE, SHARDS_AT_ONCE, Record, index_ends, trim_entries
+from penstock_common.stream.entries import FIRST_PAGE, SHARDS_AT_ONCE, IndexRecord, index_ends, trim_entries
 from penstock_common.stream.groups.ledger import bits_of_shards
 from penstock_common.stream.groups.roster import Roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
@@ -60,7 +60,7 @@ class _EpochMemory:
         self.far_s = now_s
         return True
 
-    def note(self, shard: int, records: Iterable[Record]) -> None:
+    def note(self, shard: int, records: Iterable[IndexRecord]) -> None:
         """Raise the shard's floor over the removed ones among these records, which are the next beyond it."""
         floor, gone = self.floors.get(shard, 0), self.gone[shard]
         for record in records:
@@ -90,7 +90,7 @@ class _AcknowledgedRanges:
     read: int
     """Offset after the last record that was read."""
 
-    def read_on(self, page: Sequence[Record]) -> None:
+    def read_on(self, page: Sequence[IndexRecord]) -> None:
         """Note which records were read. Without any, all that is acknowledged was."""
         self.read = page[-1].end if page else self.upto
 
@@ -213,12 +213,15 @@ def _portions(shards: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _plan(
-    pages: Mapping[int, list[Record]], todo: Mapping[int, _AcknowledgedRanges], gone: Mapping[int, set[int]], need: int
-) -> list[tuple[int, Record]]:
+    pages: Mapping[int, list[IndexRecord]],
+    todo: Mapping[int, _AcknowledgedRanges],
+    gone: Mapping[int, set[int]],
+    need: int,
+) -> list[tuple[int, IndexRecord]]:
     """Return (shard, record) of entries that may be removed until ``need_bytes`` are free, as many as fit one
     script.
     """
-    plan: list[tuple[int, Record]] = []
+    plan: list[tuple[int, IndexRecord]] = []
     for shard, page in pages.items():
         one = todo[shard]
         left = [record for record in page if record.end <= one.upto and record.end not in gone[shard]]

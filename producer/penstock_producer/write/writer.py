@@ -408,7 +408,7 @@ class Writer:
         self._is_closed = True
         self._client.patience.last(0)  # there is nothing to wait for
         with suppress(ServerUnavailable):
-            self._resources.witness.check()
+            self._resources.loss_detector.check()
         self._cleanup_timer.stop()
         self._resources.close()
         self._client.close()

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from penstock_common.errors import EntryNotFound, EpochIncomplete, GroupNotFound, StreamConflict
-from penstock_common.stream.groups.roster import Membership, Order, join_group, load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
 from penstock_common.stream.mending.bad import list_bad, retry_dead, show_entry
 from penstock_common.stream.mending.drop import drop_bad
 from penstock_common.stream.streams import load_stream
@@ -278,7 +278,7 @@ def test_a_forged_entry_is_deleted_beside_an_ordered_group_and_after_one_group_g
     _, fields = entry_of(any_client, 1)
     forged = append(any_client, {**fields, b"x": b"short"}).decode()
     stream = load_stream(any_client, "train")
-    join_group(any_client, Membership(stream, "ranks", "", "", Order(0, 0, 0)), declared=True)
+    join_group(any_client, Membership(stream, "ranks", "", "", RankOrder(0, 0, 0)), declared=True)
     assert sum(read(any_url).values()) == 64
     drop_bad(any_client, stream, 0, group="resnet", reason="forged", entry=forged)
     with pytest.raises(EntryNotFound, match="neither a dead letter of ranks"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import redis
 
-from penstock_common.stream.entries import Pending, claim, list_pending
+from penstock_common.stream.entries import PendingEntry, claim, list_pending
 from penstock_common.stream.keys import RELEASED, PartitionKeys
 from penstock_common.stream.removal.deletion import release_epoch
 from tests.contracts.feed import open_stream, produce
 
 
-def given_to(holder: str, url: str, client: redis.Redis) -> tuple[PartitionKeys, Pending]:
+def given_to(holder: str, url: str, client: redis.Redis) -> tuple[PartitionKeys, PendingEntry]:
     """Return one entry, pending under this holder of group 'g', as a member sees it."""
     produce(url, "t", 1)
     partition = open_stream(client, "t").partitions[0]

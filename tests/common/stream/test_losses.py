@@ -13,7 +13,14 @@ from penstock_common.server.connection import open_channel
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups import losses
-from penstock_common.stream.groups.losses import Loss, Settled, Witness, committed_front, note_loss, noted_losses
+from penstock_common.stream.groups.losses import (
+    AcknowledgedSamples,
+    Loss,
+    LossDetector,
+    committed_front,
+    note_loss,
+    noted_losses,
+)
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from tests.contracts.feed import open_stream, produce
@@ -21,7 +28,7 @@ from tests.contracts.feed import open_stream, produce
 
 @dataclass
 class Lease:
-    """The fields of a lease that a witness reads."""
+    """The fields of a lease that a loss detector reads."""
 
     entry_id: bytes
     partition: int = 0
@@ -93,15 +100,15 @@ def info_calls(client: Client) -> int:
 
 
 class TestWitness:
-    """A witness remembers entries and reports those that the server lost."""
+    """A loss detector remembers entries and reports those that the server lost."""
 
-    def told(self, url: str, client: Client) -> tuple[Witness, Manifest, list[str]]:
-        """Return a witness that knows the run and an epoch of 30 samples in 3 entries."""
+    def told(self, url: str, client: Client) -> tuple[LossDetector, Manifest, list[str]]:
+        """Return a loss detector that knows the run and an epoch of 30 samples in 3 entries."""
         produce(url, "t", 30)
         stream, said = open_stream(client, "t"), list[str]()
-        witness = Witness(client, stream, "member g/m", said.append, clock=lambda: 1.0)
-        witness.check()
-        return witness, load_manifest(client, stream, 0), said
+        loss_detector = LossDetector(client, stream, "member g/m", said.append, clock=lambda: 1.0)
+        loss_detector.check()
+        return loss_detector, load_manifest(client, stream, 0), said
 
     def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Reconnect, so that the next check finds another run."""
@@ -113,19 +120,21 @@ class TestWitness:
     ) -> None:
         """A feed continues at the offsets that the server forgot, so their numbers alone would hide the loss."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
+            loss_detector, manifest, said = self.told(any_url, client)
             ids = [fields[b"e"] for _, fields in client.xrange(open_stream(client, "t").partitions[0].index(0, 0))]
             gone = Lease(b"1-1")
-            witness.acknowledged(manifest, [Settled(Lease(ids[0]), 0, 10, 10), Settled(gone, 10, 15, 4)])
-            witness.acknowledged(manifest, [Settled(gone, 14, 17, 3)])
+            loss_detector.acknowledged(
+                manifest, [AcknowledgedSamples(Lease(ids[0]), 0, 10, 10), AcknowledgedSamples(gone, 10, 15, 4)]
+            )
+            loss_detector.acknowledged(manifest, [AcknowledgedSamples(gone, 14, 17, 3)])
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert "shard 0 offsets 10-16: 7 samples that member g/m had acknowledged" in said[0]
             assert noted_losses(client, open_stream(client, "t"), 0) == [
                 Loss(0, manifest.id, 0, 10, 17, 7, "acknowledged", "member g/m", 1000)
             ]
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert len(said) == 1  # a reported loss is not reported again
 
     @pytest.mark.parametrize("position", [29, 30, 31])
@@ -134,31 +143,31 @@ class TestWitness:
     ) -> None:
         """The last step of an epoch may be filled with its first samples, and so end beyond its last sample."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.reached(manifest, position)
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.reached(manifest, position)
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert said == []
 
     def test_a_position_beyond_what_is_committed_is_a_loss(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A rank whose batches another process reads knows no entries, only how far it is."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.reached(manifest, 30)
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.reached(manifest, 30)
             client.xdel(open_stream(client, "t").partitions[0].index(0, 0), "30-0")  # as after a truncated file
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert "shard 0 offsets 20-29: 10 samples" in said[0]
 
     def test_a_released_epoch_is_no_loss(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Retention removes acknowledged samples for ever, and correctly."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])
-            witness.committed(manifest, 0, 30)
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.acknowledged(manifest, [AcknowledgedSamples(Lease(b"1-1"), 0, 10, 10)])
+            loss_detector.committed(manifest, 0, 30)
             assert release_epoch(client, open_stream(client, "t"), 0)
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert said == []
 
     def test_memory_is_bounded_and_the_newest_is_kept(self, any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +175,14 @@ class TestWitness:
         monkeypatch.setattr(losses, "MOST_ENTRIES", 3)
         monkeypatch.setattr(losses, "MOST_SHARDS", 2)
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [Settled(Lease(b"1-%d" % n), n, n + 1, 1) for n in range(9)])
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.acknowledged(
+                manifest, [AcknowledgedSamples(Lease(b"1-%d" % n), n, n + 1, 1) for n in range(9)]
+            )
             for shard in range(4):
-                witness.committed(manifest, shard, 40)
+                loss_detector.committed(manifest, shard, 40)
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert "offsets 6-8: 3 samples that member" in said[0]
             assert "shard 1 " not in said[0]
             assert "shard 2 offsets 0-39" in said[0]
@@ -181,8 +192,8 @@ class TestWitness:
     ) -> None:
         """The caller waits for outages in its own way, and the loss must not be forgotten during one."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.committed(manifest, 0, 40)
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.committed(manifest, 0, 40)
 
             def vanish(*_: object) -> None:
                 raise ServerUnavailable("it is away")
@@ -190,9 +201,9 @@ class TestWitness:
             self.reconnect(client, monkeypatch)
             with monkeypatch.context() as patch, pytest.raises(ServerUnavailable):
                 patch.setattr(losses, "run_script", vanish)
-                witness.check()
+                loss_detector.check()
             assert said == []
-            witness.check()
+            loss_detector.check()
             assert "shard 0 offsets 30-39" in said[0]
 
     def test_a_user_who_may_not_note_it_says_so_and_goes_on(
@@ -200,15 +211,15 @@ class TestWitness:
     ) -> None:
         """A trainer whose ACL only lets it read a manifest must not stop because of a note."""
         with connect(any_url) as client:
-            witness, manifest, said = self.told(any_url, client)
-            witness.acknowledged(manifest, [Settled(Lease(b"1-1"), 0, 10, 10)])
+            loss_detector, manifest, said = self.told(any_url, client)
+            loss_detector.acknowledged(manifest, [AcknowledgedSamples(Lease(b"1-1"), 0, 10, 10)])
 
             def refuse(*_: object) -> None:
                 raise redis.exceptions.NoPermissionError("this user has no permissions to run 'evalsha'")
 
             monkeypatch.setattr(losses, "run_script", refuse)
             self.reconnect(client, monkeypatch)
-            witness.check()
+            loss_detector.check()
             assert "cannot be found or noted" in said[0]
 
 

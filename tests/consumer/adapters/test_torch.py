@@ -34,13 +34,13 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
 
 from penstock.torch import acknowledging, dataset, prefetch_to_device  # noqa: E402 - only where PyTorch is
-from penstock_consumer.adapters.torch_device import OnDevice  # noqa: E402 - only where PyTorch is
+from penstock_consumer.adapters.torch_device import DeviceBatches  # noqa: E402 - only where PyTorch is
 
 
 def train_until_killed(url: str) -> None:
     """Train, with one batch sent ahead."""
     loader = Loader(STREAM, group=GROUP, batch_size=BATCH, url=url, tuning=Tuning(member=MEMBER))
-    batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere())
+    batches = DeviceBatches(acknowledging(DataLoader(dataset(loader), batch_size=None)), Nowhere())
     report_until_killed(batch["y"].tolist() for batch in batches)
 
 
@@ -61,7 +61,7 @@ class Nowhere:
 
 
 class Eager:
-    """A readahead without a limit, like `OnDevice`, however slowly batches come."""
+    """A readahead without a limit, like `DeviceBatches`, however slowly batches come."""
 
     def __init__(self, batches: Any, count: int) -> None:
         self.source, self.count = acknowledging(batches), count
@@ -161,7 +161,7 @@ def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> Non
     produce(any_url, STREAM, SAMPLES, epochs=2)
     side = Nowhere()
     with loader_of(any_url) as loader:
-        batches = OnDevice(acknowledging(DataLoader(dataset(loader), batch_size=None)), side)
+        batches = DeviceBatches(acknowledging(DataLoader(dataset(loader), batch_size=None)), side)
         for steps, _ in enumerate(batches, 1):
             if not hooks_of(loader).is_ready and side.sent == steps:
                 continue  # a batch is not waited for only to have it early
@@ -177,7 +177,7 @@ WAYS: dict[str, Callable[..., Any]] = {
     "dataset": dataset,
     "DataLoader": lambda loader, **settings: DataLoader(dataset(loader, **settings), batch_size=None),
     "acknowledging": lambda loader, **settings: acknowledging(dataset(loader, **settings)),
-    "device": lambda loader, **settings: OnDevice(acknowledging(dataset(loader, **settings)), Nowhere()),
+    "device": lambda loader, **settings: DeviceBatches(acknowledging(dataset(loader, **settings)), Nowhere()),
 }
 
 

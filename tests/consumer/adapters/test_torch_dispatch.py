@@ -16,7 +16,7 @@ import pytest
 from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
-from penstock_common.stream.groups.roster import Membership, Order, rank_member
+from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.reported_rates import RateReporter, trainer_field
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
@@ -125,7 +125,7 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
     with connect(url) as client:
         stream = load_stream(client, "t")
         watch = UnusedRankCheck(
-            client, Membership(stream, "g", rank_member(0), "", Order(0, len(asked) + 1, BATCH)), said.append
+            client, Membership(stream, "g", rank_member(0), "", RankOrder(0, len(asked) + 1, BATCH)), said.append
         )
         for _ in range(2):
             watch.look(samples)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock_common.stream.audit.accounts import EpochAudit, GroupAudit, MissingRange
 from penstock_common.stream.audit.survey import LATEST, GroupSurvey, PartitionSurvey, SurveyedEntry
 from penstock_common.stream.commands import parse_id
-from penstock_common.stream.entries import Record, is_believable
+from penstock_common.stream.entries import IndexRecord, is_believable
 from penstock_common.stream.groups.ledger import runs
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest
 from penstock_common.wire.header import Header
@@ -55,7 +55,7 @@ class _PartitionJudgement:
         self._newest = LATEST if is_emptied else max(seen, survey.newest)
         self._strays: dict[int, list[_Span]] = {}
         """Shard -> entries that no index record names, under the identity they claim."""
-        self._missing: list[tuple[int, Record]] = []
+        self._missing: list[tuple[int, IndexRecord]] = []
 
     def judge(self) -> None:
         """Make all comparisons, in the best order for reading the findings."""
@@ -73,9 +73,9 @@ class _PartitionJudgement:
     def _find(self, text: str) -> None:
         self._audit.findings.append(text)
 
-    def _believable(self, shard: int, records: list[Record]) -> list[Record]:
+    def _believable(self, shard: int, records: list[IndexRecord]) -> list[IndexRecord]:
         """Return the records whose numbers can be true. A forged record is reported, and then ignored."""
-        kept: list[Record] = []
+        kept: list[IndexRecord] = []
         for record in records:
             if is_believable(record):
                 kept.append(record)
@@ -125,7 +125,7 @@ class _PartitionJudgement:
 
     # --- entries ---
 
-    def _check_header(self, held: SurveyedEntry, shard: int, record: Record) -> None:
+    def _check_header(self, held: SurveyedEntry, shard: int, record: IndexRecord) -> None:
         name = f"entry {held.entry_id.decode()} ({_identity(shard, record)})"
         if held.problem and not held.is_gone:
             self._find(f"{name} cannot be read: {held.problem}")
@@ -161,13 +161,13 @@ class _PartitionJudgement:
         span = _Span(held.entry_id, _offsets(header.first, header.end, header.holes), is_there=True)
         self._strays.setdefault(header.shard, []).append(span)
 
-    def _limit(self, shard: int, records: list[Record]) -> int:
+    def _limit(self, shard: int, records: list[IndexRecord]) -> int:
         planned = self._manifest.shard_size(shard)
         return planned if self._manifest.sizes is not None else max(planned, records[-1].end if records else 0)
 
     # --- shards ---
 
-    def _judge_shard(self, shard: int, records: list[Record]) -> None:
+    def _judge_shard(self, shard: int, records: list[IndexRecord]) -> None:
         end = max((record.end for record in records), default=0)
         sizes, done = self._manifest.sizes, self._manifest.done
         planned = sizes[shard] if sizes is not None else done.get(shard, end)
@@ -214,7 +214,7 @@ class _PartitionJudgement:
             settled &= _padded(group.settled[shard], length)
         return given_up & settled
 
-    def _check_tiling(self, shard: int, records: list[Record], given_up: Mask) -> Mask:
+    def _check_tiling(self, shard: int, records: list[IndexRecord], given_up: Mask) -> Mask:
         covered = np.zeros(len(given_up), dtype=bool)
         at = 0
         for record in records:
@@ -240,7 +240,7 @@ class _PartitionJudgement:
         if self._manifest.is_ended:
             self._name(f"shard {shard}: quarantined without being a hole", named & ~holes)
 
-    def _span(self, shard: int, record: Record) -> _Span:
+    def _span(self, shard: int, record: IndexRecord) -> _Span:
         held = self._survey.held.get(record.entry_id)
         is_gone = held is not None and held.is_gone
         is_there = (held is not None and not is_gone) or parse_id(record.entry_id) > self._newest
@@ -280,7 +280,7 @@ class _PartitionJudgement:
             at = part.end
         return sorted(parts, key=lambda part: part.first)
 
-    def _is_rightly_trimmed(self, shard: int, record: Record) -> bool:
+    def _is_rightly_trimmed(self, shard: int, record: IndexRecord) -> bool:
         """Return whether retention removed it.
 
         Retention marks the epoch first, and removes only what every group that holds data is done with.
@@ -383,7 +383,7 @@ def _range(lo: int, hi: int) -> str:
     return f"{lo}" if hi - lo == 1 else f"{lo}-{hi - 1}"
 
 
-def _identity(shard: int, what: Record | Header) -> str:
+def _identity(shard: int, what: IndexRecord | Header) -> str:
     return f"shard {shard} offsets {_range(what.first, what.end)}"
 
 

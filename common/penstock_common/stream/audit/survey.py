@@ -18,13 +18,13 @@ from penstock_common.stream.commands import Client, EntryId, parse_id, readable,
 from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
-    Record,
+    IndexRecord,
     group_counts,
     index_records,
     is_believable,
     list_pending,
 )
-from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
+from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
 from penstock_common.stream.groups.positions import known_positions, settled_below
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
@@ -94,7 +94,7 @@ class PartitionSurvey:
     newest: EntryId
     """The newest committed id at the beginning. What the index has after it may be too new to have been seen."""
     held: dict[bytes, SurveyedEntry]
-    index: dict[int, list[Record]]
+    index: dict[int, list[IndexRecord]]
     """Shard -> its records in order."""
     quarantined: set[tuple[int, int]]
     """Pairs (shard, offset) of bad samples."""
@@ -167,7 +167,7 @@ def _settled_position(client: Client, stream: Stream, epoch: int, group: str, ro
     return known_positions(client, stream, epoch, group).minimum(roster.groups[group].world)
 
 
-def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
+def _take_given_up(group: GroupSurvey, notes: Iterable[DeadLetterNote]) -> None:
     for note in notes:
         if note.given_up and note.shard in group.settled:
             group.given_up.setdefault(note.shard, []).append((note.first, note.end))
@@ -175,7 +175,7 @@ def _take_given_up(group: GroupSurvey, notes: Iterable[DeadNote]) -> None:
                 group.settled[note.shard][note.first : note.end] = True
 
 
-def _leave_out_bad(group: GroupSurvey, index: dict[int, list[Record]]) -> None:
+def _leave_out_bad(group: GroupSurvey, index: dict[int, list[IndexRecord]]) -> None:
     """Leave out bad samples: a position passes holes and dead letters, too, and neither was ever delivered."""
     for shard, records in index.items():
         for record in filter(is_believable, records):
@@ -190,9 +190,9 @@ def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, E
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
-def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[Record]]:
+def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[IndexRecord]]:
     """Return shard -> its records, with the first pages of many shards in one round trip."""
-    found: dict[int, list[Record]] = {}
+    found: dict[int, list[IndexRecord]] = {}
     for begin in range(0, len(shards), INDEXES_AT_ONCE):
         some = shards[begin : begin + INDEXES_AT_ONCE]
         try:
@@ -206,11 +206,11 @@ def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> d
     return found
 
 
-def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> list[Record]:
+def _records(client: Client, partition: PartitionKeys, epoch: int, shard: int, after: int = 0) -> list[IndexRecord]:
     return list(index_records(client, partition, epoch, shard, after))
 
 
-def _end(records: Sequence[Record]) -> int:
+def _end(records: Sequence[IndexRecord]) -> int:
     return next((record.end for record in reversed(records) if is_believable(record)), 0)
 
 

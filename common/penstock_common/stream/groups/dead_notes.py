@@ -17,7 +17,7 @@ _NAME = re.compile(rb"([0-9]{1,10}:)?[0-9]{1,18}-[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
-class DeadNote:
+class DeadLetterNote:
     """The content of one field of the hash."""
 
     why: str
@@ -31,26 +31,28 @@ class DeadNote:
     end: int = 0
 
 
-def read_note(value: bytes) -> DeadNote:
+def read_note(value: bytes) -> DeadLetterNote:
     """Parse any content: a note may be damaged, or of another version."""
     text = value.decode("utf-8", "replace")
     try:
         found = json.loads(text)
-        return DeadNote(
+        return DeadLetterNote(
             str(found["why"]), int(found.get("at", 0)), bool(found.get("given_up", False)),
             int(found.get("shard", -1)), int(found.get("first", 0)), int(found.get("end", 0)),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return DeadNote(text)
+        return DeadLetterNote(text)
 
 
-def write_note(note: DeadNote) -> str:
+def write_note(note: DeadLetterNote) -> str:
     """Return the JSON of a note on discarded samples."""
     place = {"shard": note.shard, "first": note.first, "end": note.end} if note.shard >= 0 else {}
     return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **place})
 
 
-def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) -> tuple[set[bytes], list[DeadNote]]:
+def skipped(
+    client: Client, partition: PartitionKeys, epoch: int, group: str
+) -> tuple[set[bytes], list[DeadLetterNote]]:
     """Return what an ordered group skips.
 
     These are ids of entries that are dead or discarded, and discarded ranges without an entry.
@@ -60,7 +62,7 @@ def skipped(client: Client, partition: PartitionKeys, epoch: int, group: str) ->
     return {name for name in notes if b":" not in name}, ranges
 
 
-def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadNote]:
+def load_notes(client: Client, partition: PartitionKeys, epoch: int, group: str) -> dict[bytes, DeadLetterNote]:
     """Return all notes, by entry id or, for discarded ranges, by ``shard:first-end``. Other fields are ignored."""
     reply: dict[bytes, bytes] = client.hgetall(partition.dead(epoch, group))
     notes = {name: read_note(value) for name, value in reply.items() if _NAME.fullmatch(name)}

@@ -1,8 +1,8 @@
 """The losses of a server, as its clients know them: a server that restarts with older data cannot know what it forgot.
 
 A writer remembers how far each shard was committed, and a member which entries it acknowledged. When the server comes
-back as another run, a `Witness` compares this with the indexes, reports the difference, and notes it in the epoch's
-manifest. `penstock audit` reads the notes.
+back as another run, a `LossDetector` compares this with the indexes, reports the difference, and notes it in the
+epoch's manifest. `penstock audit` reads the notes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ COMMITTED, ACKNOWLEDGED = "committed", "acknowledged"
 
 
 class LeasedEntry(Protocol):
-    """The part of a lease that a witness reads: the entry's place."""
+    """The part of a lease that a loss detector reads: the entry's place."""
 
     partition: int
     shard: int
     entry_id: bytes
 
 
-class Settled(NamedTuple):
+class AcknowledgedSamples(NamedTuple):
     """Samples of one entry that were trained on. They are in the offsets [first, end)."""
 
     lease: LeasedEntry
@@ -102,7 +102,7 @@ class _Entry:
         self.samples += samples
 
 
-class Witness:
+class LossDetector:
     """A memory of limited size of what a server confirmed to one client, which is compared with a server that came
     back.
 
@@ -141,7 +141,7 @@ class Witness:
             if len(self._ends) > MOST_SHARDS:
                 self._ends.popitem(last=False)
 
-    def acknowledged(self, manifest: Manifest, settled: Iterable[Settled]) -> None:
+    def acknowledged(self, manifest: Manifest, settled: Iterable[AcknowledgedSamples]) -> None:
         """Remember samples that were trained on."""
         with self._lock:
             for lease, first, end, samples in settled:
@@ -168,7 +168,7 @@ class Witness:
         """Compare with the server, if it may be another run than at the last call.
 
         The first call only learns the run. It costs nothing while no connection was made. Raises ServerUnavailable. Any
-        other failure is reported and ends nothing, because training and writing continue without a witness.
+        other failure is reported and ends nothing, because training and writing continue without a loss detector.
         """
         with self._comparing:
             try:

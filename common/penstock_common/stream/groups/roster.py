@@ -199,7 +199,7 @@ def _replay(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RankOrder:
     """The settings that make a member one rank of an ordered group."""
 
     rank: int
@@ -217,7 +217,7 @@ class Membership:
     group: str
     member: str
     incarnation: str
-    order: Order | None = None
+    order: RankOrder | None = None
     """The settings of a rank, or None in a shared group."""
 
     @property
@@ -259,7 +259,7 @@ def _join(
     client: Client, who: Membership, partition: PartitionKeys, first: int, flags: list[bool], quiet_ms: int
 ) -> int:
     declared, settle, force = map(int, flags)
-    order = who.order or Order(0, 0, 0)
+    order = who.order or RankOrder(0, 0, 0)
     while True:
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster]
@@ -278,7 +278,7 @@ def _join(
 
 def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
     """Return why a group could not be joined."""
-    group, stream, order = who.group, who.stream.name, who.order or Order(0, 0, 0)
+    group, stream, order = who.group, who.stream.name, who.order or RankOrder(0, 0, 0)
     other = f"use another group name, or give this one up with `penstock groups drop {stream} {group}`"
     if answer == b"lost":
         return EpochsReleased(

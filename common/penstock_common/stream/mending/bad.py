@@ -20,8 +20,8 @@ from penstock_common.errors import BadEntry, EntryNotFound, StreamConflict
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
-from penstock_common.stream.entries import Record, describe_entry, index_records, is_gone
-from penstock_common.stream.groups.dead_notes import DeadNote, load_notes
+from penstock_common.stream.entries import IndexRecord, describe_entry, index_records, is_gone
+from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
 from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group, require_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, retained_epochs
@@ -246,7 +246,7 @@ def _letters(
                 yield letter_of(epoch, name, entry_id, note)
 
 
-def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter:
+def letter_of(epoch: int, group: str, name: bytes, note: DeadLetterNote) -> DeadLetter:
     """Return a note as it is shown. ``name`` is its field."""
     entry = "" if b":" in name else name.decode("utf-8", "replace")
     shard = note.shard if note.shard >= 0 else None
@@ -255,7 +255,7 @@ def letter_of(epoch: int, group: str, name: bytes, note: DeadNote) -> DeadLetter
 
 def records_by_entry(
     client: Client, stream: Stream, manifest: Manifest, partition: PartitionKeys
-) -> dict[bytes, tuple[int, Record]]:
+) -> dict[bytes, tuple[int, IndexRecord]]:
     """Return entry id -> shard and record, of one partition. What an entry says of itself does not count."""
     return {
         record.entry_id: (shard, record)

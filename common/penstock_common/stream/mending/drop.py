@@ -13,8 +13,8 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit import audit_stream, survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.commands import Arg, Client, run_script, server_ms
-from penstock_common.stream.entries import Record, is_gone, list_pending
-from penstock_common.stream.groups.dead_notes import DeadNote, load_notes, write_note
+from penstock_common.stream.entries import IndexRecord, is_gone, list_pending
+from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes, write_note
 from penstock_common.stream.groups.ledger import runs, uncovered
 from penstock_common.stream.groups.positions import known_positions, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, close_for_group, load_roster, require_group
@@ -102,7 +102,7 @@ def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, r
     done = []
     for shard, first, end in lost:
         partition = stream.partition_of(shard)
-        record = Record(end, b"", first, end - first, 0, ())
+        record = IndexRecord(end, b"", first, end - first, 0, ())
         done.append(_give_up(client, partition, manifest, group, b"", shard, record, reason))
     return done
 
@@ -142,7 +142,7 @@ def _drop_missing(
         name = entry_id or f"{lost.shard}:{lost.first}-{lost.end}".encode()
         note = load_notes(client, partition, manifest.epoch, group).get(name)
         if starts.get(lost.shard, 0) + lost.end > minimum and not (note is not None and note.given_up):
-            record = Record(lost.end, entry_id, lost.first, lost.end - lost.first - len(lost.holes), 0, lost.holes)
+            record = IndexRecord(lost.end, entry_id, lost.first, lost.end - lost.first - len(lost.holes), 0, lost.holes)
             done.append(
                 _give_up(client, partition, manifest, group, entry_id, lost.shard, record, reason, has_bits=False)
             )
@@ -154,14 +154,14 @@ def _drop_missing(
 
 def _give_up(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, shard: int,
-    record: Record | None, why: str, *, has_bits: bool = True,
+    record: IndexRecord | None, why: str, *, has_bits: bool = True,
 ) -> DeadLetter:  # fmt: skip
     """Discard one entry or range. ``record`` has the identity; without it no sample counts as done.
 
     ``has_bits`` is whether the group has a ledger; an ordered one has positions.
     """
     first, end = (record.first, record.end) if record else (0, 0)
-    note = DeadNote(why[:500], server_ms(client), True, shard if record else -1, first, end)
+    note = DeadLetterNote(why[:500], server_ms(client), True, shard if record else -1, first, end)
     name = entry_id or f"{shard}:{first}-{end}".encode()
     holes = record.holes if record else ()
     spans = runs([offset for offset in range(first, end) if offset not in holes]) if has_bits else []

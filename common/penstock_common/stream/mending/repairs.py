@@ -17,7 +17,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.audit.survey import PartitionSurvey
 from penstock_common.stream.commands import Client, run_script, server_ms
-from penstock_common.stream.entries import Record, group_counts, index_record, overridden, repair_record
+from penstock_common.stream.entries import IndexRecord, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, load_roster, reopen_for_group
 from penstock_common.stream.keys import PartitionKeys
@@ -122,7 +122,7 @@ def _newest_id(client: Client, index: str) -> int:
     return int(newest.partition(b"-")[0])
 
 
-def _is_missing(standing: list[Record], lost: MissingRange, patch: RepairBlock) -> bool:
+def _is_missing(standing: list[IndexRecord], lost: MissingRange, patch: RepairBlock) -> bool:
     """Return whether the records of the patch's offsets are those of the time when the range was found missing."""
     there = [record for record in standing if record.first < patch.end and patch.first < record.end]
     if not lost.entry:
