@@ -218,7 +218,7 @@ def left_behind(url: str, client: Client, bad: int, deliveries: int) -> str:
 
 @pytest.mark.parametrize(
     ("owner", "name", "bad", "deliveries"),
-    [(LeaseRenewer, "count_turn", 0, MANY_DELIVERIES), (dead_letters, "bury", 2, 1)],
+    [(LeaseRenewer, "count_turn", 0, MANY_DELIVERIES), (dead_letters, "add_dead_letter", 2, 1)],
     ids=["a suspect's turn", "a dead letter held back"],
 )
 def test_a_lost_answer_makes_no_reader_hand_out_twice_what_it_took_over(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import list_pending
-from penstock_common.stream.groups.ledger import acknowledge, bury, dead_letters, runs, settled_bits, uncovered
+from penstock_common.stream.groups.ledger import acknowledge, add_dead_letter, dead_letters, done_bits, runs, uncovered
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
@@ -33,8 +33,8 @@ def test_bits_are_exactly_the_ranges_that_were_acknowledged(
         hi = min(200, lo + size)
         expected[lo:hi] = True
         assert acknowledge(any_client, partition, manifest, "g", [], {0: [(lo, hi)]})
-    assert np.array_equal(settled_bits(any_client, partition, 0, "g", 0, 0, 200), expected)
-    assert np.array_equal(settled_bits(any_client, partition, 0, "g", 0, 13, 101), expected[13:101])
+    assert np.array_equal(done_bits(any_client, partition, 0, "g", 0, 0, 200), expected)
+    assert np.array_equal(done_bits(any_client, partition, 0, "g", 0, 13, 101), expected[13:101])
     missing = [n for shard, lo, hi in uncovered(any_client, stream, manifest, "g") for n in range(lo, hi) if shard == 0]
     assert missing == np.flatnonzero(~expected).tolist()
 
@@ -49,7 +49,7 @@ def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, clie
     abandon_epoch(client, stream, 0)
     before = set(client.keys("*"))
     assert not acknowledge(client, partition, manifest, "g", [b"1-0"], {0: [(0, 5)]})
-    assert not bury(client, partition, manifest, "g", b"1-0", "bad")
+    assert not add_dead_letter(client, partition, manifest, "g", b"1-0", "bad")
     assert set(client.keys("*")) == before
 
 
@@ -71,7 +71,7 @@ def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, 
     assert uncovered(any_client, stream, manifest, "g") == [(0, 0, 3), (0, 4, 20), (1, 0, 3), (1, 4, 20)]
     acknowledge(any_client, stream.partitions[0], manifest, "g", [], {0: [(0, 3), (4, 20)]})
     last = any_client.xrevrange(stream.partitions[1].entries(0), count=1)[0][0]
-    bury(any_client, stream.partitions[1], manifest, "g", last, "ChecksumMismatch: x")
+    add_dead_letter(any_client, stream.partitions[1], manifest, "g", last, "ChecksumMismatch: x")
     assert dead_letters(any_client, stream.partitions[1], 0, "g") == {last: "ChecksumMismatch: x"}
     assert uncovered(any_client, stream, manifest, "g") == [(1, 0, 3), (1, 4, 11)]
     assert len(uncovered(any_client, stream, manifest, "other")) == 4

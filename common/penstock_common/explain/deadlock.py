@@ -15,7 +15,7 @@ from penstock_common.explain.backlog import GroupBacklog, hold_of
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits, owed_samples
-from penstock_common.stream.groups.positions import kept_head, settled_below, starts_of
+from penstock_common.stream.groups.positions import done_below, kept_head, starts_of
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, load_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -195,8 +195,8 @@ class _MemberHoldings:
     ) -> NDArray[np.bool_]:
         """Return a bit for each sample that the members of a group were given."""
         if name in self._reached:
-            reached = settled_below(self._reached[name], start, 0, end)
-            return reached & ~settled_below(kept_head(group), start, 0, end)
+            reached = done_below(self._reached[name], start, 0, end)
+            return reached & ~done_below(kept_head(group), start, 0, end)
         bits, pending = np.zeros(end, dtype=bool), self._pending[name]
         for record in records:
             if record.entry_id in pending:

@@ -95,7 +95,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         policy = hooks_of(loader).policy
         if policy != "on_checkpoint":
             raise ValueError(
-                f"this loader has acknowledge={policy!r}: a checkpoint would settle nothing. Make it with "
+                f"this loader has acknowledge={policy!r}: a checkpoint would acknowledge nothing. Make it with "
                 "acknowledge='on_checkpoint', or use keras.callbacks.ModelCheckpoint"
             )
         self._loader = loader

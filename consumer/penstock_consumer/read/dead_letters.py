@@ -19,7 +19,7 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import fetch_fields, read_headers
-from penstock_common.stream.groups.ledger import bury, settled_bits, uncovered
+from penstock_common.stream.groups.ledger import add_dead_letter, done_bits, uncovered
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -74,7 +74,7 @@ def is_done(
         return read_headers(client, partition, manifest.epoch, [entry_id]) == [b""]
     if state != manifest.live_state.encode():
         return True
-    bits = settled_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)
+    bits = done_bits(client, partition, manifest.epoch, group, header.shard, header.first, header.end)
     bits[np.array(header.holes, dtype=np.int64) - header.first] = True
     return bool(bits.all())
 
@@ -157,7 +157,7 @@ class DeadLetters:
     def add_now(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter that no reader could read."""
         self._claim.notify(f"entry {entry_id.decode()} of epoch {manifest.epoch} is a dead letter: {reason[:300]}")
-        bury(self._claim.client, partition, manifest, self._claim.who.group, entry_id, reason[:500])
+        add_dead_letter(self._claim.client, partition, manifest, self._claim.who.group, entry_id, reason[:500])
         self._claim.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:

@@ -23,7 +23,7 @@ from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
-from penstock_common.stream.groups.ledger import bury
+from penstock_common.stream.groups.ledger import add_dead_letter
 from penstock_common.stream.groups.positions import HEAD_STEPS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
@@ -399,7 +399,7 @@ class OrderedReader:
             self._missing(take)
         elif (error := received.error) is not None:
             is_gone = is_removed(self.claim.client, partition, self.epoch, take.piece.record.entry_id, error)
-            self._missing(take) if is_gone else self._bury(take, error)
+            self._missing(take) if is_gone else self._dead_letter(take, error)
         else:
             self._asked.popleft()
             self._connection.answered()
@@ -412,14 +412,14 @@ class OrderedReader:
             self._plan.emitted()
             self.queue.put(batch)
 
-    def _bury(self, take: RowRange, error: BadEntry) -> None:
+    def _dead_letter(self, take: RowRange, error: BadEntry) -> None:
         """Write a dead letter of the group, for every rank that meets the entry. Its samples are bad from now on."""
         entry_id, reason = take.piece.record.entry_id, f"{type(error).__name__}: {error}"
         if isinstance(error, UnsupportedVersion):
             raise too_old(self.claim.who, self.epoch, entry_id, error)
         self.bad_entries += 1
         self.claim.notify(f"entry {entry_id.decode()} of epoch {self.epoch} is a dead letter: {reason[:300]}")
-        bury(
+        add_dead_letter(
             self.claim.client,
             self._partition(take),
             self._plan.index.manifest,

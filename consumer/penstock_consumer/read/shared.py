@@ -17,7 +17,7 @@ from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, read_group_command
-from penstock_common.stream.groups.ledger import settled_bits
+from penstock_common.stream.groups.ledger import done_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -89,13 +89,13 @@ class SharedScope:
         """See `receive.ReadScope`. Returns what the group has not acknowledged."""
         if self.done_for is None and not header.is_repair:
             return None
-        settled = settled_bits(
+        done = done_bits(
             self.claim.client, self.partition, self.manifest.epoch, self.claim.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
         for lo, hi in self.claim.leases.kept(self.partition.number, self.manifest.epoch, header.shard):
-            settled[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
-        return ~settled if settled.any() else None
+            done[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
+        return ~done if done.any() else None
 
 
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1

@@ -17,7 +17,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.damage import unreadable_value
 from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
-from penstock_common.stream.groups.ledger import settled_bits
+from penstock_common.stream.groups.ledger import done_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest, open_epoch
@@ -443,7 +443,7 @@ def test_an_acknowledgement_sets_the_bits_of_all_its_ranges_and_no_others(world:
     assert world.client.xpending(world.partition.entries(0), "g")["pending"] == 0
     for shard, spans in ranges.items():
         expected = [any(low <= offset < high for low, high in spans) for offset in range(80)]
-        assert settled_bits(world.client, world.partition, 0, "g", shard, 0, 80).tolist() == expected
+        assert done_bits(world.client, world.partition, 0, "g", shard, 0, 80).tolist() == expected
 
 
 def seal(w: World, manifest_id: str) -> Any:

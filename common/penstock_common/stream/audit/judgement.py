@@ -110,7 +110,7 @@ class _PartitionJudgement:
         if after > expected:
             self._find(
                 f"partition {self._survey.number} counts {after - expected} bytes more than its entries hold: entries "
-                "that every group had settled were deleted by other means than retention"
+                "that every group had acknowledged were deleted by other means than retention"
             )
 
     def _check_groups(self) -> None:
@@ -208,11 +208,11 @@ class _PartitionJudgement:
 
         They need no other finding.
         """
-        given_up, settled = np.zeros(length, dtype=bool), np.ones(length, dtype=bool)
+        given_up, done = np.zeros(length, dtype=bool), np.ones(length, dtype=bool)
         for group in self._survey.groups.values():
             given_up |= _ranges_mask(group.given_up.get(shard, []), length)
-            settled &= _padded(group.settled[shard], length)
-        return given_up & settled
+            done &= _padded(group.done[shard], length)
+        return given_up & done
 
     def _check_tiling(self, shard: int, records: list[IndexRecord], given_up: Mask) -> Mask:
         covered = np.zeros(len(given_up), dtype=bool)
@@ -292,7 +292,7 @@ class _PartitionJudgement:
             known = self._survey.roster.groups.get(name)
             if known is None or not known.holds or record.entry_id in group.dead:
                 continue
-            if not _padded(group.settled[shard], record.end)[offsets].all():
+            if not _padded(group.done[shard], record.end)[offsets].all():
                 return False
         return True
 
@@ -325,7 +325,7 @@ class _PartitionJudgement:
         self, shard: int, name: str, group: GroupSurvey, total: GroupAudit, spans: list[_Span], owed: Mask, there: Mask,
         covered: Mask,
     ) -> Mask:  # fmt: skip
-        settled = _padded(group.settled[shard], len(owed))
+        done = _padded(group.done[shard], len(owed))
         dead, pending, unread = (np.zeros(len(owed), dtype=bool) for _ in range(3))
         for span in spans:
             if span.entry_id in group.dead:
@@ -337,13 +337,15 @@ class _PartitionJudgement:
         claimed = covered.copy()
         for span in spans:
             claimed[span.offsets] = True
-        given_up = _ranges_mask(group.given_up.get(shard, []), len(owed)) & settled
+        given_up = _ranges_mask(group.given_up.get(shard, []), len(owed)) & done
         if self._manifest.is_ended:  # otherwise it may have been committed and acknowledged since the index was read
-            self._name(f"group {name}: shard {shard}: settled, though never committed", settled & ~claimed & ~given_up)
-        open_ = owed & ~settled
+            self._name(
+                f"group {name}: shard {shard}: acknowledged, though never committed", done & ~claimed & ~given_up
+            )
+        open_ = owed & ~done
         discarded = int((given_up & owed).sum())
         total.count(
-            delivered=int((settled & claimed & ~given_up).sum()),
+            delivered=int((done & claimed & ~given_up).sum()),
             given_up=discarded,
             dead=discarded + int((open_ & dead).sum()),
             pending=int((open_ & pending & ~dead).sum()),

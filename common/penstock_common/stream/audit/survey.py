@@ -26,7 +26,7 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
-from penstock_common.stream.groups.positions import known_positions, settled_below
+from penstock_common.stream.groups.positions import done_below, known_positions
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
@@ -71,7 +71,7 @@ class GroupSurvey:
     """The id, or None if the entries key has no such consumer group."""
     pending: frozenset[bytes]
     dead: dict[bytes, str]
-    settled: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    done: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     """Shard -> one bit for each offset, set for what the group is done with."""
     given_up: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard -> the offsets [first, end) that an operator gave up."""
@@ -123,14 +123,14 @@ def survey_partition(
     groups: dict[str, GroupSurvey] = {}
     for name, held_ids in pending.items():
         is_ordered = before.groups[name].kind == ORDERED
-        below = _settled_position(client, stream, epoch, name, before) if is_ordered else 0
+        below = _done_position(client, stream, epoch, name, before) if is_ordered else 0
         lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
         oversized: list[int] = []
         if is_ordered:
-            settled = {s: settled_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
+            done = {s: done_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
         else:
             ledgers = whole_ledgers(client, partition, epoch, name, lengths)
-            settled = {shard: bits for shard, (bits, _) in ledgers.items()}
+            done = {shard: bits for shard, (bits, _) in ledgers.items()}
             oversized = [
                 shard
                 for shard, (_, nbytes) in ledgers.items()
@@ -139,7 +139,7 @@ def survey_partition(
         notes = load_notes(client, partition, epoch, name)
         dead = {entry_id: note.why for entry_id, note in notes.items() if not note.given_up}
         groups[name] = group = GroupSurvey(
-            delivered.get(name), held_ids, dead, settled, is_ordered=is_ordered, oversized=oversized
+            delivered.get(name), held_ids, dead, done, is_ordered=is_ordered, oversized=oversized
         )
         if is_ordered:
             _leave_out_bad(group, index)
@@ -160,7 +160,7 @@ def survey_partition(
     )
 
 
-def _settled_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
+def _done_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
     """Return the position below which an ordered group is done."""
     if (group, epoch) in roster.closed:
         return MAX_NUMBER
@@ -169,17 +169,17 @@ def _settled_position(client: Client, stream: Stream, epoch: int, group: str, ro
 
 def _take_given_up(group: GroupSurvey, notes: Iterable[DeadLetterNote]) -> None:
     for note in notes:
-        if note.given_up and note.shard in group.settled:
+        if note.given_up and note.shard in group.done:
             group.given_up.setdefault(note.shard, []).append((note.first, note.end))
             if group.is_ordered:  # it has no bits that a discard would have set
-                group.settled[note.shard][note.first : note.end] = True
+                group.done[note.shard][note.first : note.end] = True
 
 
 def _leave_out_bad(group: GroupSurvey, index: dict[int, list[IndexRecord]]) -> None:
     """Leave out bad samples: a position passes holes and dead letters, too, and neither was ever delivered."""
     for shard, records in index.items():
         for record in filter(is_believable, records):
-            bits = group.settled[shard][record.first : record.end]
+            bits = group.done[shard][record.first : record.end]
             bits[np.array(record.holes, dtype=np.int64) - record.first] = False
             if record.entry_id in group.dead:
                 bits[:] = False

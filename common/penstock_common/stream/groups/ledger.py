@@ -14,7 +14,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, ScriptCall, run_script
 from penstock_common.stream.entries import index_ends, index_records
 from penstock_common.stream.groups.dead_notes import load_notes
-from penstock_common.stream.groups.positions import kept_head, known_positions, settled_below, starts_of
+from penstock_common.stream.groups.positions import done_below, kept_head, known_positions, starts_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards
@@ -56,7 +56,7 @@ def acknowledgement(
     return ScriptCall(_ACKNOWLEDGE, keys, args)
 
 
-def bury(
+def add_dead_letter(
     client: Client, partition: PartitionKeys, manifest: Manifest, group: str, entry_id: bytes, reason: str
 ) -> bool:
     """Make an entry a dead letter of this group: it is acknowledged, and its id is kept with the reason."""
@@ -65,7 +65,7 @@ def bury(
     return bool(run_script(client, _DEAD_LETTER, keys, [manifest.live_state, group, entry_id, reason]) >= 0)
 
 
-def settled_bits(
+def done_bits(
     client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
 ) -> NDArray[np.bool_]:
     """Return for each offset of [lo, hi) whether the group has acknowledged it."""
@@ -127,10 +127,10 @@ def bits_of_shards(
         return {shard: _bits(raw, lo, hi) for (shard, (lo, hi)), raw in zip(spans.items(), replies, strict=True)}
     minimum = known_positions(client, stream, epoch, group).minimum(record.world)
     starts = starts_of(manifest, range(max(spans, default=-1) + 1))
-    found = {shard: settled_below(minimum, starts.get(shard), lo, hi) for shard, (lo, hi) in spans.items()}
+    found = {shard: done_below(minimum, starts.get(shard), lo, hi) for shard, (lo, hi) in spans.items()}
     if may_go and (manifest.samples is None or minimum < manifest.samples):
         for shard, (lo, hi) in spans.items():
-            found[shard] &= ~settled_below(kept_head(record), starts.get(shard), lo, hi)
+            found[shard] &= ~done_below(kept_head(record), starts.get(shard), lo, hi)
     return found
 
 
@@ -159,12 +159,12 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
             missing.append((shard, 0, size))
             continue
         partition = stream.partition_of(shard)
-        settled = settled_bits(client, partition, manifest.epoch, group, shard, 0, size)
+        done = done_bits(client, partition, manifest.epoch, group, shard, 0, size)
         for record in index_records(client, partition, manifest.epoch, shard):
-            settled[list(record.holes)] = True
+            done[list(record.holes)] = True
             if record.entry_id in dead[partition.number]:
-                settled[record.first : record.end] = True
-        missing += [(shard, lo, hi) for lo, hi in runs(np.flatnonzero(~settled))]
+                done[record.first : record.end] = True
+        missing += [(shard, lo, hi) for lo, hi in runs(np.flatnonzero(~done))]
     return missing
 
 

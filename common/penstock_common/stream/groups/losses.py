@@ -141,10 +141,10 @@ class LossDetector:
             if len(self._ends) > MOST_SHARDS:
                 self._ends.popitem(last=False)
 
-    def acknowledged(self, manifest: Manifest, settled: Iterable[AcknowledgedSamples]) -> None:
+    def acknowledged(self, manifest: Manifest, entries: Iterable[AcknowledgedSamples]) -> None:
         """Remember samples that were trained on."""
         with self._lock:
-            for lease, first, end, samples in settled:
+            for lease, first, end, samples in entries:
                 key = manifest.epoch, lease.partition, lease.entry_id
                 entry = self._entries.get(key)
                 if entry is None:

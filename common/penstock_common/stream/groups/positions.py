@@ -77,7 +77,7 @@ def starts_of(manifest: Manifest, shards: range) -> dict[int, int]:
     return starts
 
 
-def settled_below(minimum: int, start: int | None, lo: int, hi: int) -> NDArray[np.bool_]:
+def done_below(minimum: int, start: int | None, lo: int, hi: int) -> NDArray[np.bool_]:
     """Return for each offset of [lo, hi) whether it is below the minimum. The shard begins at position ``start``."""
     if start is None:
         return np.zeros(hi - lo, dtype=bool)
@@ -117,11 +117,11 @@ def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -
     """
     before = known_positions(client, who.stream, manifest.epoch, who.group)
     for look_only in (1, 0):  # look everywhere first: a rank is taken back in all partitions or in none
-        settled = -1  # the first partition says what the group had acknowledged when the rank was taken back there
+        acknowledged = -1  # the first partition says what the group had acknowledged when the rank was taken back there
         for partition in who.stream.partitions:
             keys, args = _arguments(partition, manifest, who, position)
-            args[4:] = [manifest.epoch, position, look_only, settled]
-            answer, settled = _run(client, who, _REWIND_POSITION, keys, args)
+            args[4:] = [manifest.epoch, position, look_only, acknowledged]
+            answer, acknowledged = _run(client, who, _REWIND_POSITION, keys, args)
             if answer != b"ok":
                 assert who.order is not None
                 if not look_only:
