@@ -31,7 +31,7 @@ class IndexedPiece:
 
     @property
     def end(self) -> int:
-        """Position after its last offset."""
+        """Return the position after its last offset."""
         return self.start + self.record.end - self.record.first
 
     def later(self, laps: int) -> IndexedPiece:
@@ -45,11 +45,11 @@ class RowRange:
 
     piece: IndexedPiece
     rows: Rows
-    """Indices of the entry's samples (holes are not among them); rising, repeated where they fill holes."""
+    """The indices of the entry's samples, without holes. They rise, and repeat where they fill holes."""
     first: int
-    """Which row of all that this reader hands out is the first of them."""
+    """The number of the first of them among all rows that this reader hands out."""
     filled: int
-    """How many stand in for another sample that is bad."""
+    """The number of rows that replace a bad sample."""
 
     @property
     def is_whole(self) -> bool:
@@ -72,31 +72,31 @@ class EpochSteps:
     batch: int
     remainder: str
     share: tuple[int, int] = (0, 1)
-    """(i, n): this reader takes every n-th step, beginning with the i-th; steps are counted among its own."""
+    """(i, n): this reader takes every n-th step, beginning with the i-th. Its own steps are counted."""
 
     @property
     def size(self) -> int:
-        """Positions in a step."""
+        """Return the positions in a step."""
         return self.world * self.batch
 
     def end_of(self, step: int) -> int:
-        """Position after a step."""
+        """Return the position after a step."""
         return self.start + (self._whole(step) + 1) * self.size
 
     def count(self, total: int) -> int:
-        """Steps from ``start`` to the end of an epoch of ``total`` positions."""
+        """Return the steps from ``start`` to the end of an epoch of ``total`` positions."""
         left = max(total - self.start, 0)
         steps = left // self.size if self.remainder == "drop" else -(-left // self.size)
         first, every = self.share
         return max(0, -(-(steps - first) // every))
 
     def needed(self, step: int, total: int | None) -> int:
-        """All below it has to be committed before a step can be handed out."""
+        """Return the position below which all has to be committed before a step can be handed out."""
         end = self.end_of(step)
         return end if total is None else min(end, total)
 
     def coming(self, step: int, total: int | None, committed: int) -> Iterator[tuple[int, int]]:
-        """Positions [lo, hi) of this rank's batches from a step on, as far as all they need is committed."""
+        """Yield the positions [lo, hi) of this rank's batches from a step on, as far as all they need is committed."""
         last = None if total is None else self.count(total)
         while (last is None or step < last) and self.needed(step, total) <= committed:
             lo, hi = self.mine(step, total)
@@ -112,7 +112,7 @@ class EpochSteps:
         return first + step * every
 
     def mine(self, step: int, total: int | None) -> tuple[int, int]:
-        """Positions [lo, hi) of this rank's batch, beyond ``total`` where it is padded."""
+        """Return the positions [lo, hi) of this rank's batch. A padded batch goes beyond ``total``."""
         lo = self.start + self._whole(step) * self.size + self.rank * self.batch
         hi = lo + self.batch
         return (lo, hi) if total is None or self.remainder != "keep" else (lo, min(hi, total))
@@ -126,9 +126,9 @@ def resolve(
     total: int | None,
     is_unusable: Callable[[IndexedPiece], bool],
 ) -> Iterator[RowRange]:
-    """The rows that stand for positions [lo, hi); ``pieces`` begins at ``lo`` or before, and runs on cyclically.
+    """Yield the rows for positions [lo, hi). ``pieces`` begins at ``lo`` or before, and continues cyclically.
 
-    In place of a hole, and of a sample in an unusable entry, comes the next good sample. ``first`` numbers the rows.
+    The next good sample replaces a hole, and a sample in an unusable entry. ``first`` numbers the rows.
     Raises NoGoodSample once a whole epoch has none.
     """
     owed = 0
@@ -159,7 +159,7 @@ def resolve(
 
 
 def _rows(record: IndexRecord, lo: int, hi: int) -> tuple[Rows, int, int]:
-    """(rows for offsets [first + lo, first + hi), how many need a row of a later entry, how many are holes)."""
+    """Return the rows for offsets [first + lo, first + hi), how many need a later row, and how many are holes."""
     if not record.holes:
         return np.arange(lo, hi, dtype=np.int64), 0, 0
     offsets = np.arange(record.first + lo, record.first + hi)
@@ -171,9 +171,9 @@ def _rows(record: IndexRecord, lo: int, hi: int) -> tuple[Rows, int, int]:
 
 
 def joined(takes: Iterable[RowRange]) -> Iterator[RowRange]:
-    """Neighbours from one entry as one: an entry is fetched once for a run of rows.
+    """Yield ranges, with neighbours from one entry joined, so that an entry is fetched once for its rows.
 
-    Ids are unique in a partition only: entries that two of them took in the same millisecond are called alike.
+    Ids are unique within a partition. Entries that two partitions took in the same millisecond have the same id.
     """
     last: RowRange | None = None
     for take in takes:

@@ -37,9 +37,10 @@ def is_newer(one: ReceivedEntry) -> bool:
 
 
 def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
-    """Raises UnsupportedVersion if any entry is of a newer format.
+    """Raise UnsupportedVersion if any entry is of a newer format.
 
-    They stay pending: held like any other, so that leaving returns them at once, and a death after a lease.
+    Such entries stay pending. They are held like others, so that leaving returns them at once, and a death after a
+    lease.
     """
     newer = [one for one in received if is_newer(one)]
     for one in newer:
@@ -49,7 +50,7 @@ def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, receiv
 
 
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
-    """Return the error of a reader that is older than such an entry. It has taken nothing of it."""
+    """Return the error of a reader that is older than an entry, and has taken nothing of it."""
     return UnsupportedVersion(
         f"entry {entry_id.decode()} of epoch {epoch} of {who.stream.name!r} is too new for this process: {error}, then "
         f"start again; it is kept for group {who.group!r}"
@@ -94,7 +95,7 @@ def cause_of(client: Client, stream: Stream, error: PenstockError) -> PenstockEr
 
 
 HOPELESS_ENTRIES = 100
-"""So many bad entries before the first good one are no accident: the reader, its spec or the whole epoch is broken."""
+"""If so many entries before the first good one are bad, the reader, its spec or the whole epoch is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +135,13 @@ class DeadLetters:
         refuse_newer(claim, partition, manifest.epoch, odd)
 
     def saw_good(self) -> None:
-        """An entry could be read: what could not be is bad in itself."""
+        """Note that an entry could be read, so that those that could not are bad in themselves."""
         self._can_read = True
-        with suppress(ServerUnavailable):  # said of samples that are laid already; the next good one says it again
+        with suppress(ServerUnavailable):  # the next good entry tries again
             self._add_held()
 
     def _add(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
-        """Makes an entry a dead letter, or holds it back while nothing could be read."""
+        """Make an entry a dead letter, or hold it back while nothing could be read."""
         if self._can_read:
             self.add_now(manifest, partition, entry_id, reason)
             return
@@ -149,7 +150,7 @@ class DeadLetters:
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
     def _require_hope(self) -> None:
-        """Raises TooManyDeadLetters, once, when too much is held back; asked when an answer is booked as a whole."""
+        """Raise TooManyDeadLetters, once, when too much is held back."""
         if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up:
             self._gave_up = True
             raise self._hopeless(f"none of the first {len(self._held)} entries")
@@ -161,7 +162,10 @@ class DeadLetters:
         self._claim.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:
-        """The epoch's end: what is held back is buried, unless nothing at all of the epoch could be read by anyone."""
+        """Make dead letters of what is held back, at the epoch's end.
+
+        Raises TooManyDeadLetters if nobody could read anything of the epoch.
+        """
         if not self._held:
             return
         if is_alone and self._is_nothing_done(manifest):

@@ -34,7 +34,7 @@ class KnownRecords:
         pieces[first : bisect_left(pieces, piece.end, key=_start_of)] = [piece]
 
     def at(self, position: int) -> IndexedPiece | None:
-        """The piece that covers a position, if it was read."""
+        """Return the piece that covers a position, or None if it was not read."""
         found = bisect_right(self._pieces, position, key=_end_of)
         if found < len(self._pieces) and self._pieces[found].start <= position:
             return self._pieces[found]
@@ -241,7 +241,7 @@ class IndexWalk:
         return self._known.at(position)
 
     def _read(self, wants: Sequence[IndexRange]) -> None:
-        """Reads records, and how far the walk's shard is."""
+        """Read records, and how far the walk's shard is."""
         if not wants:
             return
         shard, is_news = self._shard, self._manifest.state != PRODUCED
@@ -252,7 +252,7 @@ class IndexWalk:
         self._take(wants, found.records)
 
     def _take(self, wants: Sequence[IndexRange], pages: Sequence[list[IndexRecord]]) -> None:
-        """Keeps what was read."""
+        """Keep what was read."""
         for (shard, offset, _), page in zip(wants, pages, strict=True):
             size, start = self._size(shard), self._starts[shard]
             if page:
@@ -278,7 +278,7 @@ class IndexWalk:
             lo = self._starts[shard] + end
 
     def _pass(self, shard: int, lo: int, hi: int) -> None:
-        """Takes what no record names, up to ``hi``, for holes, if an operator gave it up; raises EpochIncomplete."""
+        """Take what no record names, up to ``hi``, for holes, if an operator gave it up. Raises EpochIncomplete."""
         at = lo
         for note in self._dropped:
             if note.shard == shard and note.first <= at:
@@ -355,9 +355,9 @@ class CanonicalIndex:
 
 
 def shards_in_order(client: Client, stream: Stream, manifest: Manifest) -> range:
-    """The shards that may have samples; raises OrderNeedsSizes where they have no order yet.
+    """Return the shards that may have samples. Raises OrderNeedsSizes if they have no order yet.
 
-    While an epoch has no sizes, each shard begins where the one before it ended: only the last may be unfinished.
+    While an epoch has no sizes, each shard begins where the one before it ended. Only the last may be unfinished.
     """
     begun = begun_shards(client, stream, manifest)
     if manifest.sizes is None and begun and begun[-1] not in starts_of(manifest, begun):

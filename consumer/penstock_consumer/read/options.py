@@ -30,7 +30,7 @@ class LoaderOptions:
     order: RankOrder | None = None
     """None where reading is shared."""
     remainder: str = "pad"
-    """What becomes of a last step, in shared reading of a member's last batch, that the epoch does not fill."""
+    """The use of a last step, or in shared reading of a member's last batch, that the epoch does not fill."""
     create: bool = True
     """Whether a group that is not there is made."""
     views: bool = False
@@ -42,10 +42,10 @@ class LoaderOptions:
     startup_s: float | None = None
     """The longest wait for a stream or a first epoch where `timeout_s` is None."""
     stages: list[StageMaker] = field(default_factory=list)
-    """What `Loader.shuffle` and `Loader.filter` were told, in this order."""
+    """The stages that `Loader.shuffle` and `Loader.filter` added, in this order."""
 
     def pool(self, spec: Spec) -> ArrayPool:
-        """Memory for all that can be waiting at once, and some in the trainer's hands."""
+        """Return memory for all batches that can wait at once, and for some that the loop has."""
         sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
         return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
 
@@ -119,12 +119,12 @@ State = dict[str, Any]
 
 
 def spec_digest(spec: Spec) -> str:
-    """A name for a spec: equal specs have equal ones."""
+    """Return a name for a spec. Equal specs have equal names."""
     return hashlib.sha256(json.dumps(spec.as_json()).encode()).hexdigest()[:16]
 
 
 def check_state(state: object, own: Mapping[str, Any]) -> None:
-    """Raises StateMismatch unless ``state`` is of the same stream, spec, group, way of reading and batch size.
+    """Raise StateMismatch unless ``state`` is of the same stream, spec, group, order and batch size.
 
     ``own`` is what the loader itself would return.
     """
@@ -156,4 +156,4 @@ _HINTS = {
     "loader": "numbers of batches are of one process: take a state of this loader before its checkpoint is saved",
     "batch_size": "positions are counted in batches: give the Loader the batch_size it had",
 }
-"""In the order in which they are compared: the first that differs explains the others."""
+"""The fields in the order of comparison. The first that differs explains the others."""

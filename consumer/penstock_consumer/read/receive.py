@@ -44,19 +44,19 @@ class ReaderConnection:
 
     @property
     def client(self) -> Client:
-        """The control connection to the same server."""
+        """Return the control connection to the same server."""
         return self._client
 
     def open(self) -> Channel:
-        """The connection; raises ServerUnavailable."""
+        """Return the connection. Raises ServerUnavailable."""
         if self._channel is None:
             self._channel = open_channel(self._client)
         return self._channel
 
     def reopen(self, error: ServerUnavailable, then: Callable[[], object] = lambda: None) -> None:
-        """A new connection as soon as the server answers, and ``then`` done on top; raises what lasts too long.
+        """Connect again as soon as the server answers, then call ``then``. Raises ServerUnavailable after too long.
 
-        Whoever wants no more batches does not wait for a server.
+        A reader whose queue is stopped does not wait for a server.
         """
         self.close()
         self._queue.reader_times.to("server")
@@ -74,25 +74,25 @@ class ReaderConnection:
                 error = again
 
     def answered(self) -> None:
-        """The server does what it is asked: the next outage is another one."""
+        """Note that the server answers, so that the next outage is another one."""
         self._outage.over()
 
     def close(self) -> None:
-        """Gives the connection back; again is harmless."""
+        """Close the connection. A second call does nothing."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
 
 
 _LIST_COMMITTED = load_script("list_committed").encode()
-"""Sent in full: it is short, and a digest that the server forgot would be a refusal."""
+"""The script is sent in full. It is short, and the server may forget a digest."""
 
 PAGE = 32
-"""Index records asked for at once by a group's only member; the members of a group divide it. More where an answer
-brings more entries: these follow each other.
+"""The index records that a group's only member asks for at once. The members of a group divide it. More are asked for
+if an answer brings more entries, because these follow each other.
 """
 MOST_SHARDS = 256
-"""Shards of which a page is kept."""
+"""The most shards of which a page is kept."""
 
 
 class CommitCheck:
@@ -108,16 +108,16 @@ class CommitCheck:
         self._ahead = self._size = PAGE
 
     def begin(self, members: int) -> None:
-        """Forgets the pages of earlier epochs; so many members divide what comes."""
+        """Forget the pages of earlier epochs. So many members divide what comes."""
         self._pages.clear()
         self._ahead = self._size = max(1, PAGE // members)
 
     def expect(self, entries: int) -> None:
-        """The next answer brings at most so many entries."""
+        """Expect at most so many entries in the next answer."""
         self._size = max(self._ahead, entries)
 
     def ask(self, header: Header) -> None:
-        """Asks for the records from the end of an entry on, unless its record is known."""
+        """Ask for the records from the end of an entry on, unless its record is known."""
         at = header.epoch, header.shard
         page = self._pages.get(at)
         if page is not None and b"%d-0" % header.end in page:
@@ -133,7 +133,7 @@ class CommitCheck:
             self.close()
 
     def require(self, header: Header, entry_id: bytes) -> None:
-        """Raises UncommittedEntry unless the index, or a repair, names the entry; ServerUnavailable, DamagedKey."""
+        """Raise UncommittedEntry unless the index or a repair names the entry. Raises ServerUnavailable, DamagedKey."""
         self._receive()
         at = header.epoch, header.shard
         page = self._pages.get(at)
@@ -151,7 +151,7 @@ class CommitCheck:
             del self._pages[at]
 
     def close(self) -> None:
-        """Gives the connection back; again is harmless."""
+        """Close the connection. A second call does nothing."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._awaited = None
@@ -181,7 +181,7 @@ class ReadScope(Protocol):
     """The part of an epoch that a receiver reads, and the samples that it wants of each entry."""
 
     def check(self, header: Header) -> None:
-        """Raises BadEntry unless the header's identity lies inside the manifest."""
+        """Raise BadEntry unless the header's identity lies inside the manifest."""
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | NDArray[np.int64] | None:
         """Return which samples are wanted: a bit for each offset of [first, end), or rows, or None for all.
@@ -191,17 +191,17 @@ class ReadScope(Protocol):
 
 
 class CommitIndex(Protocol):
-    """An index that names the entries of commits, for a reader whose entries it did not lead to."""
+    """An index that names the entries of commits, for a reader that did not find its entries there."""
 
     def ask(self, header: Header) -> None:
-        """Asks for the record of an entry whose payload is about to come."""
+        """Ask for the record of an entry whose payload is about to come."""
 
     def require(self, header: Header, entry_id: bytes) -> None:
-        """Raises BadEntry unless a record names the entry."""
+        """Raise BadEntry unless a record names the entry."""
 
 
 def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
-    """Raises BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
+    """Raise BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
     if header.stream != stream.id or header.epoch != manifest.epoch:
         raise BadEntry(f"entry of stream {header.stream} epoch {header.epoch}, found in {stream.id} {manifest.epoch}")
     if header.end > manifest.shard_size(header.shard):
@@ -210,22 +210,22 @@ def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
 
 @dataclass(slots=True)
 class ReceivedEntry:
-    """An entry that was received, and what became of it."""
+    """An entry that was received, with its lease or its error."""
 
     entry_id: bytes
     nbytes: int
     lease: Lease | None
-    """None if nothing of it was wanted, or it is bad."""
+    """The lease, or None if the entry is bad or none of its samples was wanted."""
     error: BadEntry | None = None
     is_missing: bool = False
     header: Header | None = None
-    """Of a bad one, where its header could be believed."""
+    """The header of a bad entry, if it could be believed."""
 
 
 def read_by_id(connection: ReaderConnection, sink: EntrySink, reader_times: ReaderTimes, key: str) -> int:
-    """An answer whose entries are there already: waiting for it is waiting for the server.
+    """Receive the answer to a request by id, and return the number of its entries.
 
-    Raises DamagedKey where ``key``, of which it was asked, is of another type.
+    The entries exist already, so the wait is for the server. Raises DamagedKey if ``key`` is of another type.
     """
     reader_times.to("server")
     channel = connection.open()
@@ -257,8 +257,9 @@ class IncomingEntry:
         """Whether the header announces the size of the field that was accepted last."""
         self.nbytes = 0
         self._due: Sequence[tuple[bytes, int | None]] = ()
-        """The payload fields that the header announces; of them, so many have come:"""
+        """The payload fields that the header announces."""
         self._came = 0
+        """The number of these fields that have come."""
 
     def accepts(self, name: bytes, nbytes: int) -> bool:
         """Return whether the next field is as expected. From the first that is not, the entry is bad."""

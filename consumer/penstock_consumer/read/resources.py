@@ -19,7 +19,7 @@ from penstock_consumer.read.ack import UnacknowledgedNotice
 from penstock_consumer.read.member import Member
 
 JOIN_S = 5.0
-"""How long a thread may take to notice that it should end; each looks several times a second."""
+"""The time for a thread to notice that it should end. Each looks several times a second."""
 SILENCE_S = 5.0
 """The time for which closing waits for the answer of a server that is there."""
 
@@ -30,13 +30,13 @@ class LoaderResources:
 
     client: Client
     unacknowledged: UnacknowledgedNotice
-    """Told where nobody closes the loader."""
+    """The notice to give if nobody closes the loader."""
     member: Member | None = None
     """None until the stream was found and joined."""
     is_patient: bool = False
     """Whether somebody closes it, and wants to have it closed."""
     pid: int = field(default_factory=getpid)
-    """A process forked later (a framework's worker) has copies of all this, and no part in it."""
+    """The process of the loader. A process that was forked later has useless copies of all this."""
 
     def take_time(self) -> None:
         """Wait for a server that is away, because somebody closes the loader and wants to have it closed."""
@@ -73,7 +73,7 @@ def _end(resources: LoaderResources) -> None:
 
 
 def default_member() -> str:
-    """Host and process: two processes of a host are two members; a restarted container is the same one."""
+    """Return a name of host and process. Two processes of a host are two members, a restarted container is the same."""
     return f"{host_prefix()}{getpid()}"
 
 

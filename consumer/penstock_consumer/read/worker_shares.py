@@ -36,7 +36,7 @@ class EpochShare:
     order: RankOrder
     epoch: int
     start: int
-    """Position where the rank's first step begins."""
+    """The position where the rank's first step begins."""
     batch_size: int
     remainder: str
     prefetch_bytes: int
@@ -60,9 +60,9 @@ class EpochShare:
 
 
 def read_share(part: EpochShare, share: tuple[int, int]) -> Iterator[Batch]:
-    """Every n-th batch of the part, beginning with the i-th, on a connection of its own; ``share`` is (i, n).
+    """Yield every n-th batch of the part, beginning with the i-th, where ``share`` is (i, n). It uses a new connection.
 
-    Raises WaitTimeout, and whatever ends ordered reading.
+    Raises WaitTimeout, and the errors of ordered reading.
     """
     notify: Notify = to_stderr if share[0] == 0 else _silent  # all of them wait for the same
     client = connect(part.url, bears_outages=notify)
@@ -128,7 +128,7 @@ class WorkerShares:
     """The rank's side of reading by shares: a loader that is told of batches instead of reading them."""
 
     def __init__(self, hooks: LoaderHooks) -> None:
-        """Raises ValueError for a loader of a shared group."""
+        """Make the rank's side. Raises ValueError for a loader of a shared group."""
         if hooks.order is None:
             raise ValueError(
                 "worker processes cannot read for a member of a shared group: what it was given is its own, and could "
@@ -144,7 +144,7 @@ class WorkerShares:
 
     @property
     def step(self) -> int:
-        """Positions from one batch of the rank to its next."""
+        """Return the positions from one batch of the rank to its next."""
         order = self._hooks.order
         assert order is not None
         return order.world * order.batch
