@@ -296,7 +296,7 @@ def _converted(model: Any) -> _Conversion:
     elif not model.built or not model.layers or not hasattr(model, "inputs") or model.inputs is None:
         conversion.refuse(_label(model), "has no input shape yet; begin it with keras.Input(shape)")
     else:
-        conversion.topology = _model(model, conversion)
+        conversion.topology.update(_model(model, conversion))
     if conversion.problems:
         reasons = "\n".join(f"  {problem}" for problem in dict.fromkeys(conversion.problems))
         raise ValueError(
