@@ -30,6 +30,9 @@ LEFT_OUT = {
     "TestTorch.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",  # slow; the chaos suite kills
     "test_a_killed_fit_is_given_again_exactly_what_it_trained_on_since_its_last_checkpoint",
     "TestJax.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",
+    "TestTensorFlow.test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again",
+    "test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere",  # slow, and of devices alone
+    "test_batches_are_cut_for_several_devices_and_the_last_is_made_whole",
     "test_processes_give_their_parts_of_one_global_array",  # slow
     "test_a_step_that_still_computes_reads_its_own_batch",  # slow
     "TestWaits.test_a_step_is_handed_out_as_soon_as_it_is_committed",  # slow, and of waiting alone

@@ -19,9 +19,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def fit(url: str, order: str, file: str) -> None:
-    """Fit three epochs, with an order also with a checkpoint after each."""
+def train(shared_url: str, ordered_url: str, file: str) -> None:
+    """Fit a shared group, and an ordered one with checkpoints. One process does both, because its imports take long."""
     os.environ["KERAS_BACKEND"] = "torch"
+    fit(shared_url)
+    fit(ordered_url, file, order="canonical", acknowledge="on_checkpoint")
+
+
+def fit(url: str, file: str = "", **settings: Any) -> None:
+    """Fit three epochs, and write a checkpoint after each if there is a file for it."""
     import keras
     from torch.utils.data import DataLoader
 
@@ -30,7 +36,6 @@ def fit(url: str, order: str, file: str) -> None:
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(1e-9), "mse")
-    settings = {"order": "canonical", "acknowledge": "on_checkpoint"} if order else {}
     with loader_of(url, **settings) as loader:
         batches = DataLoader(penstock.torch.dataset(loader, select=("x", "y")), batch_size=None)
         steps: list[int | None] = []
@@ -40,21 +45,23 @@ def fit(url: str, order: str, file: str) -> None:
                 steps.append(self.params["steps"])
 
         callbacks: list[Any] = [Watch()]
-        callbacks += [penstock.keras.ModelCheckpoint(loader, file)] if order else []
+        callbacks += [penstock.keras.ModelCheckpoint(loader, file)] if file else []
         seen = model.fit(batches, epochs=3, verbose=0, callbacks=callbacks)
     assert keras.backend.backend() == "torch"
     assert len(seen.history["loss"]) == 3
-    if order:
+    if file:
         keras.saving.load_model(file)
         assert steps == [-(-SAMPLES // BATCH)] * 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["", "canonical"])
-def test_fit_on_the_torch_backend_settles_its_epochs(order: str, any_url: str, tmp_path: Path) -> None:
+def test_fit_on_the_torch_backend_settles_its_epochs(any_url: str, fresh_server: Any, tmp_path: Path) -> None:
     """With and without a known length, acknowledged by the step, or by the checkpoint that contains it."""
-    produce(any_url, STREAM, SAMPLES, epochs=3)
-    with child(fit, any_url, order, tmp_path / "model.keras") as trainer:
+    urls = any_url, fresh_server().url
+    for url in urls:
+        produce(url, STREAM, SAMPLES, epochs=3)
+    with child(train, *urls, tmp_path / "model.keras") as trainer:
         trainer.rest(timeout_s=200)
-    assert delivered(any_url) == [SAMPLES] * 3
-    assert settled(any_url)
+    for url in urls:
+        assert delivered(url) == [SAMPLES] * 3
+        assert settled(url)
