@@ -147,7 +147,7 @@ def payloads() -> str:
     """Return a panel for each payload: the rate of each system relative to plain redis-py."""
     found = stored("transport")
     systems, sizes = found["systems"], found["payloads"]
-    left, panel, row, low, high = 190, 190, 17, 0.1, 20
+    left, panel, row, low, high = 186, 172, 20, 0.1, 20
     height = 62 + row * len(systems)
     canvas = Canvas(
         left + 4 * panel + 10,
@@ -158,18 +158,18 @@ def payloads() -> str:
         x0, y0 = left + panel * (at % 4), 52 + height * (at // 4)
 
         def place(ratio: float, x0: float = x0) -> float:
-            return x0 + 8 + (panel - 50) * math.log(min(max(ratio, low), high) / low) / math.log(high / low)
+            return x0 + 8 + (panel - 58) * math.log(min(max(ratio, low), high) / low) / math.log(high / low)
 
-        canvas.text(place(low), y0, size, size=13)
+        canvas.text(place(low), y0, size, size=14)
         for mark in (0.1, 1, 10):
             colour = GREY if mark == 1 else LINE
             canvas.path(f"M{place(mark):.1f} {y0 + 8}v{row * len(systems)}", colour)
-            canvas.text(place(mark), y0 + row * len(systems) + 22, f"{mark:g}x", "middle", 11, GREY)
+            canvas.text(place(mark), y0 + row * len(systems) + 22, f"{mark:g}x", "middle", 12, GREY)
         for number, (name, rates) in enumerate(systems.items()):
             y = y0 + 17 + row * number
             ratio = rates[at]
             if at % 4 == 0:
-                canvas.text(left - 8, y + 4, name, "end", 12, OURS.get(name, INK))
+                canvas.text(left - 8, y + 4, name, "end", 13, OURS.get(name, INK))
             colour = OURS.get(name, GREY)
             if ratio is None or ratio > high:  # beyond the axis: an arrow at its end
                 end = place(low if ratio is None else high)
@@ -180,13 +180,13 @@ def payloads() -> str:
             else:
                 canvas.mark(place(ratio), y, list(OURS).index(name) if name in OURS else 4, colour)
                 text, x = f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x", place(ratio) + 9
-            canvas.text(x, y + 4, text, size=10, colour=colour)
+            canvas.text(x, y + 4, text, size=12, colour=colour)
     x, y = left + 3 * panel + 10, 52 + height
     for number, line in enumerate((
         "Right of 1x is faster than", "plain redis-py.", "", "An arrow is a value", "beyond the axis.", "",
-        "tensorcom PUB/SUB lost up to", "a third of the samples.",
+        "tensorcom PUB/SUB lost", "up to a third of its samples.",
     )):  # fmt: skip
-        canvas.text(x, y + 20 + 17 * number, line, colour=GREY)
+        canvas.text(x, y + 20 + 18 * number, line, colour=GREY)
     return canvas.svg()
 
 
