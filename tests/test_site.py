@@ -83,7 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     assert " ".join(flags[:6]) in (ROOT / "Makefile").read_text()
     command = [sys.executable, "-m", "sphinx", *flags, ".", str(out / "html")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    build = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return Site(out / "html", build)
 
 
