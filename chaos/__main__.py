@@ -31,7 +31,7 @@ example:
   python -m chaos --minutes 2
   python -m chaos --minutes 20 --seed 7 --partitions 8 --members 5
   python -m chaos --minutes 3 --sample-bytes 10000000
-  python -m chaos --seeds stored
+  python -m chaos --seeds stored --minutes 0.4
   python -m chaos --seeds 7,61123 --minutes 0.5
 
 The seed decides the data, which samples are bad, and which fault comes when. What a fault hits depends on who is alive
