@@ -7,6 +7,11 @@ import type { Spec, TensorSpec } from "./wire/spec.js";
 /** The most memory of released batches that is kept. */
 const SPARE_BYTES = 64 * 2 ** 20;
 const spare = new SpareMemory(SPARE_BYTES);
+/** Node can leave out the zeros. */
+const allocate =
+  typeof Buffer === "undefined"
+    ? (bytes: number) => new Uint8Array(bytes)
+    : (bytes: number) => Buffer.allocUnsafeSlow(bytes);
 
 /** The identity of a sample, which names it for as long as the stream exists. */
 export type Identity = readonly [epoch: number, shard: number, offset: number];
@@ -130,7 +135,7 @@ class FixedStore implements Store {
     this.#tensor = tensor;
     const bytes = capacity * tensor.sampleBytes;
     const memory = spare.take(bytes);
-    this.#data = memory === undefined ? Buffer.allocUnsafeSlow(bytes) : new Uint8Array(memory);
+    this.#data = memory === undefined ? allocate(bytes) : new Uint8Array(memory);
   }
 
   add({ data }: Column, from: number, to: number, at: number): void {

@@ -11,9 +11,13 @@ export {
 } from "./adapters/tfjs.js";
 export { Batch, type Identity, type Span } from "./batch.js";
 export * from "./errors.js";
+export { GatewayBatch } from "./gateway/batch.js";
+export { type GatewayFacts, GatewayLoader } from "./gateway/loader.js";
+export type { GatewayOptions, SocketLike } from "./gateway/options.js";
 export type { LoaderBatch } from "./group/batch.js";
-export { Loader, type LoaderFacts, load } from "./group/loader.js";
+export { Loader, type LoaderFacts } from "./group/loader.js";
 export type { Acknowledge, LoaderOptions, LoaderState } from "./group/options.js";
+export { load } from "./load.js";
 export { Replay, type ReplayFacts, type ReplayOptions, type ReplayState, replay } from "./replay/replay.js";
 export type { RedisLike, ServerOptions } from "./server/server.js";
 export { BadName } from "./stream/keys.js";

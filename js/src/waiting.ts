@@ -1,4 +1,3 @@
-import { setTimeout as sleep } from "node:timers/promises";
 import { ServerUnavailable, WaitTimeout } from "./errors.js";
 
 /** Takes one line for the user. */
@@ -12,9 +11,14 @@ export const OUTAGE_MS = 60_000;
 const FIRST_PAUSE_MS = 20;
 const BETWEEN_TRIES_MS = 500;
 
-/** Write a line to stderr. This is the default of `notify`. */
+function sleep(ms: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, ms));
+}
+
+/** Write a line to stderr, or to the console of a browser. This is the default of `notify`. */
 export function toStderr(line: string): void {
-  process.stderr.write(`penstock: ${line}\n`);
+  if (typeof process === "undefined") console.warn(`penstock: ${line}`);
+  else process.stderr.write(`penstock: ${line}\n`);
 }
 
 /** Return a clock in milliseconds that no one sets. */

@@ -193,11 +193,12 @@ def member(
     lease_s: float,
     member: str | None = None,
     rank: tuple[int, int] | None = None,
+    prefetch_bytes: int = 2000,
     **options: Any,
 ) -> None:
     """Be a member that takes its time for each batch, and say what it was given and what it acknowledged."""
     order = penstock.Canonical(*rank) if rank else None
-    tuning = Tuning(lease_s=lease_s, member=member, prefetch_bytes=2000)
+    tuning = Tuning(lease_s=lease_s, member=member, prefetch_bytes=prefetch_bytes)
     with penstock.Loader(stream, acknowledge="manual", order=order, tuning=tuning, **options) as loader:
         say({"joined": loader.member})
         for batch in loader:

@@ -88,6 +88,8 @@ class Gateway:
             size = batch_size_in(message)
             with self._places.held(grant):
                 await self._serve(socket, grant, size)
+            with suppress(WebSocketDisconnect, RuntimeError):  # the client closed it
+                await socket.close()
         except Refusal as refusal:
             self._tell(refusal)
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):  # it may have gone, or take nothing

@@ -44,23 +44,6 @@ export interface LoaderFacts {
   readonly info: Record<string, unknown>;
 }
 
-/**
- * Read the batches of a stream as a member of a group. Every group gets every sample, and its members share them. Python
- * processes may be members of the same group. With `rank` and `worldSize` the order is canonical: the same for the same
- * plan, whichever workers produced it.
- *
- * @param stream The stream's name.
- * @returns The batches. Each iteration is the group's next epoch, or a feed without end.
- * @throws BadOption or BadName.
- * @example
- * const loader = load("train", { group: "resnet", batchSize: 64 });
- * for await (const batch of loader) train(batch.tensors.x.data);
- * await loader.close();
- */
-export function load(stream: string, options: LoaderOptions): Loader {
-  return new Loader(stream, options);
-}
-
 interface Opened {
   readonly server: Server;
   readonly line: BlockingLine;

@@ -1,4 +1,4 @@
-import { readFileSync } from "node:fs";
+import { XXH3 } from "./xxh3Wasm.js";
 
 /** The exports of `wasm/xxh3.ts`. */
 interface Xxh3 {
@@ -10,7 +10,7 @@ interface Xxh3 {
   finish(held: number, total: bigint): bigint;
 }
 
-const code = new WebAssembly.Module(readFileSync(new URL("./xxh3.wasm", import.meta.url)));
+const code = new WebAssembly.Module(Uint8Array.from(atob(XXH3), (letter) => letter.charCodeAt(0)));
 const xxh3 = new WebAssembly.Instance(code).exports as unknown as Xxh3;
 const input = new Uint8Array(xxh3.memory.buffer, xxh3.input(), xxh3.capacity());
 

@@ -5,6 +5,9 @@ import { type Header, parseHeader } from "./header.js";
 import { readShapes, rowStarts } from "./ragged.js";
 import { META, SHAPES_SUFFIX, type Spec, type TensorSpec } from "./spec.js";
 
+/** A name beyond it is no tensor's: 128 letters, and `.shapes`. */
+const LONGEST_NAME = 136;
+
 /** The fields of an entry as they come from the server: names and values, in order. */
 export type Fields = readonly (readonly [name: Uint8Array | string, value: Uint8Array])[];
 
@@ -113,9 +116,7 @@ export function offsetsOf(header: Header): number[] {
 }
 
 function nameOf(name: Uint8Array | string): string {
-  return typeof name === "string"
-    ? name
-    : Buffer.from(name.buffer, name.byteOffset, name.byteLength).toString("latin1");
+  return typeof name === "string" ? name : String.fromCharCode(...name.subarray(0, LONGEST_NAME));
 }
 
 function columnOf(header: Header, tensor: TensorSpec, values: ReadonlyMap<string, Uint8Array>): Column {

@@ -1,0 +1,182 @@
+// A loader that reads through a gateway does what one does that reads from Redis.
+import assert from "node:assert/strict";
+import { rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import * as tf from "@tensorflow/tfjs";
+import { BadOption, GatewayLoader, load, Unauthorized } from "../dist/index.js";
+import { startGateway } from "./gateways.mjs";
+import { all, killAll, names, repeated, startMember } from "./members.mjs";
+import { startPeer } from "./peer.mjs";
+
+const SIZES = [40, 40];
+const SKIP = typeof WebSocket === "undefined" && "Node has WebSocket from version 22 on";
+
+let peer;
+
+before(async () => {
+  peer = await startPeer();
+});
+
+after(async () => {
+  await killAll();
+  await peer.close();
+});
+
+const produce = (stream, spec, options) => peer.ask("produce", { stream, spec, sizes: SIZES, ...options });
+
+async function read(loader) {
+  const seen = [];
+  for await (const batch of loader) seen.push(batch);
+  return seen;
+}
+
+const identities = (batches) => names(batches.map((batch) => [...batch.identities()]));
+
+/** Write an epoch of `train`, and start a gateway for its group g. */
+async function withTrain(use, spec = "fixed", ...more) {
+  await produce("train", spec, { block_bytes: 64 });
+  const gateway = await startGateway(peer.url, ...more);
+  try {
+    await use(gateway, (options) => load("train", { ...gateway, group: "g", batchSize: 7, notify() {}, ...options }));
+  } finally {
+    await gateway.end();
+    await peer.ask("remove", { stream: "train", url: peer.url });
+  }
+}
+
+for (const spec of ["fixed", "digits", "ragged"]) {
+  test(`batches of ${spec} tensors are those of a loader of Redis, to the bit`, { skip: SKIP }, () =>
+    withTrain(async (_, open) => {
+      const loader = open();
+      assert.ok(loader instanceof GatewayLoader);
+      const { spec: found, member } = await loader.open();
+      assert.match(member, /^gateway-/);
+      assert.ok(found.length > 0);
+      const rows = (await read(loader)).flatMap((batch) => rowsOf(batch));
+      await loader.close();
+      const direct = load("train", { url: peer.url, group: "direct", batchSize: 7, notify() {} });
+      const expected = (await read(direct)).flatMap((batch) => rowsOf(batch));
+      await direct.close();
+      assert.deepEqual(new Map(rows), new Map(expected));
+      assert.equal(rows.length, 80);
+    }, spec),
+  );
+}
+
+/** The samples that the group g has not acknowledged. */
+async function left() {
+  const [, text] = await peer.ask("audit", { stream: "train" });
+  return 80 - Number(/ g +(\d+)/.exec(text)[1]);
+}
+
+/** The identity of each row, and its tensors as text. */
+function rowsOf(batch) {
+  return [...batch.identities()].map((identity, row) => {
+    const samples = Object.values(batch.tensors).map((column) => column.sample(row));
+    return [identity.join("/"), samples.map(({ shape, data }) => `${shape}:${data}`).join(" ")];
+  });
+}
+
+test("what is not acknowledged comes again, and what is does not", { skip: SKIP }, () =>
+  withTrain(async (_, open) => {
+    const first = open({ acknowledge: "manual" });
+    const kept = [];
+    for await (const batch of first) {
+      if (kept.length === 2) break;
+      await batch.ack();
+      await batch.ack();
+      kept.push(batch);
+    }
+    await first.close();
+    const second = open();
+    const rest = await read(second);
+    await second.close();
+    assert.deepEqual(identities([...kept, ...rest]).sort(), all(SIZES).sort());
+  }),
+);
+
+test("a loader that lost its gateway goes on with the next one", { skip: SKIP }, () =>
+  withTrain(
+    async (gateway, open) => {
+      const port = new URL(gateway.url).port;
+      const lines = [];
+      const file = join(tmpdir(), `penstock-tokens-${process.pid}`);
+      writeFileSync(file, `train/g ${gateway.token}\n`, { mode: 0o600 });
+      const loader = open({ notify: (line) => lines.push(line) });
+      const seen = [];
+      let next;
+      for await (const batch of loader) {
+        seen.push(batch);
+        if (seen.length !== 3) continue;
+        await batch.ack();
+        await gateway.kill();
+        next = await startGateway(peer.url, "--lease", "1", "--port", port, "--tokens", file);
+      }
+      await loader.close();
+      await next.end();
+      rmSync(file);
+      assert.deepEqual([...new Set(identities(seen))].sort(), all(SIZES).sort());
+      assert.deepEqual(repeated(identities(seen.slice(0, 3))), []);
+      assert.ok(
+        lines.some((line) => line.includes("the connection broke while reading")),
+        lines.join("\n"),
+      );
+    },
+    "fixed",
+    "--lease",
+    "1",
+  ),
+);
+
+test("TF.js trains on a gateway's batches, and acknowledges behind its steps", { skip: SKIP }, () =>
+  withTrain(async (_, open) => {
+    await tf.setBackend("cpu");
+    const data = open({ acknowledge: "manual" }).dataset(tf, { xs: "x", ys: "y" });
+    const model = tf.sequential({ layers: [tf.layers.dense({ units: 1, inputShape: [2] })] });
+    model.compile({ loss: "meanSquaredError", optimizer: "sgd" });
+    await model.fitDataset(data, { epochs: 1, verbose: 0, callbacks: data.callback });
+    data.throwIfFailed();
+    await data.close();
+    assert.equal(await left(), 0);
+  }, "numbers"),
+);
+
+test("a group of a gateway's client and two Python members loses nothing when one is killed", { skip: SKIP }, () =>
+  withTrain(async (_, open) => {
+    const options = { stream: "train", url: peer.url, group: "g", batch_size: 4, prefetch_bytes: 64 };
+    const members = ["python", "python"].map((language, at) => startMember(language, { ...options, member: `p${at}` }));
+    await Promise.all(members.map((member) => member.until(({ given }) => given.length > 0)));
+    const loader = open({ acknowledge: "manual", batchSize: 4 });
+    const acknowledged = [];
+    for await (const batch of loader) {
+      if (acknowledged.length === 2) break;
+      await batch.ack();
+      acknowledged.push(batch);
+    }
+    await members[0].kill();
+    await loader.close();
+    await members[1].ended;
+    const last = open();
+    const rest = [];
+    while ((await left()) > 0) rest.push(...(await read(last)));
+    await last.close();
+    const seen = [...identities([...acknowledged, ...rest]), ...members.flatMap((one) => names(one.given))];
+    assert.deepEqual([...new Set(seen)].sort(), all(SIZES).sort());
+  }),
+);
+
+test("what is wrong is an error of this package, with the gateway's sentence", { skip: SKIP }, () =>
+  withTrain(async (gateway) => {
+    const open = (options) => load("train", { ...gateway, group: "g", batchSize: 7, notify() {}, ...options }).open();
+    await assert.rejects(
+      open({ token: "wrong" }),
+      (error) => error instanceof Unauthorized && /token/.test(error.message),
+    );
+    await assert.rejects(open({ group: "other" }), BadOption);
+    assert.throws(() => load("train", { url: "redis://x", token: "t", group: "g", batchSize: 1 }), BadOption);
+    assert.throws(() => load("train", { ...gateway, token: "", group: "g", batchSize: 1 }), BadOption);
+    assert.throws(() => load("train", { ...gateway, group: "g", batchSize: 1, credits: 17 }), BadOption);
+  }),
+);
