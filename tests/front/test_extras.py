@@ -46,6 +46,9 @@ print(json.dumps(told))
 
 SENTENCES = {
     "exporter --port": 'penstock exporter needs prometheus-client: pip install "penstock[metrics]"',
+    "gateway train/resnet": 'penstock gateway needs starlette: pip install "penstock[gateway]"',
+    "monitor --web": 'penstock monitor --web needs starlette: pip install "penstock[gateway]"; '
+    "without --web it needs no server",
     "demo --trainer": 'penstock demo needs scikit-learn, Pillow, rq: pip install "penstock[demo]"',
     "produce images": 'producing needs rq: pip install "penstock[producer]"',
     "run images": 'producing needs rq: pip install "penstock[producer]"',
@@ -83,6 +86,8 @@ def test_a_command_without_its_extra_says_what_to_install(any_url: str, tmp_path
     commands = [
         ["exporter", "--port", "0"],
         ["monitor", "--once"],
+        ["monitor", "--web"],
+        ["gateway", "train/resnet"],
         ["demo", "--trainer", "numpy"],
         ["produce", "images", str(tmp_path)],
         ["run", "images", str(tmp_path), "--", "true"],

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'A page reads with load("train", { group: "resnet", url: "ws://localhost:8466", token, batchSize: 64 }).\n'
         "Each client becomes a member of its group, and leaves it when it closes: its batches go to the others.\n"
         "A token opens one group. The gateway speaks no TLS: on a network, a proxy with TLS belongs before it.\n"
-        "docs/gateway.md has the steps, and the messages for clients in other languages.\n\n"
+        "docs/gateway.md has the steps, docs/gateway-messages.md the messages.\n\n"
         "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no free port or no file of tokens, 2 wrong usage"
     )
 

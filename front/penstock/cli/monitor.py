@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import STREAM_NAME, add_json, add_url, seconds, typed, url_of
+from penstock.cli import PORT, STREAM_NAME, WrongUsage, add_json, add_url, seconds, typed, url_of
+from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 NAME = "monitor"
 HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
 
+_PATIENCE_S = 30.0
+"""The time for which a browser may take nothing of an answer."""
 _SHORTEST_S = 0.1
 """The shortest interval, because the server's time is for data."""
 
@@ -33,13 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between two looks (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="two looks, one screen, and end")
+    parser.add_argument("--web", action="store_true", help="show it in a browser: print the address of a page")
+    parser.add_argument("--port", type=PORT, default=0, help="of the page (default: a free one)")
     add_url(parser)
     add_json(parser)
     parser.epilog = (
-        "example:\n  penstock monitor train\n  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
+        "example:\n  penstock monitor train\n  penstock monitor --web\n"
+        "  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
         "q or Ctrl-C ends it. It changes nothing and reads no payload. On a terminal without rich, each look is\n"
         "printed below the last. Where stdout is no terminal it prints a line for each look and stream; with --json\n"
         "each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
+        "The page of --web also shows the newest samples as pictures. Only this host reaches it, and only with the\n"
+        "token in its address.\n\n"
         "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
     )
 
@@ -48,6 +56,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Show streams until Ctrl-C, or once."""
     from penstock_common.stream.client import connect
 
+    if args.web:
+        return _serve(args, console)
     with connect(url_of(args)) as client:
         looks = _looks(client, args)
         if args.once:
@@ -97,6 +107,38 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
         yield records
         due = max(due + args.every, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _serve(args: argparse.Namespace, console: Console) -> int:
+    """Serve the page until Ctrl-C, SIGTERM or SIGHUP."""
+    from penstock_common.extras import needed
+    from penstock_common.stream.client import connect
+
+    if args.once:
+        raise WrongUsage("--once prints one screen, and --web shows a page until it is ended: give one of them")
+    with needed("starlette", "penstock monitor --web", "without --web it needs no server"):
+        import starlette  # noqa: F401
+    with needed("uvicorn", "penstock monitor --web", "without --web it needs no server"):
+        import uvicorn  # noqa: F401
+    from penstock.gateway.monitor import monitor_app
+    from penstock.gateway.serve import address_of, bound, serve
+    from penstock.gateway.tokens import new_token
+
+    def looks() -> Iterator[list[dict[str, Any]]]:
+        with connect(url_of(args)) as client:
+            yield from _looks(client, args)
+
+    end_by_signals()
+    next(looks())  # a wrong address or stream is an error here, and not on the page
+    token = new_token()
+    with bound("127.0.0.1", args.port, _PATIENCE_S) as listening:
+        address = f"{address_of(listening, '127.0.0.1')}/#{token}"
+        if args.json:
+            console.json({"url": address})
+        else:
+            console.line(f"the monitor is at {address}; Ctrl-C ends it")
+        serve(monitor_app(url_of(args), looks, args.every, token), listening, _PATIENCE_S)
+    return 0
 
 
 def _show_once(records: list[dict[str, Any]], args: argparse.Namespace, console: Console) -> int:

@@ -174,7 +174,7 @@ def raw(url: str, **options: Any) -> ClientConnection:
 
 
 def decoded(message: bytes, spec: Spec) -> tuple[int, list[Entry]]:
-    """Return the number and the blocks of a batch, verified by their checksums. docs/gateway.md has the form."""
+    """Return the number and the entries of a batch, verified by their checksums; see docs/gateway-messages.md."""
     assert message[:4] == b"PSB1"
     (number,) = unpack_from("<I", message, 4)
     at, entries = 8, list[list[tuple[bytes, bytes]]]()
