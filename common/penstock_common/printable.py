@@ -1,4 +1,4 @@
-"""Texts for terminals: a name or reason that another program wrote must not move the cursor or change a title."""
+"""Texts for people: numbers of bytes, and names and reasons of other programs, which must not control a terminal."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable_values(name): printable_values(held) for name, held in value.items()}
     return [printable_values(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+def readable_bytes(count: int) -> str:
+    """Return bytes as people read them."""
+    if count < 1 << 20:
+        return f"{count / 1024:.0f} KiB"
+    return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import CheckpointOverdue, TooLarge
 from penstock_common.explain.backlog import GroupBacklog, hold_of
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits, owed_samples
@@ -27,7 +28,6 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
 
 IDLE_MS = 5_000

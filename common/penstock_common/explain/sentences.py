@@ -7,12 +7,12 @@ from contextlib import suppress
 
 from penstock_common.errors import PenstockError
 from penstock_common.explain.backlog import Missing, absent_groups, hold_of, missing_members
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import SHARED, Roster, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.ranges import format_ranges, merge_ranges
-from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import Stream
 
 SHOWN = 4

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, WrongUsage, add_json, add_url, url_of
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -43,7 +44,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Refuse while the stream is in use, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.segments is not None:
         return _delete_strays(args, console)
@@ -75,7 +75,6 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import PenstockError
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import find_orphans
-    from penstock_common.stream.servers.suitability import readable_bytes
 
     if args.stream is not None:
         raise WrongUsage("give a stream or --segments DIR, not both: a stream's own segments go with it")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, add_stream, url_of
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console, ProgressBar, ProgressBars
@@ -63,8 +64,6 @@ def listed(epochs: tuple[int, ...]) -> str:
 
 def summed(kept: tuple[int, ...], samples: int, nbytes: int) -> str:
     """Return the end of the result's line: what was there before, and the size of everything."""
-    from penstock_common.stream.servers.suitability import readable_bytes
-
     before = f", {listed(kept)} there before" if kept else ""
     return f"{before}; in all {samples} samples, {readable_bytes(nbytes)}"
 

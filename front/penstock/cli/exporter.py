@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.views.exporter import StreamMetrics
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.explain.queues import QueueSnapshot
+    from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
 NAME = "exporter"
@@ -125,24 +126,26 @@ def look(
     Returns:
         Name of each damaged stream -> what is wrong.
     """
-    from penstock_common.errors import DamagedKey, ServerUnavailable, StreamNotFound
+    from penstock_common.errors import ServerUnavailable, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
-    from penstock_common.stream.streams import list_streams
+    from penstock_common.stream.streams import list_streams, look_at_each
 
-    snapshots, damaged = {}, {}
+    def snapshot(name: str) -> StreamSnapshot | None:
+        try:
+            return monitors.setdefault(name, StreamMonitor(client, name)).snapshot()
+        except StreamNotFound:
+            monitors.pop(name)
+            return None
+
     try:
-        for name in wanted or list_streams(client):
-            try:
-                snapshots[name] = monitors.setdefault(name, StreamMonitor(client, name)).snapshot()
-            except StreamNotFound:
-                monitors.pop(name, None)
-            except DamagedKey as error:
-                del monitors[name]  # it was deleted during the look
-                damaged[name] = str(error)
-        streams.take(snapshots)
+        found, damaged = look_at_each(wanted or list_streams(client), snapshot)
     except ServerUnavailable:
         streams.take(None)
-    return damaged
+        return {}
+    streams.take({one.name: one for one in found})
+    for name in damaged:
+        del monitors[name]  # it was deleted during the look
+    return {name: str(error) for name, error in damaged.items()}
 
 
 def _tell(damaged: dict[str, str], told: dict[str, str], console: Console) -> dict[str, str]:

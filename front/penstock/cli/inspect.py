@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import STREAM_NAME, add_json, add_url, url_of
-from penstock_common.printable import spaced
+from penstock_common.printable import readable_bytes, spaced
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -138,9 +138,9 @@ def _plane(found: PayloadStorage) -> str:
         return "in the entries, on the server"
     if not found.is_seen:
         return f"segments in {found.folder}, which is not seen from here (PENSTOCK_SEGMENTS says where it is mounted)"
-    spare = f", {found.spare_files} spare ({_size(found.spare_bytes)})" if found.spare_files else ""
+    spare = f", {found.spare_files} spare ({readable_bytes(found.spare_bytes)})" if found.spare_files else ""
     files = f"{found.files} file{'' if found.files == 1 else 's'}"
-    return f"segments in {found.folder}: {files} ({_size(found.file_bytes)}){spare}"
+    return f"segments in {found.folder}: {files} ({readable_bytes(found.file_bytes)}){spare}"
 
 
 def _print_reasons(details: StreamDetails, console: Console) -> None:
@@ -184,7 +184,7 @@ def _epoch_row(epoch: EpochSnapshot, details: EpochDetails) -> tuple[object, ...
     shards = f"{details.shards_done} of {details.shards}"
     words = (("feed", epoch.kind == "feed"), ("trimmed", epoch.is_trimmed), ("pinned", epoch.is_pinned))
     notes = ", ".join(word for word, is_so in words if is_so)
-    return epoch.epoch, epoch.state, samples, epoch.bad, shards, details.entries, _size(epoch.bytes), notes
+    return epoch.epoch, epoch.state, samples, epoch.bad, shards, details.entries, readable_bytes(epoch.bytes), notes
 
 
 def _group_row(group: GroupSnapshot) -> tuple[object, ...]:
@@ -211,10 +211,4 @@ def _spec(stream: Stream) -> str:
 
 
 def _of(used: int, budget: int) -> str:
-    return f"{_size(used)} of {_size(budget)} ({100 * used / budget:.0f}%)"
-
-
-def _size(count: int) -> str:
-    from penstock_common.stream.servers.suitability import readable_bytes
-
-    return readable_bytes(count)
+    return f"{readable_bytes(used)} of {readable_bytes(budget)} ({100 * used / budget:.0f}%)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import PORT, STREAM_NAME, WrongUsage, add_json, add_url, seconds, typed, url_of
 from penstock.cli.interrupts import end_by_signals
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -171,8 +172,6 @@ def _show(looks: Iterator[list[dict[str, Any]]], args: argparse.Namespace, conso
 
 def _line(record: dict[str, Any]) -> str:
     """Return one line for a log."""
-    from penstock_common.stream.servers.suitability import readable_bytes
-
     if "error" in record:
         return f"stream {record['stream']!r} cannot be read: {record['error']}"
     held = f"{readable_bytes(record['held_bytes'])} of {readable_bytes(record['budget_bytes'])}"

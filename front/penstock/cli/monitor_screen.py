@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.console import Bar, Styled, TextTable
 from penstock.cli.interrupts import QUIT_KEY, quit_key
 from penstock_common.errors import ServerUnavailable
-from penstock_common.printable import printable, printable_values
-from penstock_common.stream.servers.suitability import readable_bytes
+from penstock_common.printable import printable, printable_values, readable_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console as Terminal

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import EPOCH_NUMBER, add_stream, url_of, whole_number
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -128,7 +129,6 @@ def _missed(told: dict[str, Any]) -> list[str]:
 
 def _print_tensor(console: Console, one: dict[str, Any]) -> None:
     from penstock.views.pictures import spark
-    from penstock_common.stream.servers.suitability import readable_bytes
 
     sizes = ", ".join("?" if dim is None else str(dim) for dim in one["shape"])
     of = "" if one["of"] == "value" else f", {one['of']}s"

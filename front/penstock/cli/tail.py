@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli import add_stream, url_of, whole_number
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -59,7 +60,6 @@ def _print(written: list[WrittenBlock], args: argparse.Namespace, console: Conso
 
 
 def _line(one: WrittenBlock) -> str:
-    from penstock_common.stream.servers.suitability import readable_bytes
 
     where = f"epoch {one.epoch} shard {one.shard} [{one.first}, {one.end})"
     bad = f", {one.bad} bad" if one.bad else ""

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import add_stream, byte_size, url_of, whole_number
+from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -44,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run one pass, and print what it did and what it had to leave."""
     from penstock_common.stream.client import connect
-    from penstock_common.stream.servers.suitability import readable_bytes
     from penstock_common.stream.streams import load_stream
     from penstock_producer.write.cleaner import clean_up, shrink_to_budget
 

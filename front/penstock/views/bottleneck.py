@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
-from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_producer.jobs.autoscaler import is_tellable
 
 WAITS = 0.1

@@ -13,9 +13,9 @@ from penstock.views.bottleneck import ALLOWED
 from penstock.views.monitor import seen, silent_hosts
 from penstock_common.explain.queues import ForeignWorker
 from penstock_common.explain.snapshot import StreamSnapshot
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
-from penstock_common.stream.servers.suitability import readable_bytes
 
 Severity = Literal["error", "warning", "note", "ok"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")

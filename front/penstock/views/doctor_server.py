@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.views.doctor import Finding, ok
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.servers.checkup import ServerFacts
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT
-from penstock_common.stream.servers.suitability import may_evict, readable_bytes, usable_bytes
+from penstock_common.stream.servers.suitability import may_evict, usable_bytes
 from penstock_common.wire.limits import MAX_ENTRY_BYTES
 
 FLOOR = {"redis": (6, 2), "valkey": (7, 2)}

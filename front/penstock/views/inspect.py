@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from penstock.views.monitor import staffing
 from penstock_common.explain.details import EpochDetails, StreamDetails
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot
 from penstock_common.stream.reported_rates import ReportedRate
-from penstock_producer.jobs.autoscaler import load_of, shown
 
 
 def stream_json(details: StreamDetails) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def stream_json(details: StreamDetails) -> dict[str, Any]:
             {"group": group, "member": member, "rate": told.rate}
             for (group, member), told in seen.rates.trainers.items()
         ],
-        "staffing": _staffing(details),
+        "staffing": staffing(seen),
     }
 
 
@@ -103,17 +103,3 @@ def group_json(group: GroupSnapshot) -> dict[str, Any]:
 
 def _times(told: ReportedRate) -> dict[str, float]:
     return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
-
-
-def _staffing(details: StreamDetails) -> dict[str, Any]:
-    """Return the facts behind the wished number of workers. Rates are samples a second, or None while unknown."""
-    load = load_of(details.snapshot.rates)
-    return {
-        "workers": load.workers,
-        "wished": shown(load),
-        "worker_rate": load.rate,
-        "group_rates": load.demand,
-        "busy": load.busy if load.workers else None,
-        "room": load.room,
-        "idle": load.idle,
-    }

@@ -42,10 +42,7 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
         "groups": groups,
         "workers": hosts(now),
         "silent_workers": silent_hosts(now),
-        "staffing": {
-            "workers": load.workers, "wished": shown(load), "worker_rate": load.rate, "group_rates": load.demand,
-            "busy": load.busy if load.workers else None, "room": load.room, "idle": load.idle,
-        },
+        "staffing": staffing(now),
         "waiting": {
             "writers": len(now.waiting), "longest_s": round(now.waited_s, 1),
             "why": sorted({waiter.why for waiter in now.waiting.values()}),
@@ -56,6 +53,15 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
     found = verdict(now, load.rate, shown(load))
     record["bottleneck"] = {"cause": found.cause, "text": found.text, "remedy": found.remedy}
     return record
+
+
+def staffing(now: StreamSnapshot) -> dict[str, Any]:
+    """Return the facts behind the wished number of workers. Rates are samples a second, or None while unknown."""
+    load = load_of(now.rates)
+    return {
+        "workers": load.workers, "wished": shown(load), "worker_rate": load.rate, "group_rates": load.demand,
+        "busy": load.busy if load.workers else None, "room": load.room, "idle": load.idle,
+    }  # fmt: skip
 
 
 def _group(now: StreamSnapshot, group: GroupSnapshot, before: GroupSnapshot | None, seconds: float) -> dict[str, Any]:

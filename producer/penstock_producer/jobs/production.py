@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.events import await_event, last_event
@@ -28,7 +29,6 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import (
     Stream,
     find_stream,

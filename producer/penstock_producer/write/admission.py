@@ -13,12 +13,13 @@ from dataclasses import replace
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.explain.backlog import idle_groups, missing_members
 from penstock_common.explain.sentences import explain_holds, told_missing
+from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.ledger import owed_samples
 from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load_roster, note_wait
 from penstock_common.stream.manifest import Manifest, find_manifest
-from penstock_common.stream.servers.suitability import largest_block, readable_bytes
+from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream
 from penstock_producer.write.cleaner import SILENT_MS
 from penstock_producer.write.quota import (

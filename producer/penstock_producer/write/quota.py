@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import Why
 from penstock_common.stream.manifest import (
@@ -22,7 +23,7 @@ from penstock_common.stream.manifest import (
     first_unfinished,
     retained_epochs,
 )
-from penstock_common.stream.servers.suitability import ORDINARY_SHARE, ServerMemory, read_memory, readable_bytes
+from penstock_common.stream.servers.suitability import ORDINARY_SHARE, ServerMemory, read_memory
 from penstock_common.stream.streams import Stream
 
 LOW_SHARE = 0.1

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import parse_payload
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Command, Reply
@@ -20,7 +21,6 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import seal_command, seal_segments, segments_of
 from penstock_common.stream.servers.durability import Durability
-from penstock_common.stream.servers.suitability import readable_bytes
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
 from penstock_common.wire.block import sizes_of
 from penstock_common.wire.codec import meta_bytes

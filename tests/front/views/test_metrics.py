@@ -112,7 +112,7 @@ def test_metrics_say_what_the_stream_is_and_outlive_its_server(fresh_server: Cal
         found = until(where, lambda now: now[written] == 7)
         assert found[of("penstock_stream_written_bytes_total", stream="train")] == 7000
         server.kill()
-        found = until(where, lambda now: now[of("penstock_up")] == 0)
+        found = until(where, lambda now: now[of("penstock_up")] == now[of("penstock_queue_up")] == 0)
         assert {name for name, _ in found} == {"penstock_up", "penstock_queue_up"}
         ran.send_signal(signal.SIGTERM)
         assert (ran.wait(timeout=30), ran.stderr.read() if ran.stderr else "") == (0, "")

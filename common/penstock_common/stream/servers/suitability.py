@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge, Unauthorized
+from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, readable
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams, look_at_each
@@ -216,10 +217,3 @@ def _budget(client: Client, name: str) -> int:
     """Return the budget that a stream takes of the server's memory. Payloads in segments take none."""
     budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
     return int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
-
-
-def readable_bytes(count: int) -> str:
-    """Return bytes as people read them."""
-    if count < 1 << 20:
-        return f"{count / 1024:.0f} KiB"
-    return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"
