@@ -235,8 +235,9 @@ def test_dead_letters_are_listed_as_they_were_and_have_their_way_back() -> None:
 
 
 @pytest.mark.usefixtures("kept_once")
-def test_whoever_looks_at_a_kept_stream_finds_no_fault_with_it() -> None:
+def test_whoever_looks_at_a_kept_stream_finds_no_fault_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command that explains a stream reads other keys."""
+    monkeypatch.setattr("penstock_producer.write.cleaner.LOOK_AGAIN_S", 0.0)  # all of its members are long gone
     told("inspect")
     told("monitor", "--once", "--every", "0.1")
     for name in STREAMS:

@@ -195,6 +195,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
         assert "because of group dead" in told[-1]
         assert "`penstock groups drop t dead`" in told[-1]
         monkeypatch.setattr(cleaner, "SILENT_MS", 1000)
+        monkeypatch.setattr(cleaner, "LOOK_AGAIN_S", 0.1)
         while load_roster(any_client, writer.stream.partitions[0]).groups["dead"].holds:
             assert time.monotonic() < deadline
             clean_up(any_client, writer.stream, told.append)

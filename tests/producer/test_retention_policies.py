@@ -253,8 +253,11 @@ def test_a_bad_policy_is_refused_before_anything_is_made(any_url: str, any_clien
     assert not any_client.keys("*")
 
 
-def test_members_that_vanished_leave_no_consumers_behind(any_url: str, any_client: Client) -> None:
+def test_members_that_vanished_leave_no_consumers_behind(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trainers that come and go under new names would otherwise fill every epoch with names of the dead."""
+    monkeypatch.setattr(cleaner, "LOOK_AGAIN_S", 0.2)
     produce(any_url, "t", 100)
     stream = load_stream(any_client, "t")
     entries, roster = stream.partitions[0].entries(0), stream.partitions[0].roster
