@@ -31,7 +31,7 @@ def refusal_of(connection: ClientConnection) -> tuple[str, int, str]:
                 code, text = found["code"], found["text"]
     except ConnectionClosed:
         pass
-    assert text.startswith(connection.close_reason or "none")
+    assert text.startswith(connection.close_reason or "")
     return code, connection.close_code or 0, text
 
 
