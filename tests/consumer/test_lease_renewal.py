@@ -227,7 +227,7 @@ class TestEnded:
     def join(self, scene: Scene, incarnation: str) -> None:
         """Join the member, as last seen an hour ago."""
         join_group(scene.client, replace(scene.who, member="holds", incarnation=incarnation))
-        record = {"inc": incarnation, "seen": server_ms(scene.client) - 3_600_000}
+        record = {"inc": incarnation, "seen": server_ms(scene.client, scene.partition.roster) - 3_600_000}
         scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
 
     def test_a_stopped_process_stays_a_member_and_a_killed_one_does_not(
@@ -270,7 +270,7 @@ class TestEnded:
         claim = LeaseClaim(scene.client, replace(scene.who, member="new"), LEASE_S, print)
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
         leave(scene.client, scene.who, scene.partition, {})
-        record = {"inc": incarnation, "seen": server_ms(scene.client) - SILENT_MS}
+        record = {"inc": incarnation, "seen": server_ms(scene.client, scene.partition.roster) - SILENT_MS}
         scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
         with pytest.raises(GroupBusy, match="holds"):
             claim.join("earliest")

@@ -20,7 +20,7 @@ import redis
 import penstock
 from penstock.__main__ import main
 from penstock_common.explain.monitor import StreamMonitor
-from penstock_common.stream.commands import server_ms
+from penstock_common.stream.commands import ms_of
 from penstock_common.stream.groups.presence import SILENT_MS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.removal.deletion import users_of
@@ -240,7 +240,7 @@ def test_groups_list_names_the_members_that_are_silent(told: Told, url: str, wri
     ) as loader:
         next(iter(loader))
         for member, seconds in (("gpu-1", 50), ("gpu-2", 600)):
-            seen = {"inc": "x", "seen": server_ms(writer.client) - 1000 * seconds}
+            seen = {"inc": "x", "seen": ms_of(writer.client.time()) - 1000 * seconds}
             writer.client.hset(partition.roster, f"m:resnet:{member}", json.dumps(seen))
         row = told("groups", "list", "train")[1].splitlines()[1]
         members = json.loads(told("groups", "list", "train", "--json")[1])[0]["members"]
@@ -268,7 +268,7 @@ def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
         assert told("groups", "drop", "train", "resnet")[0] == 1
         trainer.kill()
         roster = load_roster(writer.client, writer.stream.partitions[0])
-        while server_ms(writer.client) - roster.members["resnet", "gpu-0"] < SILENT_MS:
+        while ms_of(writer.client.time()) - roster.members["resnet", "gpu-0"] < SILENT_MS:
             time.sleep(0.05)
         (group,) = StreamMonitor(writer.client, "train").snapshot().groups
         assert [(m.name, m.is_silent) for m in group.members if m.name[0] != "~"] == [("gpu-0", True)]

@@ -17,7 +17,7 @@ import redis
 
 from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.monitor import StreamMonitor
-from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
@@ -356,7 +356,7 @@ class TestTheNote:
         assert list(StreamMonitor(client, "t").snapshot().waiting) == [(0, 0)]
         seen, since = waiter.seen_ms, waiter.since_ms
         while (waiter := _awaited_waiter(client)[1]).seen_ms == seen:
-            assert server_ms(client) - seen < 5000, "not renewed"
+            assert ms_of(client.time()) - seen < 5000, "not renewed"
         assert abs(waiter.since_ms - since) < 200
         with loader_of(url, "g") as loader:
             assert sum(batch.size for batch in loader) == 300
@@ -379,7 +379,7 @@ class TestTheNote:
         ):
             epoch.write(block(0))
             roster = writer.stream.partitions[0].roster
-            now = server_ms(any_client)
+            now = ms_of(any_client.time())
             note = {"since": 0, "seen": now, "need": 1, "held": 1, "why": "budget", "next": True}
             any_client.hset(roster, "w:0:0", json.dumps(note))
             any_client.hset(roster, "w:0:1", json.dumps({**note, "seen": now - STALE_MS - 1}))

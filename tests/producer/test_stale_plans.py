@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, run_script, server_ms
+from penstock_common.stream.commands import Client, ms_of, run_script
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, pin_epoch
@@ -135,8 +135,8 @@ def test_a_member_that_shows_itself_between_two_looks_is_not_forgotten(
     with writer_of(any_url) as writer:
         stream, who = writer.stream, Membership(writer.stream, "g", "m", "1")
         join_group(any_client, who)
-        joined_ms = server_ms(any_client)
-        while server_ms(any_client) == joined_ms:  # a heartbeat in the same millisecond would change nothing
+        joined_ms = ms_of(any_client.time())
+        while ms_of(any_client.time()) == joined_ms:  # a heartbeat in the same millisecond would change nothing
             pass
         with between(
             "penstock_producer.write.cleaner.fetch_rosters",

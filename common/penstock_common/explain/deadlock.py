@@ -60,7 +60,7 @@ class Deadlock:
 
 def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
     """Return the deadlock of a partition, or None if a reader is at work, or an entry is about to change its owner."""
-    now = server_ms(client)
+    now = server_ms(client, partition.roster)
     living = {who for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in living):
         return None

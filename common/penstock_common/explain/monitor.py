@@ -133,7 +133,7 @@ class StreamMonitor:
         if stream.id != self._id:
             self._begin(stream.id)
         rosters = [load_roster(client, partition) for partition in stream.partitions]
-        now_ms = server_ms(client)
+        now_ms = server_ms(client, stream.partitions[0].roster)
         self._remember(stream, rosters)
         sums = {name: GroupTotals() for name in sorted({name for roster in rosters for name in roster.groups})}
         for number, epoch in self._epochs.items():

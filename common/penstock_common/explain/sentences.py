@@ -46,7 +46,7 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
         hold = hold_of(client, stream, partition, roster, name, with_freed=False) if record.kind == SHARED else None
         if hold is not None and hold.nbytes:
             parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
-    now_ms = server_ms(client)
+    now_ms = server_ms(client, partition.roster)
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
         parts.append(f"last seen a while ago: {told_missing(missing)}")
     return f"its writer waits for room ({'; '.join(parts)})"

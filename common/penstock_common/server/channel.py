@@ -41,6 +41,11 @@ class Channel:
         self.broken = False
 
     @property
+    def where(self) -> str:
+        """Return the address of the server, without its password."""
+        return self._where
+
+    @property
     def waited_s(self) -> float:
         """Return the total seconds spent in waiting for bytes of the server."""
         return self._socket.waited_s

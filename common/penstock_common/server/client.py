@@ -11,8 +11,9 @@ appended on channels, which never repeat a command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
 
 import redis
 from redis import exceptions as foreign
@@ -20,11 +21,23 @@ from redis.client import Pipeline
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable, Unauthorized
-from penstock_common.server.error_translation import address, is_denied, is_wrong_type, may_pass, translate
+from penstock_common.server.error_translation import (
+    address,
+    is_denied,
+    is_redirection,
+    is_wrong_type,
+    may_pass,
+    translate,
+)
+from penstock_common.server.slots import Key, key_of, slot_of
+from penstock_common.server.topology import Address, SlotMap
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
 
 Answer = TypeVar("Answer")
+
+REDIRECTIONS: Final = 8
+"""The redirections that one request follows at once. Nodes that redirect to each other are an outage."""
 
 
 class RetryPolicy:
@@ -68,22 +81,28 @@ def _failure(error: Exception, client: redis.Redis) -> PenstockError | None:
     return None if plain and not (may_pass(error) or is_denied(error)) else translate(error, client)
 
 
-def _bearing(client: ControlClient, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
+def _bearing(
+    client: ControlClient, key: Key, ask: Callable[[ControlClient], Answer], parts: Callable[[], Iterable[Any]]
+) -> Answer:
     """Return what ``ask`` returns, repeated while the server is away and the client's retry policy lasts.
 
-    ``parts`` gives all arguments of the commands.
+    ``ask`` is called with the client of the server that holds ``key``. ``parts`` gives all arguments of the commands.
     """
-    outage = _OwnedOutage(client.patience)
+    outage, redirections = _OwnedOutage(client.patience), 0
     while True:
+        node = client.node_of(key)
         try:
-            return client.request().of(ask)
+            return node.request().of(lambda node=node: ask(node))  # type: ignore[misc]
         except (redis.RedisError, OSError) as error:
-            failure = _failure(error, client)
+            if client.follow(error) and (redirections := redirections + 1) <= REDIRECTIONS:
+                continue
+            failure = _failure(error, node)
             if failure is None:
                 raise (client.explain_refusal(error, parts()) or error) from None
             if not isinstance(failure, ServerUnavailable):
                 raise failure from error
             failure.__cause__ = error
+            client.look_around()
             outage.bear(failure)
 
 
@@ -96,6 +115,10 @@ class ControlClient(redis.Redis):
         super().__init__(*args, **options)
         self.patience = RetryPolicy()
         self._where: str | None = None
+        self._slots: SlotMap | None = None
+        """The map of a cluster, or None for one server."""
+        self._nodes: dict[Address, Self] = {}
+        """The client of each node that was asked."""
 
     @property
     def where(self) -> str:
@@ -115,10 +138,71 @@ class ControlClient(redis.Redis):
         """
         return None
 
+    # --- the servers of a cluster ---
+
+    def spread(self, slots: SlotMap) -> None:
+        """Send each command to the server that holds its key, by this map, from now on."""
+        self._slots = slots
+
+    def lead_to(self, where: Address) -> None:
+        """Connect to this node from now on, with the same login."""
+        self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
+        self._where = None
+
+    @property
+    def is_spread(self) -> bool:
+        """Return whether the keys lie on several servers."""
+        return self._slots is not None
+
+    def node_of(self, key: Key) -> Self:
+        """Return the client of the server that holds a key: this one if there is one server only.
+
+        It raises every failure of its server. Send commands through the client that returned it instead, which finds
+        the key's next server after a failover.
+        """
+        if self._slots is None:
+            return self
+        return self._node(self._slots.master_of(key) if key is not None else self._any_master())
+
+    def nodes(self) -> list[Self]:
+        """Return a client for each server that holds keys."""
+        return [self] if self._slots is None else [self._node(address) for address in self._slots.masters()]
+
+    def follow(self, error: Exception) -> bool:
+        """Return whether a server said which other one holds the key. The next `node_of` returns that one."""
+        if self._slots is None or not isinstance(error, foreign.MovedError):
+            return False
+        self._slots.moved(int(error.slot_id), (str(error.host), int(error.port)))
+        return True
+
+    def look_around(self) -> None:
+        """Ask the cluster which server holds what, because one of them failed. It does nothing for one server."""
+        if self._slots is not None:
+            with suppress(redis.RedisError, OSError):  # the failure that led here says enough
+                self._slots.refresh()
+
+    def _any_master(self) -> Address:
+        assert self._slots is not None
+        return next(iter(self._slots.masters()), self._slots.seeds[0])
+
+    def _node(self, where: Address) -> Self:
+        if where not in self._nodes:
+            settings: dict[str, Any] = self.connection_pool.connection_kwargs | dict(
+                zip(("host", "port"), where, strict=True)
+            )
+            pool = redis.ConnectionPool(connection_class=self.connection_pool.connection_class, **settings)
+            node = type(self)(connection_pool=pool)
+            node.patience = self.patience
+            self._nodes.setdefault(where, node)
+        return self._nodes[where]
+
+    # --- times ---
+
     def impatient(self) -> Self:
         """Return a client with the same connections for a thread that wants to see every failure."""
         client = type(self)(connection_pool=self.connection_pool)
         client.patience.tell(self.patience.notify)
+        client._slots, client._nodes = self._slots, self._nodes
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
@@ -128,16 +212,59 @@ class ControlClient(redis.Redis):
         Channels that are opened from now on do the same. A request in progress keeps the time that it had.
         """
         self.patience.last(min(self.patience.seconds, patience_s))
-        pool = self.connection_pool
-        pool.disconnect(inuse_connections=False)
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            pool.connection_kwargs[name] = min(pool.connection_kwargs.get(name) or reply_s, reply_s)
-        pool.reset()  # otherwise it would hand out its old connections, with their old times, again
+        for pool in [self.connection_pool, *(node.connection_pool for node in list(self._nodes.values()))]:
+            pool.disconnect(inuse_connections=False)
+            for name in ("socket_timeout", "socket_connect_timeout"):
+                pool.connection_kwargs[name] = min(pool.connection_kwargs.get(name) or reply_s, reply_s)
+            pool.reset()  # otherwise it would hand out its old connections, with their old times, again
+
+    def close(self) -> None:
+        """Close every connection, unless another client has them, too (see `impatient`)."""
+        if self.auto_close_connection_pool:
+            for node in self._nodes.values():
+                node.connection_pool.disconnect()
+        super().close()
+
+    # --- commands ---
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """See redis.Redis."""
+        """See redis.Redis.
+
+        A command without a key takes ``at=KEY``: the server that holds that key answers it. Otherwise any one does.
+        """
+        at: Key = options.pop("at", None)
         parent = redis.Redis.execute_command
-        return _bearing(self, lambda: parent(self, *args, **options), lambda: args)  # type: ignore[no-untyped-call]
+        return _bearing(
+            self,
+            at if self._slots is None or at is not None else key_of(args),
+            lambda node: parent(node, *args, **options),  # type: ignore[no-untyped-call]
+            lambda: args,
+        )
+
+    def script_load(self, script: Any) -> Any:
+        """See redis.Redis. Every server gets the script."""
+        digests = [redis.Redis.script_load(node, script) for node in self.nodes()]
+        return digests[0]
+
+    def unlink(self, *names: Any) -> Any:
+        """See redis.Redis. The keys may lie on several servers."""
+        if self._slots is None:
+            return super().unlink(*names)
+        by_slot: dict[int, list[Any]] = {}
+        for name in names:
+            by_slot.setdefault(slot_of(name), []).append(name)
+        with self.pipeline(transaction=False) as pipe:
+            for together in by_slot.values():
+                pipe.unlink(*together)
+            return sum(pipe.execute())
+
+    def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
+        """See redis.Redis. The keys of every server are listed."""
+        if self._slots is None:
+            yield from super().scan_iter(*args, **options)
+            return
+        for node in self.nodes():
+            yield from node.scan_iter(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         """See redis.Redis."""
@@ -145,11 +272,15 @@ class ControlClient(redis.Redis):
 
 
 class ControlPipeline(Pipeline):
-    """A pipeline of redis-py that raises translated errors. It repeats like its client, except under WATCH."""
+    """A pipeline of redis-py that raises translated errors. It repeats like its client, except under WATCH.
+
+    A transaction's keys lie on one server. Other commands may have keys on several. One without a key goes where the
+    command before it goes, or the next one if it is the first.
+    """
 
     def __init__(self, client: ControlClient, transaction: bool, shard_hint: Any) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
-        self._client = client
+        self._client, self._is_transaction = client, transaction
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         """See redis.client.Pipeline."""
@@ -160,30 +291,120 @@ class ControlPipeline(Pipeline):
 
         if self.watching:
             return self._once(lambda: list(Pipeline.execute(self, raise_on_error)), parts)
+        if self._client.is_spread and not self._is_transaction and not self.explicit_transaction:
+            return self._spread(commands, raise_on_error)
 
-        def ask() -> list[Any]:
+        def ask(node: ControlClient) -> list[Any]:
+            self.connection_pool = node.connection_pool
             self.command_stack = list(commands)  # an execute that failed has emptied it
             replies = list(Pipeline.execute(self, raise_on_error))
-            for reply in replies:  # even if a caller ignores other errors, no key of a stream may be of a wrong type
-                if is_wrong_type(reply) and (damage := self._client.explain_refusal(reply, parts())) is not None:
-                    raise damage
+            self._raise_damage(replies, parts)
             return replies
 
-        return _bearing(self._client, ask, parts)
+        keys = (
+            [key for command in commands if (key := key_of(command[0])) is not None] if self._client.is_spread else []
+        )
+        return _bearing(self._client, keys[0] if keys else None, ask, parts)
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
         """See redis.client.Pipeline."""
         parent = Pipeline.immediate_execute_command
+        if self._client.is_spread and self.connection is None:
+            self.connection_pool = self._client.node_of(key_of(args)).connection_pool
         return self._once(lambda: parent(self, *args, **options), lambda: args)  # type: ignore[no-untyped-call]
 
     def _once(self, ask: Callable[[], Answer], parts: Callable[[], Iterable[Any]]) -> Answer:
         try:
             return self._client.request().of(ask)
         except (redis.RedisError, OSError) as error:
+            if self._client.follow(error):
+                raise foreign.WatchError("the keys moved to another server") from None
             failure = _failure(error, self._client)
             if failure is None:
                 raise (self._client.explain_refusal(error, parts()) or error) from None
+            self._client.look_around()
             raise failure from error
+
+    def _spread(self, commands: list[Any], raise_on_error: bool) -> list[Any]:
+        """Send the commands to the servers that hold their keys, and return the replies in order."""
+        request = _SpreadRequest(self._client, self.response_callbacks, commands, is_strict=raise_on_error)
+        outage, redirections = _OwnedOutage(self._client.patience), 0
+        while not request.ask():
+            if request.is_moved and (redirections := redirections + 1) <= REDIRECTIONS:
+                continue
+            self._client.look_around()
+            assert request.failure is not None
+            outage.bear(request.failure)
+        self.reset()
+        self._raise_damage(request.replies, lambda: [part for command in commands for part in command[0]])
+        if raise_on_error:
+            try:
+                self.raise_first_error(commands, request.replies)  # type: ignore[no-untyped-call]
+            except redis.RedisError as error:
+                raise (_failure(error, self._client) or error) from None
+        return request.replies
+
+    def _raise_damage(self, replies: list[Any], parts: Callable[[], Iterable[Any]]) -> None:
+        for reply in replies:  # even if a caller ignores other errors, no key of a stream may be of a wrong type
+            if is_wrong_type(reply) and (damage := self._client.explain_refusal(reply, parts())) is not None:
+                raise damage
+
+
+class _SpreadRequest:
+    """A pipeline whose keys lie on several servers. `ask` is repeated until each command has its reply."""
+
+    def __init__(self, client: ControlClient, callbacks: Any, commands: list[Any], *, is_strict: bool) -> None:
+        """``is_strict`` is whether a server that takes no writes now is asked again, instead of its error returned."""
+        self._client, self._callbacks, self._commands, self._is_strict = client, callbacks, commands, is_strict
+        self._keys, self._todo = _keys_of(commands), list(range(len(commands)))
+        self.replies: list[Any] = [None] * len(commands)
+        self.failure: ServerUnavailable | None = None
+        """Why the last `ask` left commands without a reply."""
+        self.is_moved = False
+        """Whether the last `ask` learned of a key's new server."""
+
+    def ask(self) -> bool:
+        """Send what has no reply yet, and return whether all have one now. Raises what does not pass."""
+        nodes: dict[ControlClient, list[int]] = {}
+        for number in self._todo:
+            nodes.setdefault(self._client.node_of(self._keys[number]), []).append(number)
+        self._todo, self.failure, self.is_moved = [], None, False
+        for node, numbers in nodes.items():
+            pipe = Pipeline(node.connection_pool, self._callbacks, False, None)
+            pipe.command_stack = [self._commands[number] for number in numbers]
+            try:
+                replies = node.request().of(lambda pipe=pipe: list(pipe.execute(raise_on_error=False)))  # type: ignore[misc]
+            except (redis.RedisError, OSError) as error:
+                self._again(numbers, node, error)
+            else:
+                self._take(numbers, node, replies)
+        return not self._todo
+
+    def _take(self, numbers: list[int], node: ControlClient, replies: list[Any]) -> None:
+        for number, reply in zip(numbers, replies, strict=True):
+            self.replies[number] = reply
+            if isinstance(reply, Exception) and (is_redirection(reply) or (self._is_strict and may_pass(reply))):
+                self.is_moved = self._client.follow(reply) or self.is_moved
+                self._again([number], node, reply)
+
+    def _again(self, numbers: list[int], node: ControlClient, error: Exception) -> None:
+        failure = translate(error, node)
+        if not isinstance(failure, ServerUnavailable):
+            raise (failure or error) from None
+        failure.__cause__ = error
+        self.failure = failure
+        self._todo = sorted([*self._todo, *numbers])
+
+
+def _keys_of(commands: list[Any]) -> list[Key]:
+    """Return the key whose server answers each command; see `ControlPipeline`."""
+    keys = [key_of(command[0]) for command in commands]
+    last = next((key for key in keys if key is not None), None)
+    found: list[Key] = []
+    for key in keys:
+        last = key if key is not None else last
+        found.append(last)
+    return found
 
 
 class ConnectionCounter:
@@ -208,9 +429,12 @@ def connections_of(client: Any) -> ConnectionCounter:
 
 
 def read_run_id(client: Any) -> str | None:
-    """Return the id of the server's present run, or None if this user may not ask for it."""
+    """Return the id of the server's present run, or None if this user may not ask for it.
+
+    For a cluster these are the ids of all servers that hold keys, so another one follows a failover.
+    """
     try:
-        return str(client.info("server").get("run_id", "")) or None
+        return ",".join(str(node.info("server").get("run_id", "")) for node in client.nodes()) or None
     except (Unauthorized, ResponseError):
         return None
 

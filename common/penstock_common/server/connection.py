@@ -6,6 +6,8 @@ redis-py does addresses, TLS and login. No channel retries a command: a repeated
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
@@ -18,8 +20,11 @@ from redis.retry import Retry
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.server.client import ControlClient, connections_of
-from penstock_common.server.error_translation import address, broke_off, cluster_refusal, may_pass, redacted, translated
+from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
+from penstock_common.server.routed_channel import RoutedChannel
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
+from penstock_common.server.slots import Key
+from penstock_common.server.topology import Address, SlotMap
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
@@ -40,9 +45,11 @@ _OTHER_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _FILES_OF_TLS: Final = {"ssl_ca_certs": "CA file", "ssl_certfile": "client certificate", "ssl_keyfile": "client key"}
 """The options of a URL that name files of TLS, and what each file is."""
 _FORMS = (
-    "write redis://host:6379/0, rediss://host:6379/0, unix:///path/to/socket?db=0 or "
-    "redis+sentinel://host:26379,host:26379/service/0"
+    "write redis://host:6379/0, rediss://host:6379/0, unix:///path/to/socket?db=0, "
+    "redis://host:6379,host:6379 for a cluster, or redis+sentinel://host:26379,host:26379/service/0"
 )
+_HOSTS = re.compile(r"(?P<before>rediss?://(?:.*@)?)(?P<hosts>[^/?#@]*,[^/?#@]*)(?P<after>[/?#].*)?", re.DOTALL)
+"""A URL of several hosts."""
 
 
 def connect(
@@ -68,13 +75,13 @@ def connect(
         notify: Called for a server that does not answer, if ``bears_outages`` is not given.
 
     Raises:
-        ServerUnsuitable: The server is a Sentinel or a node of a cluster. Nothing is written to it.
+        ServerUnsuitable: The server is a Sentinel. Nothing is written to it.
         PenstockError: The server is away or silent, or refuses the login. With ``bears_outages``, some servers are
             asked again. A server that is busy with a script, or has too many clients, is asked for ``patience_s``. A
             server that loads its data is asked until it has loaded. A server that closes the connection is asked for
             `GREETING_S`.
     """
-    client = _client(url, client_class, timeout_s, client_name)
+    client, seeds = _client_of_first(url, client_class, timeout_s, client_name)
     _require_files(client)
     client.patience.tell(bears_outages or notify)
     patience_s = OUTAGE_S if patience_s is None else patience_s
@@ -82,7 +89,7 @@ def connect(
     while True:
         try:
             with translated(redacted(url)):
-                _greet(client)
+                _greet(client, seeds)
             break
         except PenstockError as failure:
             speaks, is_cut = may_pass(failure.__cause__), broke_off(failure.__cause__)
@@ -97,8 +104,17 @@ def connect(
     return client
 
 
-def open_channel(client: redis.Redis) -> Channel:
-    """Return a separate connection for data, made with the client's address, TLS and login."""
+def open_channel(client: redis.Redis, key: Key = None) -> Channel:
+    """Return a separate connection for data, made with the client's address, TLS and login.
+
+    Args:
+        client: The control connection.
+        key: A key on the server to which the channel leads. None is for a client of one server.
+    """
+    if isinstance(client, ControlClient) and client.is_spread and key is not None:
+        asking = client.impatient()
+        asking.execute_command("EXISTS", key)  # follows the key to another server
+        client = asking.node_of(key)
     where = address(client)
     notify = client.patience.notify if isinstance(client, ControlClient) else to_stderr
     with translated(where):
@@ -111,11 +127,48 @@ def open_channel(client: redis.Redis) -> Channel:
             raise
 
 
-def _greet(client: ControlClient) -> None:
-    """Connect, log in and ask what kind of server answers.
+def open_channels(client: ControlClient) -> Channel:
+    """Return a channel that sends each command to the server that holds its key."""
+    return RoutedChannel(client, open_channel) if client.is_spread else open_channel(client)
 
-    Raises ServerUnsuitable for a Sentinel and for a node of a cluster.
+
+def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:
+    """Connect, log in and ask what kind of server answers. A cluster is asked for its map.
+
+    With several seeds, the first one that answers is greeted. Raises ServerUnsuitable for a Sentinel.
     """
+    for number, seed in enumerate(seeds):
+        client.lead_to(seed)
+        try:
+            mode = _greet_one(client)
+            break
+        except (foreign.ConnectionError, foreign.TimeoutError, OSError) as error:
+            if number + 1 == len(seeds) or isinstance(error, foreign.AuthenticationError):
+                raise
+    else:
+        mode = _greet_one(client)
+    if mode == "cluster":
+        _spread(client, seeds)
+    elif len(seeds) > 1:
+        raise ServerUnsuitable(
+            f"the server at {client.where} is not a node of a cluster, and only a cluster has several hosts: write the "
+            "one server, as in redis://host:6379, or redis+sentinel:// for a service that Sentinels watch"
+        )
+
+
+def _spread(client: ControlClient, seeds: Sequence[Address]) -> None:
+    pool = client.connection_pool
+    settings = {name: value for name, value in _settings_of(client).items() if name not in ("host", "port")}
+    if "path" in settings:
+        raise ServerUnsuitable(f"a node of a cluster answers at {client.where}: write redis://host:port of any node")
+    first = (str(pool.connection_kwargs.get("host", "localhost")), int(pool.connection_kwargs.get("port", 6379)))
+    slots = SlotMap(seeds or [first], pool.connection_class, settings)
+    slots.refresh()
+    client.spread(slots)
+
+
+def _greet_one(client: ControlClient) -> str:
+    """Return the mode of the server, once it has let the client in."""
     probe = _dedicated(client)
 
     def greet() -> str:
@@ -132,7 +185,9 @@ def _greet(client: ControlClient) -> None:
         raise
     finally:
         probe.disconnect()
-    _require_suitable(client, mode)
+    if mode == "sentinel":
+        _require_suitable(client, mode)
+    return mode
 
 
 def _mode(connection: Any) -> str:
@@ -172,8 +227,10 @@ def _require_suitable(client: ControlClient, mode: str) -> None:
             f"a Sentinel answers at {client.where}, which keeps no data: write "
             "redis+sentinel://host:port/service, where `SENTINEL MASTERS` names the services"
         )
-    if mode == "cluster":
-        raise ServerUnsuitable(cluster_refusal(client.where))
+    if mode == "cluster" and client.connection_pool.connection_kwargs.get("db"):
+        raise ServerUnsuitable(
+            f"a cluster answers at {client.where}, which has database 0 only: leave out the number behind the host"
+        )
 
 
 def _require_files(client: ControlClient) -> None:
@@ -187,12 +244,33 @@ def _require_files(client: ControlClient) -> None:
             )
 
 
-def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
-    """Return a client that is not connected. A wrong URL shows here, not at the first command."""
+def _client_of_first(
+    url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None
+) -> tuple[AnyClient, list[Address]]:
+    """Return a client of the first host of a URL, and all hosts if it names several."""
     if not isinstance(url, str):
         raise ServerUnavailable(f"{url!r:.80} is no Redis URL: {_FORMS}")
+    found = _HOSTS.fullmatch(_with_usual_scheme(url))
+    if found is None:
+        return _client(url, client_class, timeout_s, client_name), []
+    seeds: list[Address] = []
+    clients = []
+    for host in found["hosts"].split(","):
+        one = _client(f"{found['before']}{host}{found['after'] or ''}", client_class, timeout_s, client_name)
+        clients.append(one)
+        settings = one.connection_pool.connection_kwargs
+        seeds.append((settings.get("host", "localhost"), int(settings.get("port", 6379))))
+    return clients[0], seeds
+
+
+def _with_usual_scheme(url: str) -> str:
     scheme, mark, rest = url.partition("://")
-    url = f"{_OTHER_SCHEMES.get(scheme, scheme)}{mark}{rest}"
+    return f"{_OTHER_SCHEMES.get(scheme, scheme)}{mark}{rest}"
+
+
+def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None) -> AnyClient:
+    """Return a client that is not connected. A wrong URL shows here, not at the first command."""
+    url = _with_usual_scheme(url)
     try:
         if not is_sentinel_url(url):
             _check_path(url)
@@ -232,7 +310,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
 
 def check_url(url: str) -> None:
     """Raise ServerUnavailable for a text that is not a Redis URL. It makes no connection."""
-    _client(url, ControlClient, CONNECT_TIMEOUT_S, None).close()
+    _client_of_first(url, ControlClient, CONNECT_TIMEOUT_S, None)[0].close()
 
 
 def _check_path(url: str) -> None:
@@ -248,6 +326,11 @@ def _dedicated(client: redis.Redis, **others: object) -> Any:
 
     ``others`` replace its settings.
     """
+    return client.connection_pool.connection_class(**_settings_of(client) | others)
+
+
+def _settings_of(client: redis.Redis) -> dict[str, Any]:
+    """Return the arguments for a connection with the client's address, TLS and login."""
     kwargs: dict[str, Any] = {
         name: value
         for name, value in client.connection_pool.connection_kwargs.items()
@@ -255,8 +338,7 @@ def _dedicated(client: redis.Redis, **others: object) -> Any:
     }
     kwargs |= {"protocol": 2, "decode_responses": False, "health_check_interval": 0}
     # a TLS handshake has no other bound; channels set their own
-    kwargs |= {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
-    return client.connection_pool.connection_class(**kwargs | others)
+    return kwargs | {"socket_timeout": min(CONNECT_TIMEOUT_S, kwargs.get("socket_timeout") or CONNECT_TIMEOUT_S)}
 
 
 def _without_maintenance() -> dict[str, Any]:

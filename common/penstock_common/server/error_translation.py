@@ -164,17 +164,7 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
         return failure
     if text.lower().startswith(("unknown command", "err unknown command", "unknown subcommand")):
         return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
-    if isinstance(error, foreign.MovedError | foreign.ClusterError | foreign.ClusterCrossSlotError):
-        return ServerUnsuitable(cluster_refusal(place))
     return ReplyError(error, place)
-
-
-def cluster_refusal(place: str) -> str:
-    """Return the sentence that says what to write instead of the address of a cluster's node."""
-    return (
-        f"Redis at {place} is a node of a cluster, on which Penstock does not run yet: write the URL of a server "
-        "without `cluster-enabled yes`, as in redis://host:6379/0"
-    )
 
 
 def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
@@ -206,11 +196,37 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         return ServerUnavailable(
             f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
         )
+    if is_redirection(error):
+        return ServerUnavailable(_resharded(error, text, place), is_said=True)
     if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
         return ServerUnavailable(
             f"Redis at {place} is a replica without its primary ({text}): connect to the primary", is_said=True
         )
     return None
+
+
+def is_redirection(error: object) -> TypeGuard[foreign.ResponseError]:
+    """Return True if a server of a cluster does not serve the slot of a command's keys, now or any more."""
+    return isinstance(
+        error, foreign.AskError | foreign.TryAgainError | foreign.ClusterDownError
+    )  # MOVED is an AskError
+
+
+def _resharded(error: foreign.ResponseError, text: str, place: str) -> str:
+    """Return what happens to a slot, and what to do if that lasts."""
+    if isinstance(error, foreign.ClusterDownError):
+        return (
+            f"the cluster of {place} does not serve these keys ({text}): see that each master or a replica of it runs "
+            "(`CLUSTER NODES`)"
+        )
+    if isinstance(error, foreign.MovedError):
+        return f"slot {error.slot_id} moved from {place} to {error.host}:{error.port}"
+    half = (
+        f"slot {error.slot_id} moves from {place} to {error.host}:{error.port}"
+        if isinstance(error, foreign.AskError)
+        else f"a slot moves away from {place}"
+    )
+    return f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix HOST:PORT`"
 
 
 def is_wrong_type(reply: object) -> TypeGuard[Exception]:

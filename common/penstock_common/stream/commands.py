@@ -160,9 +160,9 @@ def is_script_error(error: Exception, word: str) -> bool:
     return f"PENSTOCK {word}" in str(error)
 
 
-def server_ms(client: Client) -> int:
-    """Return the server's clock, in ms. All ``seen`` times are of it."""
-    return ms_of(client.time())
+def server_ms(client: Client, key: Key) -> int:
+    """Return the clock of the server that holds ``key``, in ms. All ``seen`` times of that server are of it."""
+    return ms_of(client.time(at=key))
 
 
 def ms_of(reply: tuple[int, int]) -> int:

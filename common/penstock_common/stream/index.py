@@ -262,7 +262,7 @@ class IndexTail:
     def last(self, count: int) -> list[WrittenBlock]:
         """Return the entries written last, of the newest epochs that have any, oldest first. Ask it before `look`."""
         found: list[WrittenBlock] = []
-        now = server_ms(self._client)
+        now = server_ms(self._client, self._stream.partitions[0].roster)
         for manifest in reversed(self._manifests()):
             begun = begun_shards(self._client, self._stream, manifest)
             where = {shard: self._stream.partition_of(shard) for shard in begun}
@@ -287,7 +287,7 @@ class IndexTail:
                 found += [(manifest.epoch, shard, record) for record in records]
         if not found:
             return []
-        now = server_ms(self._client)
+        now = server_ms(self._client, self._stream.partitions[0].roster)
         written = [_written(*each, now) for each in found]
         return sorted(written, key=lambda one: (parse_id(one.entry.encode()) if one.entry else (0, 0), one.shard))
 

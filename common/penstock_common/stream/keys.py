@@ -6,12 +6,11 @@ Keys of one partition share a hash tag, and therefore a slot, so one script may 
 from __future__ import annotations
 
 import re
-from binascii import crc_hqx
 from dataclasses import dataclass
 
 from penstock_common.errors import PenstockError
+from penstock_common.server.slots import SLOTS, slot_of
 
-SLOTS = 16384
 LAST = "_last"
 """A group that each entries key has and that never reads: a script moves it to the end to learn the newest id."""
 RELEASED = "~released"
@@ -182,8 +181,7 @@ def search_tags(name: str, stream_id: str, count: int) -> list[str]:
     number = 0
     while len(tags) < count:
         tag = f"{stream_id}.{number}"
-        slot = crc_hqx(f"{name}.{tag}".encode(), 0) % SLOTS  # the CRC16 of the Redis Cluster specification
-        if slot * count // SLOTS == len(tags):
+        if slot_of(f"{name}.{tag}") * count // SLOTS == len(tags):
             tags.append(tag)
         number += 1
     return tags

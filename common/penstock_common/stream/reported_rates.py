@@ -149,7 +149,7 @@ class RateReporter:
 def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
     """Return the reports of the last ten seconds, and which workers are silent."""
     found = decoded(client.hgetall(stream.keys.paces))
-    now_ms = server_ms(client) if found else 0
+    now_ms = server_ms(client, stream.keys.paces) if found else 0
     paces = ReportedRates({}, {}, {})
     for name, text in sorted(found.items()):
         said = json.loads(text)

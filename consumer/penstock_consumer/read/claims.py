@@ -243,7 +243,9 @@ class LeaseClaim(Claim):
             return  # nothing to reset, or not this member's to reset; joining reports that
         others = [
             member
-            for (group, member), liveness in liveness_of([roster], server_ms(self.client)).items()
+            for (group, member), liveness in liveness_of(
+                [roster], server_ms(self.client, self.stream.partitions[0].roster)
+            ).items()
             if group == self.who.group and member != self.who.member and liveness.may_be_at_work
         ]
         if others:

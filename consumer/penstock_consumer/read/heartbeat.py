@@ -57,7 +57,7 @@ class UnusedRankCheck:
             return
         with suppress(Exception):  # a damaged key, too: no notice is worth a training
             if self._since_ms is None:
-                self._since_ms = server_ms(self._client)
+                self._since_ms = server_ms(self._client, self._who.stream.keys.paces)
                 return
             trainers = load_reported_rates(self._client, self._who.stream).trainers
             peers = [trainers.get((self._who.group, rank_member(rank))) for rank in range(1, self._order.world)]

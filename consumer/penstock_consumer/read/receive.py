@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, SegmentGone, ServerUnavailable, UncommittedEntry
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, ReplyError, Skip
-from penstock_common.server.connection import open_channel
+from penstock_common.server.connection import open_channels
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import is_indexed
 from penstock_common.stream.groups.ledger import runs
@@ -50,7 +50,7 @@ class ReaderConnection:
     def open(self) -> Channel:
         """Return the connection. Raises ServerUnavailable."""
         if self._channel is None:
-            self._channel = open_channel(self._client)
+            self._channel = open_channels(self._client)
         return self._channel
 
     def reopen(self, error: ServerUnavailable, then: Callable[[], object] = lambda: None) -> None:
@@ -126,7 +126,7 @@ class CommitCheck:
         key = self._stream.partition_of(header.shard).index(header.epoch, header.shard).encode()
         try:
             if self._channel is None:
-                self._channel = open_channel(self._client)
+                self._channel = open_channels(self._client)
             self._channel.send([(b"EVAL", _LIST_COMMITTED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
             self._awaited = at
         except ServerUnavailable:  # idle for too long, perhaps: `require` asks the control client, which bears outages
@@ -162,17 +162,20 @@ class CommitCheck:
             return
         at, self._awaited = self._awaited, None
         try:
-            page = _page(channel.read())
+            reply = channel.read()
         except ServerUnavailable:
             self.close()
             return
+        if isinstance(reply, Refused):  # the control client asks for each entry, and raises
+            self.close()
+        page = _page(reply)
         if len(self._pages) >= MOST_SHARDS:
             self._pages.clear()
         self._pages[at] = page
 
 
 def _page(reply: Reply) -> dict[bytes, bytes]:
-    """Return entry ids by record id. After an error of the script the control client asks for each entry and raises."""
+    """Return entry ids by record id, or none after an error of the script."""
     words = reply.split() if isinstance(reply, bytes) else []
     return dict(zip(words[::2], words[1::2], strict=False))
 

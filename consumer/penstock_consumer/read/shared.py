@@ -47,8 +47,9 @@ COMPARE_S = 10.0
 class ServerClock:
     """The difference between the server's clock and this process's, compared now and then."""
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._client, self._clock = client, clock
+    def __init__(self, client: Client, key: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Compare with the clock of the server that holds ``key``."""
+        self._client, self._key, self._clock = client, key, clock
         self._ahead_s = 0.0
         """The seconds by which the server's clock is ahead of this one."""
         self._compared_s = float("-inf")
@@ -58,7 +59,7 @@ class ServerClock:
         asked = self._clock()
         if asked - self._compared_s < COMPARE_S:
             return
-        told = server_ms(self._client) / 1000
+        told = server_ms(self._client, self._key) / 1000
         self._ahead_s, self._compared_s = told - (asked + self._clock()) / 2, asked
 
     def created_s(self, received: Sequence[ReceivedEntry]) -> float | None:
@@ -165,7 +166,7 @@ class SharedReader:
         self._connection = ReaderConnection(claim.client, queue, claim.notify)
         self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
-        self._server_clock = ServerClock(claim.client)
+        self._server_clock = ServerClock(claim.client, claim.stream.partitions[0].roster)
 
     @property
     def bad_entries(self) -> int:
@@ -451,7 +452,7 @@ class SharedReader:
             if not others:
                 self._dead_letters.end(self._manifest, is_alone=True)
                 return True
-            began_ms = began_ms or server_ms(self.claim.client)
+            began_ms = began_ms or server_ms(self.claim.client, self._partitions[0].roster)
             self._silent = others - self.claim.live_members(began_ms)
             if not self._silent:
                 self._dead_letters.end(self._manifest, is_alone=False)

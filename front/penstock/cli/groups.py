@@ -182,8 +182,9 @@ def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> Non
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.streams import load_stream
 
-    rosters = [load_roster(client, partition) for partition in load_stream(client, args.stream).partitions]
-    members = liveness_of(rosters, server_ms(client))
+    partitions = load_stream(client, args.stream).partitions
+    rosters = [load_roster(client, partition) for partition in partitions]
+    members = liveness_of(rosters, server_ms(client, partitions[0].roster))
     ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
     if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == args.name]:
         named = ", ".join(living)

@@ -82,7 +82,8 @@ def _member_ages(args: argparse.Namespace) -> tuple[list[float], str]:
 
     own = re.compile(re.escape(args.member) if args.member else re.escape(host_prefix()) + r"\d+")
     with connect(url_of(args)) as client:
-        roster, now = load_roster(client, load_stream(client, args.stream).partitions[0]), server_ms(client)
+        first = load_stream(client, args.stream).partitions[0]
+        roster, now = load_roster(client, first), server_ms(client, first.roster)
     members = [
         seen for (group, member), seen in roster.members.items() if group == args.group and own.fullmatch(member)
     ]

@@ -86,7 +86,8 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     from penstock_common.stream.manifest import ABANDONED, find_manifest
     from penstock_producer.write.retention import is_acknowledged, is_replayed
 
-    roster, now_ms = load_roster(client, stream.partitions[0]), server_ms(client)
+    first = stream.partitions[0]
+    roster, now_ms = load_roster(client, first), server_ms(client, first.roster)
     found: dict[int, list[str]] = {}
     for epoch in roster.epochs:
         manifest = find_manifest(client, stream, epoch)

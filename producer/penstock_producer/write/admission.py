@@ -204,7 +204,7 @@ class AdmissionControl:
         if LACKING[self._decision] == "memory":
             return explain_memory(self._stream.name, self._state, self._server_memory.memory)
         roster = load_roster(self._client, self._partition)
-        now_ms = server_ms(self._client)
+        now_ms = server_ms(self._client, self._partition.roster)
         idle = idle_groups(roster, now_ms)
         # a group that waits for this shard is behind only because of it
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]

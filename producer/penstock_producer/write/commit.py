@@ -491,11 +491,12 @@ class Committer:
 
     def _begin(self) -> None:
         """Read what is committed, on the connection of an earlier shard or on a new one."""
-        spare = self._resources.take_channel()
+        where = self._partition.roster
+        spare = self._resources.take_channel(self._client.node_of(where).where)
         if spare is not None:
             with suppress(ServerUnavailable):  # the server may have closed it; a new one shows an outage
                 return self._begin_on(spare)
-        return self._begin_on(open_channel(self._client))
+        return self._begin_on(open_channel(self._client, where))
 
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel

@@ -33,11 +33,17 @@ class SharedResources:
         self._spare: list[tuple[int, Channel]] = []
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""
 
-    def take_channel(self) -> Channel | None:
-        """Return a connection that an earlier shard gave back, or None. The server may have closed it since."""
+    def take_channel(self, where: str | None = None) -> Channel | None:
+        """Return a connection to this server that an earlier shard gave back, or None. It may be closed by now.
+
+        Without a server, any connection will do.
+        """
         try:
             pid, channel = self._spare.pop()
         except IndexError:
+            return None
+        if pid == os.getpid() and where not in (None, channel.where):
+            channel.close()
             return None
         return channel if pid == os.getpid() else None
 

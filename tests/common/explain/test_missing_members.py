@@ -6,7 +6,7 @@ import pytest
 
 from penstock_common.explain.backlog import Missing, missing_members
 from penstock_common.explain.sentences import SHOWN, told_missing
-from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member
 from penstock_common.tuning import Canonical, Tuning
@@ -31,7 +31,7 @@ def look(writer: Writer, client: Client) -> tuple[Roster, Missing]:
     """Return the explanation a minute from now, with no heartbeat until then."""
     partition = writer.stream.partitions[0]
     roster = load_roster(client, partition)
-    return roster, missing_members(client, partition, roster, roster.groups, server_ms(client) + LATER_MS)
+    return roster, missing_members(client, partition, roster, roster.groups, ms_of(client.time()) + LATER_MS)
 
 
 def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_client: Client) -> None:

@@ -129,8 +129,8 @@ def looked(url: str, asked: Sequence[bool | None], samples: int = FIRST_BATCHES 
         )
         for _ in range(2):
             watch.look(samples)
-            looked_ms = server_ms(client)
-            while server_ms(client) == looked_ms:  # a report of the same millisecond may be the older one
+            looked_ms = server_ms(client, stream.keys.paces)
+            while server_ms(client, stream.keys.paces) == looked_ms:  # it may be older
                 pass
             for rank, has_asked in enumerate(asked, 1):
                 pace = RateMeter("training")

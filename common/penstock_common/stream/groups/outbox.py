@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
-from penstock_common.server.connection import open_channel
+from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
 from penstock_common.stream.damage import damage_of
@@ -107,7 +107,7 @@ class Outbox:
     def _connected(self) -> Channel:
         if self._channel is None:
             self._scripts = dict.fromkeys(self._scripts, False)
-            self._channel = open_channel(self._client)
+            self._channel = open_channels(self._client)
         if not all(self._scripts.values()):
             for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
                 self._client.script_load(script)

@@ -173,7 +173,7 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
         epoch_bytes={int(name): int(value) for name, value in kinds.get("b", {}).items()},
         bytes=int(fields.get("bytes", 0)),
-        waiting=parse_waiting(kinds["w"], server_ms(client)) if "w" in kinds else {},
+        waiting=parse_waiting(kinds["w"], server_ms(client, partition.roster)) if "w" in kinds else {},
     )
 
 
@@ -399,7 +399,7 @@ def expire_silent(
     one look only. A server that was down saw no heartbeats, so nothing expires until it was up for that long. Returns
     the undeclared groups that stop holding data.
     """
-    if int(client.info("server")["uptime_in_seconds"]) * 1000 < silent_ms:
+    if int(client.info("server", at=partition.roster)["uptime_in_seconds"]) * 1000 < silent_ms:
         return []
     args: list[Arg] = [silent_ms, STALE_MS, int(looked is not None)]
     args += [part for field in (looked or {}).items() for part in field]

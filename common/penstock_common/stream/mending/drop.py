@@ -161,7 +161,7 @@ def _give_up(
     ``has_bits`` is whether the group has a ledger; an ordered one has positions.
     """
     first, end = (record.first, record.end) if record else (0, 0)
-    note = DeadLetterNote(why[:500], server_ms(client), True, shard if record else -1, first, end)
+    note = DeadLetterNote(why[:500], server_ms(client, partition.roster), True, shard if record else -1, first, end)
     name = entry_id or f"{shard}:{first}-{end}".encode()
     holes = record.holes if record else ()
     spans = runs([offset for offset in range(first, end) if offset not in holes]) if has_bits else []

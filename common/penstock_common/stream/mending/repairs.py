@@ -132,7 +132,7 @@ def _is_missing(standing: list[IndexRecord], lost: MissingRange, patch: RepairBl
 
 def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: str) -> tuple[str, str] | None:
     """Return (group, member) of a member that was given an entry whose payload is gone and may train on it, or None."""
-    roster, now = load_roster(client, partition), server_ms(client)
+    roster, now = load_roster(client, partition), server_ms(client, partition.roster)
     members = liveness_of([roster], now)
     for group in group_counts(client, partition, epoch):
         for entry in client.xpending_range(partition.entries(epoch), group, entry_id, entry_id, 1):

@@ -52,15 +52,14 @@ def users_of(client: Client, stream: Stream) -> list[str]:
     The list is empty if none gave a heartbeat for a lease.
     """
     users: list[str] = []
-    now = server_ms(client)
     for partition in stream.partitions:
-        roster = load_roster(client, partition)
+        roster, now = load_roster(client, partition), server_ms(client, partition.roster)
         for (group, member), liveness in sorted(liveness_of([roster], now).items()):
             if liveness.may_be_at_work:
                 users.append(f"member {member} of group {group} (seen {_ago(liveness.unseen_ms or 0)})")
         users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
         users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]
-    return [*dict.fromkeys([*users, *_writers(client, stream, now)])]
+    return [*dict.fromkeys([*users, *_writers(client, stream, server_ms(client, stream.keys.meta))])]
 
 
 def _writers(client: Client, stream: Stream, now: int) -> list[str]:

@@ -6,6 +6,7 @@ INFO has all facts. Managed servers often refuse CONFIG, so it is asked only to 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -82,10 +83,16 @@ class ServerMemory:
 
 
 def read_memory(client: Client) -> ServerMemory:
-    """Ask the server for its memory."""
-    memory = client.info("memory")
-    policy = str(memory.get("maxmemory_policy", "noeviction"))
-    return ServerMemory(int(memory.get("used_memory", 0)), int(memory.get("maxmemory", 0)), policy)
+    """Ask for the memory of the server. Several servers are as many as the fullest one, because keys spread evenly."""
+    told = [_memory_of(node.info("memory")) for node in client.nodes()]
+    limits = [memory.limit_bytes for memory in told]
+    policies = sorted({memory.policy for memory in told}, key=may_evict, reverse=True)
+    return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])
+
+
+def _memory_of(told: dict[str, Any]) -> ServerMemory:
+    policy = str(told.get("maxmemory_policy", "noeviction"))
+    return ServerMemory(int(told.get("used_memory", 0)), int(told.get("maxmemory", 0)), policy)
 
 
 def may_evict(policy: str, *, has_jobs: bool = False) -> bool:

@@ -1,0 +1,97 @@
+"""The map of a cluster: which master holds which slot, and where to ask for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from redis import exceptions as foreign
+
+from penstock_common.server.slots import SLOTS, slot_of
+
+Address: TypeAlias = tuple[str, int]
+"""The host and port of a node."""
+
+ASK_S: Final = 1.0
+"""The silence of one node after which the next one is asked for the map."""
+
+
+class SlotMap:
+    """Slot -> address of its master, as the cluster last told it. Threads share it.
+
+    ``CLUSTER SLOTS`` is asked, because Redis 6.2 has no ``CLUSTER SHARDS``.
+    """
+
+    def __init__(self, seeds: Sequence[Address], connection_class: type[Any], settings: dict[str, Any]) -> None:
+        """Take what a connection to any node needs. No node is asked yet.
+
+        Args:
+            seeds: Nodes of the address that the user wrote. They are asked where no known master answers.
+            connection_class: redis-py's class of connections, for TLS or without.
+            settings: Arguments of that class, without host and port.
+        """
+        self._seeds, self._connection_class, self._settings = list(seeds), connection_class, settings
+        self._lock = threading.Lock()
+        self._masters: list[Address | None] = [None] * SLOTS
+        self._nodes: list[Address] = []
+
+    @property
+    def seeds(self) -> list[Address]:
+        """Return the nodes that the user named."""
+        return self._seeds
+
+    def masters(self) -> list[Address]:
+        """Return every master that holds a slot, in the order of slots."""
+        return list(dict.fromkeys(address for address in self._masters if address is not None))
+
+    def master_of(self, key: bytes | str) -> Address:
+        """Return the master that holds a key's slot, or a seed if the cluster names none at the moment."""
+        return self._masters[slot_of(key)] or self._seeds[0]
+
+    def moved(self, slot: int, address: Address) -> None:
+        """Note that a server redirected a request for a slot to this node."""
+        self._masters[slot] = address
+
+    def refresh(self) -> None:
+        """Ask the nodes in turn for the map, and take the first answer.
+
+        Raises:
+            redis.ConnectionError: No node answers.
+        """
+        with self._lock:
+            found = []
+            for address in dict.fromkeys([*self.masters(), *self._nodes, *self._seeds]):
+                try:
+                    self._take(self._ask(address), address)
+                    return
+                except (foreign.RedisError, OSError) as error:
+                    found.append(f"{address[0]}:{address[1]}: {error}")
+            raise foreign.ConnectionError(f"no node of the cluster answers, {', '.join(found)}")
+
+    def _ask(self, address: Address) -> list[Any]:
+        quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
+        connection = self._connection_class(host=address[0], port=address[1], **self._settings | quick)
+        try:
+            connection.connect()
+            connection.send_command("CLUSTER", "SLOTS")
+            answer: list[Any] = connection.read_response()
+            return answer
+        finally:
+            connection.disconnect()
+
+    def _take(self, answer: list[Any], asked: Address) -> None:
+        """Take an answer: ranges of slots, each with its master and its replicas."""
+        masters: list[Address | None] = [None] * SLOTS
+        nodes: list[Address] = []
+        for first, last, master, *replicas in answer:
+            there = [self._address(node, asked) for node in (master, *replicas)]
+            masters[int(first) : int(last) + 1] = [there[0]] * (int(last) - int(first) + 1)
+            nodes += there
+        self._masters, self._nodes = masters, list(dict.fromkeys(nodes))
+
+    @staticmethod
+    def _address(node: Sequence[Any], asked: Address) -> Address:
+        """Return a node's address. A node without a host name is at the host that was asked (the specification)."""
+        host = bytes(node[0] or b"").decode()
+        return (host if host not in ("", "?") else asked[0], int(node[1]))

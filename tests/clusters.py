@@ -1,0 +1,109 @@
+"""Real clusters for the tests, made of the servers that are found here."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from penstock_common.server.slots import SLOTS, slot_of
+from penstock_common.stream.servers.embedded import EmbeddedServer
+
+PASSWORD = "of-nodes"
+NODE_TIMEOUT_MS = 1000
+
+
+def low_port() -> int:
+    """A free port with a free port 10,000 above it, which a node of a cluster takes for its bus."""
+    for port in random.sample(range(20_000, 30_000), 100):  # other test runs look for ports, too
+        try:
+            for taken in (port, port + 10_000):
+                socket.create_server(("127.0.0.1", taken)).close()
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no port is free")
+
+
+class Cluster:
+    """Masters, each with some replicas, that serve all slots."""
+
+    def __init__(self, masters: Sequence[EmbeddedServer], replicas: Sequence[EmbeddedServer]) -> None:
+        self.masters, self.replicas = list(masters), list(replicas)
+
+    @property
+    def url(self) -> str:
+        """The address of all masters."""
+        return f"redis://:{PASSWORD}@{','.join(f'127.0.0.1:{node.port}' for node in self.masters)}"
+
+    def asked(self, node: EmbeddedServer, *command: Any) -> Any:
+        """A node's answer to a command."""
+        with redis.Redis.from_url(node.url) as client:
+            return client.execute_command(*command)
+
+    def empty(self) -> None:
+        """Delete all keys."""
+        for node in self.masters:
+            self.asked(node, "FLUSHALL")
+
+    def master_of(self, key: str) -> EmbeddedServer:
+        """The master that a node names for a key's slot."""
+        slot = slot_of(key)
+        for node in self.masters:
+            for first, last, master, *_ in self.asked(node, "CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(one for one in [*self.masters, *self.replicas] if one.port == master[1])
+        raise AssertionError(f"no master has slot {slot}")
+
+
+@contextmanager
+def started_cluster(
+    executable: Path, masters: int = 3, replicas: int = 0, settings: dict[str, str] | None = None
+) -> Iterator[Cluster]:
+    """Start a cluster, and end it."""
+    extra = {
+        "cluster-enabled": "yes",
+        "cluster-node-timeout": str(NODE_TIMEOUT_MS),
+        "cluster-require-full-coverage": "no",
+        "masterauth": PASSWORD,
+        "repl-ping-replica-period": "1",
+        **(settings or {}),
+    }
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(EmbeddedServer(executable, port=low_port(), password=PASSWORD, extra=extra))
+            for _ in range(masters * (1 + replicas))
+        ]
+        cluster = Cluster(nodes[:masters], nodes[masters:])
+        for number, node in enumerate(cluster.masters):
+            own = range(number * SLOTS // masters, (number + 1) * SLOTS // masters)
+            cluster.asked(node, "CLUSTER", "ADDSLOTS", *own)
+        for node in nodes[1:]:
+            cluster.asked(node, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+        until(lambda: all(len(_known(cluster, node)) == len(nodes) for node in nodes))
+        for number, node in enumerate(cluster.replicas):
+            master = cluster.masters[number % masters]
+            cluster.asked(node, "CLUSTER", "REPLICATE", cluster.asked(master, "CLUSTER", "MYID"))
+        until(lambda: all(b"cluster_state:ok" in cluster.asked(node, "CLUSTER", "INFO") for node in nodes))
+        for node in cluster.replicas:
+            until(lambda node=node: cluster.asked(node, "INFO", "replication").get("master_link_status") == "up")  # type: ignore[misc]
+        yield cluster
+
+
+def _known(cluster: Cluster, node: EmbeddedServer) -> list[str]:
+    told: bytes = cluster.asked(node, "CLUSTER", "NODES")
+    return [line for line in told.decode().splitlines() if "handshake" not in line]
+
+
+def until(is_so: Callable[[], object], seconds: float = 20) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
