@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,10 +49,39 @@ class Cluster:
         with redis.Redis.from_url(node.url) as client:
             return client.execute_command(*command)
 
+    def asked_pid(self, node: EmbeddedServer) -> int:
+        """A node's process."""
+        return int(self.asked(node, "INFO", "server")["process_id"])
+
     def empty(self) -> None:
         """Delete all keys."""
         for node in self.masters:
             self.asked(node, "FLUSHALL")
+
+    def lose_master_of(self, key: str, fault: str) -> None:
+        """Kill the master of a key's slot with -9, or stop it, once its replica has all that was written so far."""
+        node = self.master_of(key)
+        with redis.Redis.from_url(node.url, single_connection_client=True) as client:
+            client.set(f"{key}:probe", 1)  # WAIT answers for what its connection wrote, and for all before that
+            assert client.wait(1, 5000) == 1
+            client.delete(f"{key}:probe")
+            assert client.wait(1, 5000) == 1
+        if fault == "kill":
+            node.kill()
+        else:
+            os.kill(self.asked_pid(node), signal.SIGSTOP)
+
+    def move_slot_of(self, key: str) -> None:
+        """Move a key's slot to the next master, key by key, as ``redis-cli --cluster reshard`` does."""
+        slot, old = slot_of(key), self.master_of(key)
+        new = self.masters[(self.masters.index(old) + 1) % len(self.masters)]
+        ids = {node: self.asked(node, "CLUSTER", "MYID").decode() for node in (old, new)}
+        self.asked(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
+        self.asked(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
+        while keys := self.asked(old, "CLUSTER", "GETKEYSINSLOT", slot, 10):
+            self.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+        for node in (new, old, *self.masters):
+            self.asked(node, "CLUSTER", "SETSLOT", slot, "NODE", ids[new])
 
     def master_of(self, key: str) -> EmbeddedServer:
         """The master that a node names for a key's slot."""

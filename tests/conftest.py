@@ -14,6 +14,7 @@ import pytest
 import redis
 from hypothesis import settings
 
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 
 # A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
@@ -90,15 +91,15 @@ def any_url(any_server: EmbeddedServer) -> str:
 
 @pytest.fixture
 def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """Return a raw client of ``server``."""
-    with redis.Redis.from_url(server.url) as connected:
+    """Return a client of ``server``, as Penstock's programs have one."""
+    with connect(server.url) as connected:
         yield connected
 
 
 @pytest.fixture
 def any_client(any_server: EmbeddedServer) -> Iterator[redis.Redis]:
-    """Return a raw client of ``any_server``."""
-    with redis.Redis.from_url(any_server.url) as connected:
+    """Return a client of ``any_server``, as Penstock's programs have one."""
+    with connect(any_server.url) as connected:
         yield connected
 
 

@@ -46,7 +46,8 @@ class BadSettings(PenstockError, ValueError):
 def _check_url(url: str) -> str:
     if len(url.split()) != 1:
         raise ValueError
-    if url.partition("://")[0] in _OF_SENTINELS:
+    scheme, _, rest = url.partition("://")
+    if scheme in _OF_SENTINELS or (scheme in _SCHEMES and "," in rest.rpartition("@")[2]):
         return url  # several hosts, which connect() checks
     parts = urlsplit(url)  # raises ValueError itself for a bad host
     if parts.scheme not in _SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):

@@ -20,7 +20,7 @@ from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
-from tests.common.server.test_other_servers import low_port
+from tests.clusters import low_port
 
 Fresh = Callable[..., EmbeddedServer]
 SERVER_PASSWORD, SENTINEL_PASSWORD = "of-servers", "of-sentinels"

@@ -11,9 +11,11 @@ appended on channels, which never repeat a command.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import redis
 from redis import exceptions as foreign
@@ -30,7 +32,7 @@ from penstock_common.server.error_translation import (
     translate,
 )
 from penstock_common.server.slots import Key, key_of, slot_of
-from penstock_common.server.topology import Address, SlotMap
+from penstock_common.server.topology import Address, MapWatcher, SlotMap
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
 
@@ -119,6 +121,9 @@ class ControlClient(redis.Redis):
         """The map of a cluster, or None for one server."""
         self._nodes: dict[Address, Self] = {}
         """The client of each node that was asked."""
+        self._watcher: MapWatcher | None = None
+        self._channels: WeakSet[Closable] = WeakSet()
+        """The channels to this server."""
 
     @property
     def where(self) -> str:
@@ -142,7 +147,7 @@ class ControlClient(redis.Redis):
 
     def spread(self, slots: SlotMap) -> None:
         """Send each command to the server that holds its key, by this map, from now on."""
-        self._slots = slots
+        self._slots, self._watcher = slots, MapWatcher(slots, partial(_drop_node, self._nodes))
 
     def lead_to(self, where: Address) -> None:
         """Connect to this node from now on, with the same login."""
@@ -180,6 +185,16 @@ class ControlClient(redis.Redis):
         if self._slots is not None:
             with suppress(redis.RedisError, OSError):  # the failure that led here says enough
                 self._slots.refresh()
+
+    def own(self, channel: Closable) -> None:
+        """Close this channel to the server once the server holds no keys any more."""
+        self._channels.add(channel)
+
+    def drop_connections(self) -> None:
+        """End every connection to this server, also those on which an answer is awaited."""
+        self.connection_pool.disconnect()
+        for channel in list(self._channels):
+            channel.close()
 
     def _any_master(self) -> Address:
         assert self._slots is not None
@@ -221,6 +236,8 @@ class ControlClient(redis.Redis):
     def close(self) -> None:
         """Close every connection, unless another client has them, too (see `impatient`)."""
         if self.auto_close_connection_pool:
+            if self._watcher is not None:
+                self._watcher.close()
             for node in self._nodes.values():
                 node.connection_pool.disconnect()
         super().close()
@@ -242,9 +259,12 @@ class ControlClient(redis.Redis):
         )
 
     def script_load(self, script: Any) -> Any:
-        """See redis.Redis. Every server gets the script."""
-        digests = [redis.Redis.script_load(node, script) for node in self.nodes()]
-        return digests[0]
+        """See redis.Redis. Every server gets the script, but one that is away: it will not know it, and say so."""
+        digests = []
+        for node in self.nodes() if self.is_spread else []:
+            with suppress(ServerUnavailable):
+                digests.append(node.impatient().script_load(script))
+        return digests[0] if digests else super().script_load(script)
 
     def unlink(self, *names: Any) -> Any:
         """See redis.Redis. The keys may lie on several servers."""
@@ -269,6 +289,19 @@ class ControlClient(redis.Redis):
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         """See redis.Redis."""
         return ControlPipeline(self, transaction, shard_hint)
+
+
+class Closable(Protocol):
+    """A channel, of which this module knows no more."""
+
+    def close(self) -> None:
+        """Close the connection. Any thread may do so."""
+
+
+def _drop_node(nodes: Mapping[Address, ControlClient], address: Address) -> None:
+    """End the connections to a node that is no master any more. One that is silent would not end them itself."""
+    if (node := nodes.get(address)) is not None:
+        node.drop_connections()
 
 
 class ControlPipeline(Pipeline):

@@ -121,7 +121,10 @@ def open_channel(client: redis.Redis, key: Key = None) -> Channel:
         connection = _dedicated(client)
         try:
             PendingRequest(where, notify).of(connection.connect)
-            return Channel(connection, where, notify)
+            channel = Channel(connection, where, notify)
+            if isinstance(client, ControlClient):
+                client.own(channel)
+            return channel
         except BaseException:
             connection.disconnect()
             raise
@@ -130,6 +133,18 @@ def open_channel(client: redis.Redis, key: Key = None) -> Channel:
 def open_channels(client: ControlClient) -> Channel:
     """Return a channel that sends each command to the server that holds its key."""
     return RoutedChannel(client, open_channel) if client.is_spread else open_channel(client)
+
+
+def require_one_server(client: ControlClient, what: str, instead: str) -> None:
+    """Raise ServerUnsuitable if a client's keys may lie on several servers.
+
+    Args:
+        client: A client that is connected.
+        what: What needs one server, and why.
+        instead: What to write instead.
+    """
+    if client.is_spread:
+        raise ServerUnsuitable(f"a cluster answers at {client.where}, and {what}: {instead}")
 
 
 def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:

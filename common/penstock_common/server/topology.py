@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from redis import exceptions as foreign
@@ -15,6 +16,9 @@ Address: TypeAlias = tuple[str, int]
 
 ASK_S: Final = 1.0
 """The silence of one node after which the next one is asked for the map."""
+LOOK_S: Final = 2.0
+"""The time between two looks at the map while a client is open. A node that is silent, not dead, shows in no other
+way."""
 
 
 class SlotMap:
@@ -95,3 +99,26 @@ class SlotMap:
         """Return a node's address. A node without a host name is at the host that was asked (the specification)."""
         host = bytes(node[0] or b"").decode()
         return (host if host not in ("", "?") else asked[0], int(node[1]))
+
+
+class MapWatcher:
+    """A thread that looks at the map every `LOOK_S`, and says which node holds no slot any more."""
+
+    def __init__(self, slots: SlotMap, demoted: Callable[[Address], None]) -> None:
+        """Begin. ``demoted`` is called with each node that was a master and is none any more."""
+        self._slots, self._demoted, self._is_over = slots, demoted, threading.Event()
+        threading.Thread(target=self._run, name="penstock-slots", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread soon."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        before = set(self._slots.masters())
+        while not self._is_over.wait(LOOK_S):
+            with suppress(foreign.RedisError, OSError):  # whoever asks such a cluster for something says so
+                self._slots.refresh()
+            now = set(self._slots.masters())
+            for address in before - now:
+                self._demoted(address)
+            before = now

@@ -24,6 +24,7 @@ from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.explain.queues import OWN_WORKER
+from penstock_common.server.connection import require_one_server
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.servers.suitability import require_keeps_jobs
@@ -99,6 +100,11 @@ class Dispatcher:
         """
         self._notify, self._key = notify, key
         self._client = connect(queue_url, bears_outages=notify)
+        require_one_server(
+            self._client,
+            "rq, which has the jobs, runs on one server only",
+            "set PENSTOCK_QUEUE_URL (or --queue-url) to a server without `cluster-enabled yes`",
+        )
         require_keeps_jobs(self._client)
         self._queue: ShardQueue = open_queue(self._client, name)
         self._missed: dict[str, int] = {}

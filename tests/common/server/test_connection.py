@@ -195,7 +195,7 @@ class TestTranslated:
             (foreign.ReadOnlyError("You can't write against a read only replica."), ServerUnsuitable),
             (foreign.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), ServerUnsuitable),
             (foreign.ResponseError("unknown command 'XADD', with args beginning with:"), ServerUnsuitable),
-            (foreign.ClusterDownError("CLUSTERDOWN Hash slot not served"), ServerUnsuitable),
+            (foreign.ClusterDownError("CLUSTERDOWN Hash slot not served"), ServerUnavailable),
             (foreign.ResponseError("WRONGTYPE Operation against a key"), ReplyError),
             (ConnectionResetError(104, "Connection reset by peer"), ServerUnavailable),
             (TimeoutError("timed out"), ServerUnavailable),

@@ -1,8 +1,7 @@
-"""A Sentinel or a node of a cluster is refused at connect, before anything is written; other forms of a URL work."""
+"""A Sentinel is refused at connect, before anything is written; other forms of a URL work."""
 
 from __future__ import annotations
 
-import random
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import redis
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.connection import open_channel
@@ -18,36 +16,10 @@ from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.waiting import Wait
-from penstock_producer.write.writer import Writer
+from tests.clusters import low_port
 
 Fresh = Callable[..., EmbeddedServer]
 EVERY_SERVER = pytest.mark.parametrize("executable", find_servers(), ids=server_label)
-SLOTS = range(16_384)
-
-
-def low_port() -> int:
-    """A free port with a free port 10,000 above it, which a node of a cluster takes for its bus."""
-    for port in random.sample(range(20_000, 30_000), 100):  # other test runs look for ports, too
-        try:
-            for taken in (port, port + 10_000):
-                socket.create_server(("127.0.0.1", taken)).close()
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no port is free")
-
-
-@pytest.fixture
-def cluster(fresh_server: Fresh) -> Callable[[Path], EmbeddedServer]:
-    """Make a cluster of one node, which has all slots."""
-
-    def make(executable: Path) -> EmbeddedServer:
-        server = fresh_server(executable, port=low_port(), extra={"cluster-enabled": "yes"})
-        with redis.Redis.from_url(server.url) as node:
-            node.execute_command("CLUSTER", "ADDSLOTS", *SLOTS)
-        return server
-
-    return make
 
 
 @pytest.fixture
@@ -77,19 +49,6 @@ def sentinel(tmp_path: Path, any_server: EmbeddedServer) -> Iterator[Callable[[P
     for process in running:
         process.kill()
         process.wait()
-
-
-@EVERY_SERVER
-@pytest.mark.parametrize("database", ["", "/0", "/3"])
-def test_a_cluster_is_refused_and_nothing_is_written(
-    cluster: Callable[[Path], EmbeddedServer], executable: Path, database: str
-) -> None:
-    """Without the check, a stream with partitions on other nodes was left half made."""
-    server = cluster(executable)
-    with pytest.raises(ServerUnsuitable, match=r"is a node of a cluster.*write the URL of a server without"):
-        Writer("train", url=server.url + database, spec={"x": ("uint8", (1,))})
-    with redis.Redis.from_url(server.url) as node:
-        assert node.dbsize() == 0
 
 
 @EVERY_SERVER

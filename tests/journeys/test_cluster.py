@@ -1,0 +1,288 @@
+"""Streams on a real cluster of three masters: every way of reading and every command, and a master that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.streams import load_stream
+from tests.clusters import PASSWORD, Cluster, started_cluster
+
+SPEC = {"x": ("int64", (1000,))}
+SHARDS, EACH = 6, 100
+ALL = list(range(SHARDS * EACH))
+
+
+def sample(number: int) -> dict[str, Any]:
+    """A sample that shows whose payload it is, also if its first value arrived alone."""
+    return {"x": np.arange(number, number + 1000)}
+
+
+def numbers_of(batch: penstock.Batch) -> list[int]:
+    """Return the numbers of a batch's samples, whose payloads must be whole."""
+    rows = batch["x"]
+    assert (rows == rows[:, :1] + np.arange(1000)).all()
+    return [int(number) for number in rows[:, 0]]
+
+
+def written(url: str, name: str, partitions: int = 3) -> None:
+    """Write an epoch of several shards, which lie in all partitions."""
+    with (
+        penstock.Writer(name, url=url, spec=SPEC, partitions=partitions) as writer,
+        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
+    ):
+        for number in range(SHARDS):
+            with epoch.shard(number) as shard:
+                for offset in range(EACH):
+                    shard.write(sample(number * EACH + offset))
+
+
+def assert_clean(url: str, name: str) -> None:
+    """Fail unless the audit, with payloads, finds nothing."""
+    with connect(url) as client:
+        assert audit_stream(client, name).findings == []
+
+
+@pytest.fixture(scope="module", params=find_servers(), ids=server_label)
+def lasting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of each version found."""
+    with started_cluster(request.param) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(lasting: Cluster) -> Cluster:
+    """The same one, without keys."""
+    lasting.empty()
+    return lasting
+
+
+@pytest.fixture
+def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command on the cluster, and return its output."""
+    monkeypatch.setenv("PENSTOCK_URL", cluster.url)
+
+    def run(*words: str) -> str:
+        capsys.readouterr()
+        code = main(list(words))
+        found = capsys.readouterr()
+        assert code == 0, found
+        return found.out
+
+    return run
+
+
+# --- one epoch, read in every way -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 8])
+def test_every_way_of_reading_gives_every_sample_once(cluster: Cluster, partitions: int) -> None:
+    """The keys of partitions lie on several servers, and one script may use the keys of one slot only."""
+    url = cluster.url
+    written(url, "train", partitions)
+    with penstock.Loader("train", group="shared", batch_size=64, url=url) as loader:
+        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
+    canonical = penstock.Loader("train", group="ranks", batch_size=64, url=url, order=penstock.Canonical())
+    with canonical as loader:
+        assert [number for batch in loader for number in numbers_of(batch)] == ALL
+    with penstock.Replay("train", url=url, epoch=0, batch_size=64) as replay:
+        assert [number for batch in replay for number in numbers_of(batch)] == ALL
+    assert_clean(url, "train")
+
+
+def test_partitions_lie_on_every_master(cluster: Cluster) -> None:
+    """A stream on one master would have the memory and the speed of one."""
+    written(cluster.url, "train", 3)
+    with connect(cluster.url) as client:
+        stream = load_stream(client, "train")
+    assert len({cluster.master_of(partition.roster).port for partition in stream.partitions}) == 3
+
+
+def test_two_streams_are_mixed_though_they_lie_apart(cluster: Cluster) -> None:
+    """Each stream's own keys lie in a slot of its own."""
+    for name in ("a", "b"):
+        written(cluster.url, name)
+    with (
+        penstock.Loader("a", group="g", batch_size=50, url=cluster.url) as a,
+        penstock.Loader("b", group="g", batch_size=50, url=cluster.url) as b,
+    ):
+        mixed = penstock.mix({"a": (a, 0.5), "b": (b, 0.5)}, seed=1)
+        assert Counter(number for batch in mixed for number in numbers_of(batch)) == dict.fromkeys(ALL, 2)
+
+
+def test_a_reader_that_stops_goes_on_where_it_was(cluster: Cluster) -> None:
+    """Its positions lie in each partition."""
+    written(cluster.url, "train")
+    seen: list[int] = []
+    with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
+        for batch in loader:
+            seen += numbers_of(batch)
+            if len(seen) >= 200:
+                break
+    with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
+        seen += [number for batch in loader for number in numbers_of(batch)]
+    assert sorted(set(seen)) == ALL
+    assert len(seen) <= len(ALL) + 50, "only the batch that the loop did not finish comes again"
+
+
+def test_workers_fill_a_stream_from_a_queue_on_one_server(
+    cluster: Cluster, any_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """A cluster takes no queue of rq, so the queue has a server of its own."""
+    (tmp_path / "rows.py").write_text("data = range(600)\n")
+    command = [sys.executable, "-m", "penstock", "produce", "dataset", "rows:data", "--workers", "2"]
+
+    here = {**os.environ, "PENSTOCK_URL": cluster.url, "PENSTOCK_QUEUE_URL": any_server.url}
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=here, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
+        assert sorted(int(x) for batch in loader for x in batch["x"]) == list(range(600))
+    here.pop("PENSTOCK_QUEUE_URL")
+    refused = subprocess.run(command, check=False, cwd=tmp_path, env=here, capture_output=True, text=True, timeout=100)
+    assert refused.returncode == 1
+    assert "set PENSTOCK_QUEUE_URL" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+
+
+def test_every_command_answers(told: Callable[..., str], cluster: Cluster, tmp_path: Path) -> None:
+    """A command that asks one server for all would show a part, or fail."""
+    written(cluster.url, "train")
+    with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
+        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
+    assert json.loads(told("inspect", "--json"))[0]["name"] == "train"
+    assert "600" in told("epochs", "list", "train")
+    assert "g" in told("groups", "list", "train")
+    assert "x" in told("show", "train")
+    assert "x" in told("stat", "train")
+    assert "clean" in told("audit", "train", "--deep")
+    told("bad", "list", "train")
+    told("monitor", "train", "--once")
+    told("export", "train", str(tmp_path / "kept"))
+    told("import", str(tmp_path / "kept"), "again")
+    with penstock.Replay("again", url=cluster.url, epoch=0, batch_size=64) as replay:
+        assert [number for batch in replay for number in numbers_of(batch)] == ALL
+    told("trim", "train")
+    told("groups", "drop", "train", "g")
+    told("epochs", "pin", "train", "0")
+    told("epochs", "unpin", "train", "0")
+    told("delete", "train", "--yes")
+    told("delete", "again", "--yes")
+    assert sum(cluster.asked(node, "DBSIZE") for node in cluster.masters) == 0
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_one_node_is_address_enough(cluster: Cluster) -> None:
+    """The map of slots comes from any node."""
+    written(cluster.url, "train")
+    for node in cluster.masters:
+        with penstock.Replay("train", url=node.url, epoch=0, batch_size=64) as replay:
+            assert [number for batch in replay for number in numbers_of(batch)] == ALL
+
+
+def test_a_host_that_is_away_is_passed_over(cluster: Cluster) -> None:
+    """A user names several hosts because one of them may be away."""
+    away = cluster.url.replace("@", "@127.0.0.1:1,")
+    with connect(away) as client:
+        assert client.set("k", "v")
+
+
+@pytest.mark.parametrize("number", ["/3", "/3?"])
+def test_a_number_of_a_database_is_refused_with_what_to_write(cluster: Cluster, number: str) -> None:
+    """A cluster has database 0 only, and another one was meant."""
+    with pytest.raises(ServerUnsuitable, match="has database 0 only: leave out the number"):
+        connect(cluster.masters[0].url + number)
+
+
+def test_several_hosts_are_of_a_cluster(any_server: EmbeddedServer) -> None:
+    """On servers that know nothing of each other, a part of the readers would see nothing."""
+    url = any_server.url
+    several = f"{url},{url.rpartition('@')[2]}"
+    with pytest.raises(ServerUnsuitable, match="only a cluster has several hosts"):
+        connect(several)
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize("place", ["stream", "partition"])
+def test_a_master_that_is_lost_in_the_middle_of_an_epoch_costs_no_sample(place: str, fault: str) -> None:
+    """Its replica has everything that was written before, and the rest is written to that."""
+    with started_cluster(find_servers()[0], replicas=1) as cluster:
+        url = cluster.url
+        with (
+            penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
+            writer.epoch(sizes=[EACH] * SHARDS) as epoch,
+            penstock.Loader("train", group="g", batch_size=50, url=url) as loader,
+        ):
+            seen: Counter[int] = Counter()
+            batches, began = iter(loader), 0.0
+            for number in range(SHARDS):
+                with epoch.shard(number) as shard:
+                    for offset in range(EACH):
+                        shard.write(sample(number * EACH + offset))
+                        if (number, offset) == (2, 50):
+                            seen.update(numbers_of(next(batches)))
+                            stream = writer.stream
+                            key = stream.keys.meta if place == "stream" else stream.partition_of(number).roster
+                            began = time.monotonic()
+                            cluster.lose_master_of(key, fault)
+            for batch in batches:
+                seen.update(numbers_of(batch))
+            assert time.monotonic() - began < 20, "a silent server is waited for until another has its slots, no longer"
+        assert sorted(seen) == ALL
+        assert_clean(url, "train")
+
+
+def test_slots_that_move_under_load_cost_no_sample(cluster: Cluster) -> None:
+    """An operator adds a master while trainings run."""
+    url = cluster.url
+    with (
+        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
+        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
+        penstock.Loader("train", group="g", batch_size=50, url=url) as loader,
+    ):
+        seen: Counter[int] = Counter()
+        batches = iter(loader)
+        for number in range(SHARDS):
+            with epoch.shard(number) as shard:
+                for offset in range(EACH):
+                    shard.write(sample(number * EACH + offset))
+                    if offset == 50:
+                        keys = [writer.stream.keys.meta, *(p.roster for p in writer.stream.partitions)]
+                        cluster.move_slot_of(keys[number % len(keys)])
+                        if number:  # there is something to read
+                            seen.update(numbers_of(next(batches)))
+        for batch in batches:
+            seen.update(numbers_of(batch))
+    assert seen == dict.fromkeys(ALL, 1)
+    assert_clean(url, "train")
+
+
+def test_a_cluster_that_is_gone_ends_a_loader_in_words() -> None:
+    """A raw error of redis-py would name a node that the user did not write."""
+    with started_cluster(find_servers()[0]) as cluster:
+        written(cluster.url, "train")
+        url = cluster.url
+    with pytest.raises(ServerUnavailable) as caught:
+        penstock.Loader("train", group="g", batch_size=50, url=url)
+    assert PASSWORD not in str(caught.value)
+    assert isinstance(caught.value, PenstockError)
