@@ -41,10 +41,10 @@ def numbers_of(batch: penstock.Batch) -> list[int]:
     return [int(number) for number in rows[:, 0]]
 
 
-def written(url: str, name: str, partitions: int = 3) -> None:
+def written(url: str, name: str, partitions: int = 3, payload: str | None = None) -> None:
     """Write an epoch of several shards, which lie in all partitions."""
     with (
-        penstock.Writer(name, url=url, spec=SPEC, partitions=partitions) as writer,
+        penstock.Writer(name, url=url, spec=SPEC, partitions=partitions, payload=payload) as writer,
         writer.epoch(sizes=[EACH] * SHARDS) as epoch,
     ):
         for number in range(SHARDS):
@@ -104,6 +104,14 @@ def test_every_way_of_reading_gives_every_sample_once(cluster: Cluster, partitio
     with penstock.Replay("train", url=url, epoch=0, batch_size=64) as replay:
         assert [number for batch in replay for number in numbers_of(batch)] == ALL
     assert_clean(url, "train")
+
+
+def test_payloads_may_lie_in_segments(cluster: Cluster, memory_path: Path) -> None:
+    """Then a master holds headers only."""
+    written(cluster.url, "train", payload=f"segments:{memory_path}")
+    with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
+        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
+    assert_clean(cluster.url, "train")
 
 
 def test_partitions_lie_on_every_master(cluster: Cluster) -> None:

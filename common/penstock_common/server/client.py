@@ -154,6 +154,10 @@ class ControlClient(redis.Redis):
         self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
         self._where = None
 
+    def join(self, patience: RetryPolicy, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
+        """Use the retry policy, the map and the connections of another client from now on."""
+        self.patience, self._slots, self._nodes = patience, slots, nodes
+
     @property
     def is_spread(self) -> bool:
         """Return whether the keys lie on several servers."""
@@ -207,7 +211,7 @@ class ControlClient(redis.Redis):
             )
             pool = redis.ConnectionPool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
-            node.patience = self.patience
+            node.join(self.patience, None, {})
             self._nodes.setdefault(where, node)
         return self._nodes[where]
 
@@ -217,7 +221,7 @@ class ControlClient(redis.Redis):
         """Return a client with the same connections for a thread that wants to see every failure."""
         client = type(self)(connection_pool=self.connection_pool)
         client.patience.tell(self.patience.notify)
-        client._slots, client._nodes = self._slots, self._nodes
+        client.join(client.patience, self._slots, self._nodes)
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:
@@ -404,7 +408,8 @@ class _SpreadRequest:
         self._todo, self.failure, self.is_moved = [], None, False
         for node, numbers in nodes.items():
             pipe = Pipeline(node.connection_pool, self._callbacks, False, None)
-            pipe.command_stack = [self._commands[number] for number in numbers]
+            for args, options in [self._commands[number] for number in numbers]:
+                pipe.execute_command(*args, **options)
             try:
                 replies = node.request().of(lambda pipe=pipe: list(pipe.execute(raise_on_error=False)))  # type: ignore[misc]
             except (redis.RedisError, OSError) as error:
