@@ -17,9 +17,9 @@ import type { LoaderOptions } from "./group/options.js";
  * for await (const batch of loader) train(batch.tensors.x.data);
  * await loader.close();
  */
-export function load(stream: string, options: LoaderOptions & { token?: never }): Loader;
+export function load(stream: string, options: LoaderOptions): Loader;
 /** Read through `penstock gateway`, which a token opens. It works in a browser, too. */
 export function load(stream: string, options: GatewayOptions): GatewayLoader;
 export function load(stream: string, options: LoaderOptions | GatewayOptions): Loader | GatewayLoader {
-  return "token" in options ? new GatewayLoader(stream, options) : new Loader(stream, options);
+  return options.token !== undefined ? new GatewayLoader(stream, options) : new Loader(stream, options);
 }

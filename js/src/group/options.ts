@@ -21,6 +21,8 @@ export type Acknowledge = "next" | "manual";
 
 /** How a group is joined and read. */
 export interface LoaderOptions extends ServerOptions {
+  /** A token makes it a reader of a gateway: see `GatewayOptions`. */
+  readonly token?: never;
   /** The group's name. Each training has a group of its own. */
   readonly group: string;
   /** The samples of a batch; in canonical order, of a batch of each rank. */
