@@ -18,8 +18,8 @@ import numpy as np
 import penstock
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.keys import search_tags
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.placement import choose_tags
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.servers.suitability import ServerMemory
@@ -341,7 +341,7 @@ def refusals(stream: str, url: str) -> list[str]:
 
 def tags(stream: str, stream_id: str, count: int) -> list[str]:
     """Return the tags of a stream's partitions."""
-    return search_tags(stream, stream_id, count)
+    return choose_tags(stream, stream_id, count, [])
 
 
 def numbers() -> dict[str, list[str]]:

@@ -177,6 +177,10 @@ class ControlClient(redis.Redis):
         """Return a client for each server that holds keys."""
         return [self] if self._slots is None else [self._node(address) for address in self._slots.masters()]
 
+    def slots(self) -> list[list[range]]:
+        """Return the slots of each server that holds keys, or nothing for one server, which has no slots."""
+        return [] if self._slots is None else self._slots.slots()
+
     def follow(self, error: Exception) -> bool:
         """Return whether a server said which other one holds the key. The next `node_of` returns that one."""
         if self._slots is None or not isinstance(error, foreign.MovedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 from redis import exceptions as foreign
@@ -48,6 +49,15 @@ class SlotMap:
     def masters(self) -> list[Address]:
         """Return every master that holds a slot, in the order of slots."""
         return list(dict.fromkeys(address for address in self._masters if address is not None))
+
+    def slots(self) -> list[list[range]]:
+        """Return the slots of each master, in the order of `masters`."""
+        found: dict[Address, list[range]] = {}
+        for address, some in groupby(range(SLOTS), key=self._masters.__getitem__):
+            together = list(some)
+            if address is not None:
+                found.setdefault(address, []).append(range(together[0], together[-1] + 1))
+        return list(found.values())
 
     def master_of(self, key: bytes | str) -> Address:
         """Return the master that holds a key's slot, or a seed if the cluster names none at the moment."""

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 
 from penstock_common.errors import PenstockError
-from penstock_common.server.slots import SLOTS, slot_of
 
 LAST = "_last"
 """A group that each entries key has and that never reads: a script moves it to the end to learn the newest id."""
@@ -170,18 +169,3 @@ def is_of_stream(key: str, name: str) -> bool:
     inside, _, rest = key.removeprefix("penstock:{").partition("}:")
     is_partition = inside.startswith(f"{name}.") and _TAG.match(inside[len(name) + 1 :])
     return bool(is_partition) and not _OF_WHOLE_STREAM.match(rest)
-
-
-def search_tags(name: str, stream_id: str, count: int) -> list[str]:
-    """Return one tag a partition, such that partition p hashes into the p-th of ``count`` equal slot ranges.
-
-    Consecutive numbers as tags would put all keys on few nodes of a cluster, so numbers are tried until one fits.
-    """
-    tags: list[str] = []
-    number = 0
-    while len(tags) < count:
-        tag = f"{stream_id}.{number}"
-        if slot_of(f"{name}.{tag}") * count // SLOTS == len(tags):
-            tags.append(tag)
-        number += 1
-    return tags

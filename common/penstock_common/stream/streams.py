@@ -25,8 +25,8 @@ from penstock_common.stream.keys import (
     checked_name,
     is_name,
     name_in_meta_key,
-    search_tags,
 )
+from penstock_common.stream.placement import choose_tags, usual_partitions
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.wire.header import STREAM_ID
 from penstock_common.wire.limits import MAX_PARTITIONS
@@ -217,12 +217,13 @@ def create_stream(
     if stream is None:
         keys = StreamKeys(name)
         stream_id = secrets.token_hex(6)
-        count = partitions or 1
+        servers = client.slots()
+        count = partitions or usual_partitions(len(servers), budget_bytes or DEFAULT_BUDGET_BYTES)
         if not 1 <= count <= MAX_PARTITIONS:
             raise StreamConflict(f"stream {name!r}: {count} partitions asked for, 1 to {MAX_PARTITIONS} are possible")
         fields: dict[str, str | int] = {
             "v": 1,
-            "tags": json.dumps(search_tags(name, stream_id, count)),
+            "tags": json.dumps(choose_tags(name, stream_id, count, servers)),
             "spec": json.dumps(spec.as_json()) if spec else "",
             "partitions": count,
             "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
