@@ -342,7 +342,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     ),
     (lambda s: s.loader.ack(s.batch), AttributeError, "no attribute 'ack': write loader.acknowledge(batch), with Load"),
     (lambda s: s.loader.chekpointed(), AttributeError, "no attribute 'chekpointed'; did you mean 'checkpointed'?"),
-    (lambda s: s.loader.zzz, AttributeError, "a Loader has no attribute 'zzz'; it has acknowledge, checkp"),
+    (lambda s: s.loader.zzz, AttributeError, "a Loader has no attribute 'zzz'; it has acknowledge, batch_size, checkp"),
     (lambda s: setattr(s.loader, "batch_size", 4), AttributeError, "batch_size changes nothing now: make another one"),
     (lambda s: pickle.dumps(s.loader), TypeError, "a Loader cannot go to another process: make one there"),
     (lambda s: pickle.dumps(s.writer()), TypeError, "a Writer cannot go to another process: make one there"),

@@ -173,9 +173,16 @@ class ControlClient(redis.Redis):
             return self
         return self._node(self._slots.master_of(key) if key is not None else self._any_master())
 
-    def nodes(self) -> list[Self]:
-        """Return a client for each server that holds keys."""
-        return [self] if self._slots is None else [self._node(address) for address in self._slots.masters()]
+    def on_each(self, ask: Callable[[Self], Answer]) -> list[Answer]:
+        """Return what each server that holds keys answers. While one is away, they are asked like by one command."""
+        outage = _OwnedOutage(self.patience)
+        while self._slots is not None:
+            try:
+                return [ask(self._node(where)) for where in self._slots.masters()]
+            except ServerUnavailable as failure:
+                self.look_around()
+                outage.bear(failure)
+        return [ask(self)]
 
     def slots(self) -> list[list[range]]:
         """Return the slots of each server that holds keys, or nothing for one server, which has no slots."""
@@ -215,7 +222,7 @@ class ControlClient(redis.Redis):
             )
             pool = redis.ConnectionPool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
-            node.join(self.patience, None, {})
+            node.patience.tell(self.patience.notify)
             self._nodes.setdefault(where, node)
         return self._nodes[where]
 
@@ -269,9 +276,9 @@ class ControlClient(redis.Redis):
     def script_load(self, script: Any) -> Any:
         """See redis.Redis. Every server gets the script, but one that is away: it will not know it, and say so."""
         digests = []
-        for node in self.nodes() if self.is_spread else []:
+        for where in self._slots.masters() if self._slots is not None else ():
             with suppress(ServerUnavailable):
-                digests.append(node.impatient().script_load(script))
+                digests.append(self._node(where).script_load(script))
         return digests[0] if digests else super().script_load(script)
 
     def unlink(self, *names: Any) -> Any:
@@ -291,8 +298,8 @@ class ControlClient(redis.Redis):
         if self._slots is None:
             yield from super().scan_iter(*args, **options)
             return
-        for node in self.nodes():
-            yield from node.scan_iter(*args, **options)
+        for found in self.on_each(lambda node: list(node.scan_iter(*args, **options))):
+            yield from found
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         """See redis.Redis."""
@@ -476,7 +483,7 @@ def read_run_id(client: Any) -> str | None:
     For a cluster these are the ids of all servers that hold keys, so another one follows a failover.
     """
     try:
-        return ",".join(str(node.info("server").get("run_id", "")) for node in client.nodes()) or None
+        return ",".join(client.on_each(lambda node: str(node.info("server").get("run_id", "")))) or None
     except (Unauthorized, ResponseError):
         return None
 

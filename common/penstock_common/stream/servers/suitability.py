@@ -84,7 +84,7 @@ class ServerMemory:
 
 def read_memory(client: Client) -> ServerMemory:
     """Ask for the memory of the server. Several servers are as many as the fullest one, because keys spread evenly."""
-    told = [_memory_of(node.info("memory")) for node in client.nodes()]
+    told: list[ServerMemory] = client.on_each(lambda node: _memory_of(node.info("memory")))
     limits = [memory.limit_bytes for memory in told]
     policies = sorted({memory.policy for memory in told}, key=may_evict, reverse=True)
     return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])
