@@ -1,4 +1,4 @@
-"""The page on decoding once: its commands and its code run one after another."""
+"""The page on decoding once: its commands and its snippets run in order, each snippet alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ PARTS = re.findall(r"^```(sh|python)\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTAL
 COUNT = 30
 
 
+def samples_of(batch: Any) -> list[tuple[int, int]]:
+    """Return the numbers and labels of a batch, which is a whole pass."""
+    assert batch["x"].shape[1:] == (64, 64, 3)
+    return list(zip(np.round(batch["x"][:, 9, 9, 0] / 8).astype(int).tolist(), batch["y"].tolist(), strict=True))
+
+
 def test_the_page_works_as_it_says(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,18 +35,11 @@ def test_the_page_works_as_it_says(
         folder = tmp_path / "photos" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((70, 70, 3), 8 * number, np.uint8)).save(folder / f"{number}.png")
-    steps: list[tuple[int, int]] = []
-
-    def step(images: Any, labels: Any) -> None:
-        assert images.shape[1:] == (64, 64, 3)
-        steps.extend(zip(np.round(images[:, 9, 9, 0] / 8).astype(int).tolist(), labels.tolist(), strict=True))
-
-    names: dict[str, Any] = {"step": step, "penstock": penstock}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", any_url)
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("common", "producer", "consumer", "front"))
     environment = {**os.environ, "PYTHONPATH": paths}
-    ran = []
+    last: list[list[tuple[int, int]]] = []
     for kind, text in PARTS:
         if kind == "sh":
             line = text.replace("penstock ", f"{sys.executable} -m penstock ", 1)
@@ -49,18 +48,15 @@ def test_the_page_works_as_it_says(
             )
             assert done.returncode == 0, done.stderr
         else:
+            names: dict[str, Any] = {}
             exec(compile(text, "decode-once.md", "exec"), names)
-        ran.append(kind)
-    assert ran == ["sh", "sh", "python", "sh", "python", "sh"]
-    passes = [steps[at : at + COUNT] for at in range(0, len(steps), COUNT)]
-    assert len(passes) == 4
+            last.append(samples_of(names["batch"]))
+    assert [kind for kind, _ in PARTS] == ["sh", "sh", "python", "sh", "python", "sh"]
+    with penstock.Replay("train", epoch=0, batch_size=64, shuffle=7) as replay:
+        passes = [samples_of(batch) for _ in range(3) for batch in replay]
     everything = [(number, number % 2) for number in range(COUNT)]
     assert all(sorted(one) == everything for one in passes)
-    assert len({tuple(one) for one in passes[:3]}) == 3, "another order each time"
-    assert passes[3] == passes[0], "the same pass from files"
-    again = penstock.Replay("again", epoch=0, batch_size=64, shuffle=7)
-    for batch in again:
-        step(batch["x"], batch["y"])
-    assert steps[-COUNT:] == passes[0]
-    for reader in (again, names["replay"]):
-        reader.close()
+    assert len({tuple(one) for one in passes}) == 3, "another order each time"
+    assert last == [passes[2], passes[0]], "the page's third pass, and the first pass from files"
+    with penstock.Replay("again", epoch=0, batch_size=64, shuffle=7) as again:
+        assert [samples_of(batch) for batch in again] == passes[:1]
