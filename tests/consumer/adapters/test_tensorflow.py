@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -246,13 +247,18 @@ def test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere(a
     here = Path(__file__)
     command = [sys.executable, str(here.with_name("two_devices.py")), any_url]
     paths = os.pathsep.join(map(str, [here.parents[3], *sys.path]))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    environment = {**os.environ, "PYTHONPATH": paths, "PENSTOCK_URL": any_url}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     for way in ("fit", "experimental_distribute_dataset", "acknowledging"):
         assert "under a tf.distribute strategy loop in Python and hand each replica its share" in told[way], way
     assert told["delivered before"] == [0, 0]
-    assert told["shares"] == [SAMPLES // 2] * 2
+    labels: list[list[int]] = [[], []]
+    for replica, share in re.findall(r"^replica (\d) labels \[([\d ]*)\]$", done.stderr, re.MULTILINE):
+        labels[int(replica)] += map(int, share.split())
+    assert [len(share) for share in labels] == [SAMPLES] * 2, "half of the page's pass, and half of the test's"
+    assert sorted(labels[0] + labels[1]) == sorted([*range(SAMPLES)] * 2)
     assert told["seen"] == sum(range(SAMPLES))
     assert told["delivered in the third step"] == 2 * BATCH
     assert delivered(any_url) == [SAMPLES, 0]

@@ -1,0 +1,70 @@
+"""The pages whose snippets read one stream: each snippet is a script, and runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.__main__ import main
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.commands import Client
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROWS, EPOCHS = 640, 8
+PASS, ALL = ROWS, ROWS * EPOCHS
+PAGES: dict[str, dict[str, int]] = {
+    "export": {},
+    "jax": {"jax": ALL, "jax-saved": PASS, "jax-ranks": PASS},
+    "numpy": {"ahead": PASS, "saved": PASS},
+    "pytorch": {"resnet": ALL, "saved": PASS, "gpu": PASS, "workers": PASS},
+    "segments": {},
+    "tensorflow": {"resnet": ALL, "compiled": PASS, "mirrored": PASS, "saved": 2 * PASS},
+}
+"""Each page, and how many samples each of its groups acknowledges. A state that is saved at the end of an epoch resumes
+with an empty pass in torch, and with the next epoch in TensorFlow."""
+FRAMEWORKS = {"jax": "jax", "pytorch": "torch", "tensorflow": "tensorflow"}
+RUN = "import runpy, sys\nfor path in sys.argv[1:]: runpy.run_path(path, run_name='__main__')"
+
+
+def write_streams(url: str) -> None:
+    """Write what the snippets read: images of one row, and texts that differ in length."""
+    with penstock.Writer("train", url=url) as writer:
+        for _ in range(EPOCHS):
+            with writer.epoch() as epoch:
+                for number in range(ROWS):
+                    epoch.write({"x": np.full(4, number, np.float32), "y": number % 10})
+    spec: dict[str, tuple[str, tuple[int | None, ...]]] = {"tokens": ("int32", (None,))}
+    with penstock.Writer("texts", url=url, spec=spec) as writer, writer.epoch() as epoch:
+        for number in range(ROWS):
+            epoch.write({"tokens": np.ones(1 + number % 200, np.int32)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_snippets_of_a_page_run_as_they_stand(
+    page: str, any_url: str, any_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader pastes a snippet into a file. What saves a state is run again, and continues."""
+    if page in FRAMEWORKS:
+        pytest.importorskip(FRAMEWORKS[page])
+    monkeypatch.setenv("PENSTOCK_URL", any_url)
+    write_streams(any_url)
+    assert main(["export", "train", str(tmp_path / "data" / "train")]) == 0
+    snippets = re.findall(r"^```python\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert snippets
+    paths = []
+    for number, text in enumerate(snippets):
+        path = tmp_path / f"{number}.py"
+        path.write_text(re.sub(r"/dev/shm|/data", lambda folder: f"{tmp_path}{folder[0]}", text))
+        paths += [path, path] if "if checkpoint.exists()" in text or "saving.restore(" in text else [path]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *paths], check=False, capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert audit_stream(any_client, "train").delivered == PAGES[page]
