@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
+from penstock_common.errors import DurabilityLost, PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.servers.durability import Durability, is_safe
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.stream.streams import load_stream
 from tests.clusters import PASSWORD, Cluster, started_cluster
@@ -258,6 +260,39 @@ def test_a_master_that_is_lost_in_the_middle_of_an_epoch_costs_no_sample(place: 
             assert time.monotonic() - began < 20, "a silent server is waited for until another has its slots, no longer"
         assert sorted(seen) == ALL
         assert_clean(url, "train")
+
+
+def test_a_write_is_as_safe_as_its_own_master_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica of the stream's master knows nothing of a block that another master took, nor does a connection that
+    has written nothing.
+    """
+    monkeypatch.setattr("penstock_common.stream.servers.durability.SAFE_S", 2.0)
+    with started_cluster(find_servers()[0], replicas=1) as cluster:
+        tuning = penstock.Tuning(durability="replicas=1")
+        with penstock.Writer("train", url=cluster.url, spec=SPEC, partitions=3, tuning=tuning) as writer:
+            epoch = writer.epoch(sizes=[EACH] * SHARDS)
+            away = next(
+                number
+                for number, partition in enumerate(writer.stream.partitions)
+                if cluster.master_of(partition.roster) is not cluster.master_of(writer.stream.keys.meta)
+            )
+            master = cluster.master_of(writer.stream.partitions[away].roster)
+            replica = cluster.replicas[cluster.masters.index(master)]
+            shard = epoch.shard(away)
+            shard.write(sample(0))
+            shard.flush()
+            level = Durability.parse("replicas=1")
+            with connect(cluster.url) as client:
+                assert is_safe(client, writer.stream, level)
+                os.kill(replica.pid, signal.SIGSTOP)
+                try:
+                    assert not is_safe(client, writer.stream, level)
+                    shard.write(sample(1))
+                    cluster.asked(master, "CLIENT", "KILL", "TYPE", "normal")
+                    with pytest.raises(DurabilityLost, match="0 of 1 replicas"):
+                        shard.close()
+                finally:
+                    os.kill(replica.pid, signal.SIGCONT)
 
 
 def test_slots_that_move_under_load_cost_no_sample(cluster: Cluster) -> None:

@@ -233,7 +233,7 @@ class SharedReader:
         return False
 
     def _look_again(self) -> None:
-        """Return whether the epoch has ended."""
+        """Read the manifest again, and plan the last requests once the epoch has ended."""
         self._manifest = renewed(self.claim.client, self.claim.stream, self._manifest)
         self._server_clock.compare()
         if self._manifest.is_ended:

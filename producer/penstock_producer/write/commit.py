@@ -44,7 +44,7 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
-from penstock_common.stream.servers.durability import Durability, await_safety, touch_command
+from penstock_common.stream.servers.durability import Durability, await_safety, touch_partition
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
@@ -536,8 +536,9 @@ class Committer:
         while self._lacking:
             await_safety(self._unsafe, self._durability, self._lacking)
             try:
-                self._channel.send([touch_command(self._stream), *self._safety])
+                self._channel.send([touch_partition(self._partition), *self._safety])
                 replies = [self._channel.read() for _ in range(1 + len(self._safety))]
+                raise_errors(replies[:1], self._client, [self._partition.roster])  # without a write WAIT says nothing
                 self._lacking = self._durability.shortfall(replies[1:], self._client)
                 self._outage.over()
             except ServerUnavailable as error:

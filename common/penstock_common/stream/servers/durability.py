@@ -18,10 +18,12 @@ from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
 
 _TOUCH = load_script("touch")
+_TOUCH_PARTITION = load_script("touch_partition")
 
 ROUND_MS: Final = 1000
 """The longest time that the server may take for one answer. A shortfall is reported, and the server asked again."""
@@ -81,6 +83,11 @@ def touch_command(stream: Stream) -> Command:
     return (b"EVAL", _TOUCH.encode(), b"2", stream.keys.meta.encode(), stream.keys.events.encode())
 
 
+def touch_partition(partition: PartitionKeys) -> Command:
+    """Return a harmless write to the server of a partition."""
+    return (b"EVAL", _TOUCH_PARTITION.encode(), b"1", partition.roster.encode())
+
+
 def require_durable(client: Client, durability: Durability) -> None:
     """Raise ServerUnsuitable if the server cannot keep the level. It is asked, because versions do not show it."""
     if durability.fsync:
@@ -89,13 +96,17 @@ def require_durable(client: Client, durability: Durability) -> None:
         except ResponseError as error:
             raise ServerUnsuitable(_no_fsync(str(error), client, durability)) from None
     if durability.replicas:
-        there = client.info("replication")
-        online = [1 for name, one in there.items() if re.fullmatch(r"slave\d+", name) and one["state"] == "online"]
-        if len(online) < durability.replicas:
-            raise ServerUnsuitable(
-                f"durability {str(durability)!r} needs {durability.replicas} replicas, Redis at {address(client)} has "
-                f"{len(online)} that follow: connect replicas, or choose a lower level"
-            )
+        for where, online in client.on_each(lambda node: (node.where, _online(node.info("replication")))):
+            if online < durability.replicas:
+                raise ServerUnsuitable(
+                    f"durability {str(durability)!r} needs {durability.replicas} replicas, Redis at {where} has "
+                    f"{online} that follow: connect replicas, or choose a lower level"
+                )
+
+
+def _online(told: dict[str, Any]) -> int:
+    """Return the number of replicas that follow, by the server's facts on replication."""
+    return sum(bool(re.fullmatch(r"slave\d+", name)) and one["state"] == "online" for name, one in told.items())
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
@@ -124,10 +135,18 @@ def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
 
 
 def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
+    """Return what is missing on the servers of the stream and of its partitions, which may be one."""
+    touches = {client.node_of(part.roster).where: touch_partition(part) for part in stream.partitions}
+    touches[client.node_of(stream.keys.meta).where] = touch_command(stream)
+    safety = durability.commands()
     with client.pipeline(transaction=False) as pipe:
-        for command in (touch_command(stream), *durability.commands()):
-            pipe.execute_command(*command)
-        return durability.shortfall(pipe.execute(raise_on_error=False)[1:], client)
+        for touch in touches.values():
+            for command in (touch, *safety):
+                pipe.execute_command(*command)
+        replies = pipe.execute(raise_on_error=False)
+    size = 1 + len(safety)
+    answers = [replies[start + 1 : start + size] for start in range(0, len(replies), size)]
+    return " and ".join(filter(None, (durability.shortfall(answer, client) for answer in answers)))
 
 
 def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
