@@ -29,18 +29,12 @@ from penstock_common.stream.watched_files import load_watched
 ROOT = Path(__file__).parents[2]
 PAGE = "\n".join((ROOT / "docs" / name).read_text() for name in ("fleet.md", "watch-folder.md"))
 COMMANDS = re.findall(r"^```sh\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
-TEAM = """
-import time
-data = range(200)
-def augment(n):
-    time.sleep(0.002)
-    return {"n": n}
-"""
+(TEAM,) = re.findall(r"^```python team\.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Make a folder with the files that the page assumes."""
+    """Make a folder with the module of the page, and with pictures."""
     (tmp_path / "team.py").write_text(TEAM)
     (tmp_path / "incoming").mkdir()
     for shade in range(3):
