@@ -31,9 +31,11 @@ def test_an_entry_whose_acknowledgement_was_lost_is_handed_out_again(any_url: st
             if number == 3:
                 hooks_of(loader).acknowledger.flush()
                 first = any_client.xrange(entries, count=1)[0][0]
-                assert any_client.xclaim(entries, "g", "m", 0, [first], force=True, justid=True) == [first]
-                for offset in range(BLOCK):
-                    any_client.setbit(ledger, offset, 0)
+                with any_client.pipeline(transaction=True) as pipe:  # the reader must not see a half
+                    pipe.xclaim(entries, "g", "m", 0, [first], force=True, justid=True)
+                    for offset in range(BLOCK):
+                        pipe.setbit(ledger, offset, 0)
+                    assert pipe.execute()[0] == [first]
     assert sorted(found) == sorted([*range(COUNT), *range(BLOCK)])
     assert any_client.xpending(entries, "g")["pending"] == 0
     assert any_client.bitcount(ledger) == COUNT
