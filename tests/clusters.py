@@ -122,9 +122,21 @@ def started_cluster(
             master = cluster.masters[number % masters]
             cluster.asked(node, "CLUSTER", "REPLICATE", cluster.asked(master, "CLUSTER", "MYID"))
         until(lambda: all(b"cluster_state:ok" in cluster.asked(node, "CLUSTER", "INFO") for node in nodes))
+        for node in cluster.masters if replicas else ():
+            until(lambda node=node: len(_following(cluster, node)) == replicas)  # type: ignore[misc]
         for node in cluster.replicas:
             until(lambda node=node: cluster.asked(node, "INFO", "replication").get("master_link_status") == "up")  # type: ignore[misc]
         yield cluster
+
+
+def _following(cluster: Cluster, node: EmbeddedServer) -> list[str]:
+    """Return the replicas that a master counts, which may be later than the replica's own word."""
+    told: dict[str, Any] = cluster.asked(node, "INFO", "replication")
+    return [
+        name
+        for name, one in told.items()
+        if name.startswith("slave") and name[5:].isdigit() and one["state"] == "online"
+    ]
 
 
 def _known(cluster: Cluster, node: EmbeddedServer) -> list[str]:

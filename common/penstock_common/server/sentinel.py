@@ -12,7 +12,7 @@ from redis import exceptions as foreign
 
 DEFAULT_PORT: Final = 26379
 ASK_S: Final = 1.0
-"""The silence of one Sentinel after which the next one is asked."""
+"""The silence of one Sentinel, or of one node of a cluster, after which the next one is asked."""
 _URL: Final = re.compile(
     r"(?P<scheme>rediss?)\+sentinel://(?:(?P<login>.*)@)?(?P<hosts>[^/?#@]+)/(?P<service>[^/?#]+)"
     r"(?:/(?P<database>[0-9]+))?/?(?:\?(?P<options>[^#]*))?"

@@ -10,13 +10,12 @@ from typing import Any, Final, TypeAlias
 
 from redis import exceptions as foreign
 
+from penstock_common.server.sentinel import ASK_S
 from penstock_common.server.slots import SLOTS, slot_of
 
 Address: TypeAlias = tuple[str, int]
 """The host and port of a node."""
 
-ASK_S: Final = 1.0
-"""The silence of one node after which the next one is asked for the map."""
 LOOK_S: Final = 2.0
 """The time between two looks at the map while a client is open. A node that is silent, not dead, shows in no other
 way."""
