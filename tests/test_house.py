@@ -138,37 +138,6 @@ def test_every_module_says_what_lives_there() -> None:
     assert not silent
 
 
-GLOSSARY = "docs/glossary.md"
-
-
-def _planned_moves() -> Iterator[tuple[str, str]]:
-    """Pairs (today's path, target path) of the glossary's file tables; a target may be a glob, or ``deleted``."""
-    folder = ""
-    for line in (ROOT / GLOSSARY).read_text().splitlines():
-        if line.startswith("#"):
-            folder = line.removeprefix("### ") if line.startswith("### ") else ""
-        elif folder and (row := re.match(r"\| `(\S+)` \| `(\S+)` \|", line)):
-            elsewhere = row[2] == "deleted" or row[2].startswith(PACKAGES)
-            yield f"{folder}/{row[1]}", row[2] if elsewhere else f"{folder}/{row[2]}"
-
-
-def test_the_glossary_names_every_file() -> None:
-    """The plan of the folders is believed only while it is complete: a new or moved file changes its row."""
-    files = {_name(path) for path in _package_files() if path.name != "__init__.py"}
-    planned = {path for move in _planned_moves() for path in move}
-    new = sorted(files - planned)
-    assert not new, f"add a row to {GLOSSARY} for these files"
-
-
-def test_the_glossary_plans_no_file_that_is_nowhere() -> None:
-    """A row leads to its code: the file of today, the target, or a file of today with which it was merged."""
-    moves = list(_planned_moves())
-    assert len({old for old, _ in moves}) == len(moves), "one row a file"
-    reached = {new for old, new in moves if (ROOT / old).exists() or any(ROOT.glob(new))}
-    lost = sorted(f"{old} -> {new}" for old, new in moves if new not in {*reached, "deleted"})
-    assert not lost, f"correct these rows of {GLOSSARY}: neither the file nor its target exists"
-
-
 # --- which line lives where -------------------------------------------------------------------------------------------
 
 KEY_SPELLING = re.compile(
