@@ -21,7 +21,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock.cli import COMMANDS
-from tests.house.lua import LUA_FILES, loads_of, parse_lua
+from tests.house.lua import LUA_FILES, loads_of, parse_lua, sent_to_read
 from tests.house.rules import RULES, excepted, found, list_of
 from tests.house.shrink import shrunk
 
@@ -411,6 +411,13 @@ def test_every_script_that_is_loaded_is_a_file() -> None:
     """A misspelt name would be met by the command that uses it alone."""
     loaded = loads_of([file for file in _package_files() if "scripts" not in file.parts])
     assert set(loaded) == {path.stem for path in LUA_FILES}
+
+
+def test_only_scripts_that_say_that_they_only_read_go_by_evalsha_ro() -> None:
+    """The server refuses a write in the middle of such a script, and only where it comes to one."""
+    sent = sent_to_read([file for file in _package_files() if "scripts" not in file.parts])
+    assert {"describe_entry", "list_entries", "read_headers"} <= sent
+    assert not [name for name in sent if not parse_lua(LUA_FILES[0].with_name(f"{name}.lua")).says_that_it_only_reads]
 
 
 def test_an_undescribed_key_of_a_script_is_found(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LUA_FILES = sorted((ROOT / "common/penstock_common/server/scripts").glob("*.lua"))
 HEADINGS = ("KEYS", "ARGV", "Answer", "Callers")
 _LOADED = re.compile(r'load_script\("(\w+)"\)')
+_NAMED = re.compile(r'^(_\w+) = load_script\("(\w+)"\)', re.MULTILINE)
+_SENT_TO_READ = re.compile(r"read_by_script\(\s*\w+,\s*(_\w+)")
+_CALLED = re.compile(r"redis\.p?call\('(\w+)'")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,16 @@ class LuaFile:
     def callers(self) -> list[str]:
         """Return the Python modules that send it, by its comments."""
         return sorted(self.headings["Callers"].split())
+
+    @property
+    def says_that_it_only_reads(self) -> bool:
+        """Return whether its comments say so."""
+        return self.purpose.endswith("It only reads.")
+
+    @property
+    def commands(self) -> set[str]:
+        """Return the commands that it calls."""
+        return set(_CALLED.findall(self.code))
 
     def wrong_numbers(self, table: str) -> set[int]:
         """Return the numbers in ``KEYS[n]`` or ``ARGV[n]`` that are missing under the heading."""
@@ -49,6 +62,16 @@ def parse_lua(path: Path) -> LuaFile:
     assert tuple(headings) == HEADINGS, f"{path.name} has the headings {list(headings)}, not {list(HEADINGS)}"
     assert all(headings.values()), f"{path.name} has an empty heading"
     return LuaFile(purpose, headings, "\n".join(lines[top:]))
+
+
+def sent_to_read(files: list[Path]) -> set[str]:
+    """Return the scripts that these modules send by EVALSHA_RO."""
+    sent: set[str] = set()
+    for path in files:
+        text = path.read_text()
+        names = dict(_NAMED.findall(text))
+        sent |= {names[constant] for constant in _SENT_TO_READ.findall(text)}
+    return sent
 
 
 def loads_of(files: list[Path]) -> dict[str, list[str]]:

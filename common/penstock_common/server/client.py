@@ -27,6 +27,7 @@ from penstock_common.server.error_translation import (
     address,
     is_denied,
     is_redirection,
+    is_unknown_command,
     is_wrong_type,
     may_pass,
     translate,
@@ -122,6 +123,8 @@ class ControlClient(redis.Redis):
         self._nodes: dict[Address, Self] = {}
         """The client of each node that was asked."""
         self._watcher: MapWatcher | None = None
+        self._has_read_only_scripts = True
+        """Whether the server may know EVALSHA_RO."""
         self._channels: WeakSet[Closable] = WeakSet()
         """The channels to this server."""
 
@@ -272,6 +275,30 @@ class ControlClient(redis.Redis):
             lambda node: parent(node, *args, **options),  # type: ignore[no-untyped-call]
             lambda: args,
         )
+
+    def evalsha_ro(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """See redis.Redis. A server before 7.0, or a user without the right to it, is asked by EVALSHA."""
+        return self._read_by_script("EVALSHA", sha, numkeys, *keys_and_args)
+
+    def eval_ro(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """See redis.Redis and `evalsha_ro`."""
+        return self._read_by_script("EVAL", script, numkeys, *keys_and_args)
+
+    def _read_by_script(self, command: str, *args: Any) -> Any:
+        if not self._has_read_only_scripts:
+            return self.execute_command(command, *args)
+        try:
+            return self.execute_command(f"{command}_RO", *args)
+        except ResponseError as error:
+            if not is_unknown_command(error):
+                raise
+            self._has_read_only_scripts = False
+            return self.execute_command(command, *args)
+        except Unauthorized as denied:
+            try:
+                return self.execute_command(command, *args)
+            except Unauthorized:
+                raise denied from None
 
     def script_load(self, script: Any) -> Any:
         """See redis.Redis. Every server gets the script, but one that is away: it will not know it, and say so."""

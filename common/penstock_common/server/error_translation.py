@@ -162,7 +162,7 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
         return Unauthorized(f"Redis at {place} does not permit this user a command ({text}): extend the user's ACL")
     if (failure := _hindered(error, text, place)) is not None:
         return failure
-    if text.lower().startswith(("unknown command", "err unknown command", "unknown subcommand")):
+    if is_unknown_command(error):
         return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
     return ReplyError(error, place)
 
@@ -227,6 +227,11 @@ def _resharded(error: foreign.ResponseError, text: str, place: str) -> str:
         else f"a slot moves away from {place}"
     )
     return f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix HOST:PORT`"
+
+
+def is_unknown_command(error: BaseException) -> bool:
+    """Return True if the server has no such command."""
+    return _text(error).lower().startswith(("unknown command", "err unknown command", "unknown subcommand"))
 
 
 def is_wrong_type(reply: object) -> TypeGuard[Exception]:

@@ -69,12 +69,23 @@ def run_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[
 
     Raises DamagedKey if the script cannot use a value that it finds; the first key is the most likely one.
     """
+    return _run(client.evalsha, client.eval, script, keys, args)
+
+
+def read_by_script(client: Client, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
+    """Run a script that only reads, as `run_script` does. From Redis 7.0 on, the user needs no right to write."""
+    return _run(client.evalsha_ro, client.eval_ro, script, keys, args)
+
+
+def _run(
+    by_digest: Callable[..., Any], in_full: Callable[..., Any], script: str, keys: Sequence[Key], args: Iterable[Arg]
+) -> Any:
     given = list(args)
     try:
         try:
-            return client.evalsha(sha_of(script).decode(), len(keys), *keys, *given)
+            return by_digest(sha_of(script).decode(), len(keys), *keys, *given)
         except NoScriptError:
-            return client.eval(script, len(keys), *keys, *given)
+            return in_full(script, len(keys), *keys, *given)
     except ResponseError as error:
         raise _explained(error, keys) from None
 

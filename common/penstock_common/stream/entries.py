@@ -18,7 +18,7 @@ from penstock_common.errors import PenstockError
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, is_script_error, parse_id, readable, run_script
+from penstock_common.stream.commands import Arg, Client, is_script_error, parse_id, read_by_script, readable, run_script
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -346,13 +346,13 @@ def describe_entry(client: Client, partition: PartitionKeys, epoch: int, entry_i
 
     No payload is sent.
     """
-    found: list[Any] = run_script(client, _DESCRIBE_ENTRY, [partition.entries(epoch)], [entry_id, MAX_HEADER_BYTES])
+    found: list[Any] = read_by_script(client, _DESCRIBE_ENTRY, [partition.entries(epoch)], [entry_id, MAX_HEADER_BYTES])
     return found
 
 
 def read_headers(client: Client, partition: PartitionKeys, epoch: int, ids: Iterable[bytes]) -> list[bytes]:
     """Return the header of each entry, or b"" for one that was removed."""
-    found: list[bytes] = run_script(client, _READ_HEADERS, [partition.entries(epoch)], [MAX_HEADER_BYTES, *ids])
+    found: list[bytes] = read_by_script(client, _READ_HEADERS, [partition.entries(epoch)], [MAX_HEADER_BYTES, *ids])
     return found
 
 

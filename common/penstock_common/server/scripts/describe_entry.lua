@@ -1,4 +1,4 @@
--- Describes an entry without its payloads.
+-- Describes an entry without its payloads. It only reads.
 --
 -- KEYS: entries
 -- ARGV: id most_header_bytes

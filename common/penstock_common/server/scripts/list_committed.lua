@@ -1,5 +1,5 @@
 -- Lists index records from one record on, as one string. A client splits it in a tenth of the time that it needs for
--- the records.
+-- the records. It only reads.
 --
 -- KEYS: index
 -- ARGV: record_id count

@@ -1,5 +1,5 @@
 -- Lists entries without payloads. No command does so; XRANGE inside a script copies the payloads in the server's
--- memory, one page at a time, and does not send them.
+-- memory, one page at a time, and does not send them. It only reads.
 --
 -- KEYS: entries
 -- ARGV: from count most_header_bytes

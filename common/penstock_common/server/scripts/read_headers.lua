@@ -1,5 +1,5 @@
 -- Reads the headers of entries. No command returns an entry without its payload; XRANGE inside a script does not send
--- the payload to the client.
+-- the payload to the client. It only reads.
 --
 -- KEYS: entries
 -- ARGV: most_header_bytes id..

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, DamagedKey
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, EntryId, parse_id, readable, run_script
+from penstock_common.stream.commands import Client, EntryId, parse_id, read_by_script, readable
 from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
@@ -245,7 +245,7 @@ def _held(
 def _page(
     client: Client, partition: PartitionKeys, epoch: int, start: bytes, count: int
 ) -> list[tuple[bytes, bytes, int]]:
-    reply = run_script(client, _LIST_ENTRIES, [partition.entries(epoch)], [start, count, MAX_HEADER_BYTES])
+    reply = read_by_script(client, _LIST_ENTRIES, [partition.entries(epoch)], [start, count, MAX_HEADER_BYTES])
     return [(entry_id, meta, int(nbytes)) for entry_id, meta, nbytes in reply]
 
 
