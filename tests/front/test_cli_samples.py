@@ -22,6 +22,7 @@ from penstock.cli import show
 from penstock.cli.console import Console
 from penstock_common.errors import EntryNotFound, EpochNotFound
 from penstock_common.stream.client import connect
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replay.samples import Identity, SampleReader
 
@@ -363,6 +364,33 @@ def test_live_shows_what_has_come_since(
         assert not any(field.startswith(b"r:") for field in any_client.hkeys(any_client.keys("*:roster")[0]))
         for epoch in epochs:
             epoch.abandon()
+
+
+@pytest.mark.parametrize("command", [["stat"], ["show"], ["show", "--id", "0/1/3"]], ids=" ".join)
+def test_without_a_lease_nothing_is_written(told: Told, any_url: str, any_client: Any, command: list[str]) -> None:
+    """A monitor's user has no right to write."""
+    produced(any_url, "inline")
+    before = {key: any_client.dump(key) for key in any_client.scan_iter()}
+    code, _, err = told(*command, "train", "--no-lease")
+    assert (code, err) == (0, "")
+    assert {key: any_client.dump(key) for key in any_client.scan_iter()} == before
+
+
+def test_an_epoch_that_is_released_without_a_lease_is_told_as_released(any_url: str, any_client: Any) -> None:
+    """Numbers from a part of an epoch must not look like those of all of it."""
+    produced(any_url, "inline")
+    with connect(any_url) as client:
+        stream = load_stream(client, "train")
+        with SampleReader(client, stream, holds=False) as viewer:
+            drawn = viewer.drawn()
+            next(drawn)
+            assert release_epoch(client, stream, 0)
+            with pytest.raises(EpochNotFound, match=r"epoch 0 of 'train' was released while .* --no-lease"):
+                next(drawn)
+            with pytest.raises(EpochNotFound, match="was released while"):
+                viewer.committed()
+            with pytest.raises(EpochNotFound, match="was released while"):
+                viewer.sample(Identity(0, 0, 1))
 
 
 def test_a_complete_epoch_is_held_while_it_is_looked_at(any_url: str, any_client: Any) -> None:

@@ -109,7 +109,8 @@ class SampleReader:
     ) -> None:  # fmt: skip
         """``epoch`` None means the newest epoch that has samples, else the newest.
 
-        ``holds`` says whether a lease holds a complete epoch during the read.
+        ``holds`` says whether a lease holds a complete epoch during the read. A lease is a write. Without one, an epoch
+        that is released during the read raises EpochNotFound.
         """
         self._client, self._stream, self._clock = client, stream, clock
         self._manifest: Manifest = load_manifest(
@@ -136,7 +137,9 @@ class SampleReader:
 
     def committed(self) -> int:
         """Return the samples in the index now, without bad ones. This reads ids only."""
-        return sum(record.count for _, _, record in self._records())
+        count = sum(record.count for _, _, record in self._records())
+        self._require_kept()
+        return count
 
     def drawn(self, chosen: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[EntrySamples]:
         """Yield the entries in canonical order, with all their samples or those at the ``chosen`` positions.
@@ -156,6 +159,7 @@ class SampleReader:
                 yield seen
             if wanted is not None and begin == len(wanted):
                 return
+        self._require_kept()
 
     def sample(self, identity: Identity) -> Sample:
         """Return one sample. Raises EntryNotFound if it is a hole, not committed yet, trimmed, or unreadable."""
@@ -177,6 +181,7 @@ class SampleReader:
                     f"`penstock bad list {self._stream.name} --epoch {self.epoch}` says why"
                 )
             break
+        self._require_kept()
         shards = len(begun_shards(self._client, self._stream, self._manifest))
         raise EntryNotFound(
             f"sample {identity} of {self._stream.name!r} is not committed: epoch {self.epoch} has {shards} shards, "
@@ -231,6 +236,7 @@ class SampleReader:
         fields = fetch_fields(self._client, partition, self.epoch, record.entry_id)
         if fields is None:
             require_there(self._client, self._stream)
+            self._require_kept()
             self.missed.add_trimmed(len(rows))
             return None
         return self._decoded(fields, rows)
@@ -265,6 +271,19 @@ class SampleReader:
             ):
                 raise EpochNotFound(f"epoch {self.epoch} of {self._stream.name!r} was released while it was looked at")
         self._held_at = now
+
+    def _require_kept(self) -> None:
+        """Raise EpochNotFound if the epoch was released since reading began."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for partition in self._stream.partitions:
+                pipe.get(partition.state(self.epoch))
+            states: list[bytes | None] = pipe.execute()
+        if any(state is None or state.startswith(b"gone:") for state in states):
+            require_there(self._client, self._stream)
+            raise EpochNotFound(
+                f"epoch {self.epoch} of {self._stream.name!r} was released while it was looked at: look at a later "
+                "one, or let a lease hold it (leave out --no-lease)"
+            )
 
     def close(self) -> None:
         """Release the lease on the epoch."""

@@ -252,6 +252,16 @@ def add_url(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_no_lease(parser: argparse.ArgumentParser) -> None:
+    """Add the option that leaves out the lease on an epoch that is looked at."""
+    parser.add_argument(
+        "--no-lease",
+        action="store_true",
+        help="write nothing, not even the lease that keeps a complete epoch: it may be released meanwhile, which is an "
+        "error then",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``; print the result with ``console.json`` and nothing else on stdout."""
     parser.add_argument("--json", action="store_true", help="print JSON for programs")

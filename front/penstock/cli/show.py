@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import EPOCH_NUMBER, add_stream, seconds, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, seconds, url_of, whole_number
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console, Styled
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="of --live: look every S seconds (default: 2)",
     )
+    add_no_lease(parser)
     parser.add_argument("--updates", type=whole_number(1, 10_000), metavar="N", help="of --live: end after N pictures")
     parser.epilog = (
         "example:\n  penstock show train\n  penstock show train --out sheet.png --count 64 --seed 1\n"
@@ -94,8 +95,8 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
     from penstock_consumer.replay.samples import SampleReader
 
     if args.id:
-        return _named(client, stream, args.id), f"{len(args.id)} by identity"
-    with SampleReader(client, stream, args.epoch) as viewer:
+        return _named(client, stream, args), f"{len(args.id)} by identity"
+    with SampleReader(client, stream, args.epoch, holds=not args.no_lease) as viewer:
         label = "" if args.label is None else f" of class {args.label}"
         samples = _found(viewer, stream, args)
         lost = viewer.missed.trimmed + viewer.missed.unreadable
@@ -103,12 +104,13 @@ def _chosen(client: Client, stream: Stream, args: argparse.Namespace) -> tuple[l
         return samples, f"epoch {viewer.epoch}, {len(samples)} samples{label}{left_out}"
 
 
-def _named(client: Client, stream: Stream, wanted: Sequence[Identity]) -> list[Sample]:
+def _named(client: Client, stream: Stream, args: argparse.Namespace) -> list[Sample]:
     from penstock_consumer.replay.samples import SampleReader
 
+    wanted: list[Identity] = args.id
     samples = []
     for epoch in dict.fromkeys(identity.epoch for identity in wanted):
-        with SampleReader(client, stream, epoch) as viewer:
+        with SampleReader(client, stream, epoch, holds=not args.no_lease) as viewer:
             samples += [viewer.sample(identity) for identity in wanted if identity.epoch == epoch]
     return samples
 

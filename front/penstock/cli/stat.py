@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli import EPOCH_NUMBER, add_stream, url_of, whole_number
+from penstock.cli import EPOCH_NUMBER, add_no_lease, add_stream, url_of, whole_number
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--exact", action="store_true", help="read every sample instead")
     parser.add_argument("--seed", type=whole_number(0), default=0, help="of the draw (default: %(default)s)")
+    add_no_lease(parser)
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write histograms and class counts there, as PNG")
     parser.epilog = (
         "example:\n  penstock stat train\n  penstock stat train --exact --epoch 2 --plots plots/\n"
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with connect(url_of(args)) as client:
         stream = load_stream(client, args.stream)
         names = class_names(stream)
-        with SampleReader(client, stream, args.epoch) as viewer:
+        with SampleReader(client, stream, args.epoch, holds=not args.no_lease) as viewer:
             told = _gathered(viewer, args, names)
     told = {"stream": stream.name, "epoch": viewer.epoch, "state": viewer.manifest.state, **told}
     plots = _plotted(args.plots, told, names) if args.plots else []
