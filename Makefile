@@ -68,7 +68,7 @@ layers: $(VENV)/.dev ## the import contracts of pyproject.toml
 
 js: js/dist/index.js ## the npm package in js/: lint, types, build, tests, what npm would pack
 	cd js && $(NODE) node_modules/@biomejs/biome/bin/biome ci . ../examples/tfjs/*.mjs ../examples/browser/page ../examples/pretrained/page
-	cd js && $(NODE) --test --test-reporter=dot test/*.test.mjs
+	cd js && $(NODE) --test --test-concurrency=2 --test-reporter=dot test/*.test.mjs
 	cd js && $(NPM) pack --dry-run --silent --ignore-scripts
 
 docs: $(VENV)/.docs ## the site, in build/docs/index.html; a dead link or a broken docstring is an error
