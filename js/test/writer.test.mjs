@@ -159,6 +159,23 @@ test("a stream has the settings and the epoch the plan that Python reads", async
   await assert.rejects(begin("made", { spec: { x: ["uint8", []] } }), /holds samples of another spec/);
 });
 
+test("a stream is in the directory, with those of versions that have none, and the next start scans nothing", async () => {
+  const names = "penstock:{~streams}:names";
+  const scans = async () => Number(/cmdstat_scan:calls=(\d+)/.exec(await client.info("commandstats"))?.[1] ?? 0);
+  await begin("js-older", { spec: { x: ["uint8", [2]] } });
+  await client.del(names);
+  await begin("js-entered", { spec: { x: ["uint8", [2]] } });
+  const found = await client.hGetAll(names);
+  for (const name of ["js-older", "js-entered"]) {
+    assert.equal(found[name], await client.hGet(`penstock:{${name}}:meta`, "id"));
+  }
+  const before = await scans();
+  await begin("js-third", { spec: { x: ["uint8", [2]] } });
+  await assert.rejects(readByNode("js-thrid"), /did you mean 'js-third'/);
+  assert.equal(await scans(), before);
+  assert.ok(Object.hasOwn(await client.hGetAll(names), "js-third"));
+});
+
 test("partitions have the tags that Python gives them", async () => {
   for (const partitions of [1, 2, 7]) {
     const stream = `tags-${partitions}`;

@@ -19,8 +19,8 @@ from PIL import Image
 import penstock
 from penstock.__main__ import main
 from penstock_common.stream.client import connect
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.stream.streams import list_streams
 
 ANSWERS = {
     # the command line

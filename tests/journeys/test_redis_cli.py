@@ -75,7 +75,7 @@ def test_the_keys_page_has_a_command_for_each_kind_of_key() -> None:
     """An operator understands only the keys that redis-cli can show."""
     text = "\n".join(COMMANDS)
     for key in (":meta", ":epochs", ":events", ":manifest", ":roster", ":entries", ":index", ":state", ":quarantine",
-                ":ledger:", ":dead:", ":paces", ":watched", ":segments"):  # fmt: skip
+                ":ledger:", ":dead:", ":paces", ":watched", ":segments", ":names"):  # fmt: skip
         assert key in text, key
 
 
@@ -83,8 +83,8 @@ def test_the_keys_page_names_every_key_that_is_there(server: EmbeddedServer) -> 
     """A key the page does not know cannot be read, kept or deleted by anyone else."""
     with penstock.Writer("train", url=server.url) as writer:
         found = {key.decode() for key in writer.client.scan_iter(match="*")}
-    patterns = re.findall(r"^(penstock:\{<stream>\S+)  ", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(patterns) == 16
+    patterns = re.findall(r"^(penstock:\{[<~]stream\S+)  ", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(patterns) == 17
     known = [
         re.compile(re.sub(r"<\w+>", "[A-Za-z0-9._-]+", re.escape(p).replace(r"\<", "<").replace(r"\>", ">")))
         for p in patterns

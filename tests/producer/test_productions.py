@@ -10,8 +10,9 @@ import redis
 
 import penstock
 from penstock_common.errors import EpochFailed, PenstockError, StreamConflict
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.streams import list_streams, load_stream
+from penstock_common.stream.streams import load_stream
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions

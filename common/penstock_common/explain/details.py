@@ -9,10 +9,11 @@ from penstock_common.errors import DamagedKey
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.commands import Client
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PayloadStorage, plane_of
-from penstock_common.stream.streams import Stream, list_streams, load_stream, look_at_each, read_counters
+from penstock_common.stream.streams import Stream, load_stream, look_at_each, read_counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class StreamDetails:
 
 def read_all_details(client: Client) -> tuple[list[StreamDetails], dict[str, DamagedKey]]:
     """Return every stream of the server, and for damaged ones name -> error."""
-    return look_at_each(list_streams(client), lambda name: read_details(client, name))
+    return look_at_each(list_streams(client, is_scanned=True), lambda name: read_details(client, name))
 
 
 def read_details(client: Client, name: str) -> StreamDetails:

@@ -146,6 +146,9 @@ def parts_of(key: str) -> dict[str, str | None] | None:
 ANY_META = "penstock:{*}:meta"
 """A pattern that matches the meta keys of all streams."""
 
+STREAM_NAMES = "penstock:{~streams}:names"
+"""Hash: name of each stream -> its id. No stream's name begins with ``~``."""
+
 
 def scratch_key(token: str) -> str:
     """Return a key with which `penstock doctor` measures. No stream's name begins with ``~``."""

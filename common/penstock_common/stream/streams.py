@@ -17,14 +17,12 @@ from penstock_common.hints import near
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
+from penstock_common.stream.directory import enter_stream, list_streams, strike_stream
 from penstock_common.stream.events import CREATED, announce
 from penstock_common.stream.keys import (
-    ANY_META,
     PartitionKeys,
     StreamKeys,
     checked_name,
-    is_name,
-    name_in_meta_key,
 )
 from penstock_common.stream.placement import choose_tags, usual_partitions
 from penstock_common.stream.ranges import parse_ranges
@@ -131,12 +129,6 @@ def absence(client: Client, name: str) -> str:
     there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
     hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"
     return f"no stream {name!r}; {there}; {hint}"
-
-
-def list_streams(client: Client) -> list[str]:
-    """Return the names of all streams of the server, sorted."""
-    names = (name_in_meta_key(key) for key in client.scan_iter(match=ANY_META, count=1000))
-    return sorted(name for name in names if is_name(name))  # another program's key with a similar name
 
 
 def look_at_each(
@@ -255,8 +247,18 @@ def create_stream(
         set_field(client, stream, "info", json.dumps({**stream.info, **info}))
     if spec is not None:
         fix_spec(client, stream, spec)
-    require_there(client, stream)
+    _enter(client, stream)
     return load_stream(client, name)
+
+
+def _enter(client: Client, stream: Stream) -> None:
+    """Note the stream in the directory. Raises StreamDeleted, and then leaves no note."""
+    enter_stream(client, stream.name, stream.id)
+    try:
+        require_there(client, stream)
+    except StreamDeleted:
+        strike_stream(client, stream.name)
+        raise
 
 
 def _refuse_conflict(stream: Stream, partitions: int | None, payload: str | None) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from penstock_common.errors import StreamNotFound, WaitTimeout
 from penstock_common.hints import near
 from penstock_common.stream.commands import Client
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.keys import StreamKeys
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, find_manifest
-from penstock_common.stream.streams import Stream, absence, find_stream, is_released, list_streams, read_counters
+from penstock_common.stream.streams import Stream, absence, find_stream, is_released, read_counters
 from penstock_common.waiting import FIRST_WORD_S, Wait
 
 EVENT_MS = 1000

@@ -68,12 +68,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts], dict[str, DamagedKey]]:
+    from penstock_common.stream.directory import list_streams
     from penstock_common.stream.servers.checkup import missing_rights, read_server
-    from penstock_common.stream.streams import list_streams, look_at_each
+    from penstock_common.stream.streams import look_at_each
 
     names: list[str] = []
     if not missing_rights(client):  # otherwise nothing can be read
-        names = [args.stream] if args.stream else list_streams(client)
+        names = [args.stream] if args.stream else list_streams(client, is_scanned=True)
     streams, damaged = look_at_each(names, lambda name: _stream(client, name))
     inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
     budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from penstock.cli import PORT, SERVER_URL, STREAM_NAME, add_url, url_of
@@ -58,6 +58,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import PenstockError
     from penstock_common.extras import needed
     from penstock_common.stream.client import connect
+    from penstock_common.stream.directory import StreamLister
 
     with needed("prometheus_client", "penstock exporter"):
         from prometheus_client import CollectorRegistry, start_http_server
@@ -65,8 +66,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     streams, registry = StreamMetrics(), CollectorRegistry()
     with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
+        names = (lambda: args.stream) if args.stream else StreamLister(client).names
         monitors: dict[str, StreamMonitor] = {}
-        damaged = _tell(look(client, args.stream, monitors, streams), {}, console)
+        damaged = _tell(look(client, names, monitors, streams), {}, console)
         streams.take_queues(jobs.look(streams.snapshots))
         registry.register(streams)
         try:
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(LOOK_S)
-                damaged = _tell(look(client, args.stream, monitors, streams), damaged, console)
+                damaged = _tell(look(client, names, monitors, streams), damaged, console)
                 streams.take_queues(jobs.look(streams.snapshots))
         except KeyboardInterrupt:
             return 0
@@ -119,7 +121,7 @@ class QueueMetrics:
 
 
 def look(
-    client: Client, wanted: Sequence[str], monitors: dict[str, StreamMonitor], streams: StreamMetrics
+    client: Client, names: Callable[[], Sequence[str]], monitors: dict[str, StreamMonitor], streams: StreamMetrics
 ) -> dict[str, str]:
     """Take a snapshot of each stream. Missing and damaged streams are left out, and all of them if the server is away.
 
@@ -128,7 +130,7 @@ def look(
     """
     from penstock_common.errors import ServerUnavailable, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
-    from penstock_common.stream.streams import list_streams, look_at_each
+    from penstock_common.stream.streams import look_at_each
 
     def snapshot(name: str) -> StreamSnapshot | None:
         try:
@@ -138,7 +140,7 @@ def look(
             return None
 
     try:
-        found, damaged = look_at_each(wanted or list_streams(client), snapshot)
+        found, damaged = look_at_each(names(), snapshot)
     except ServerUnavailable:
         streams.take(None)
         return {}

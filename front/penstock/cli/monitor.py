@@ -79,15 +79,15 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     from penstock.views.monitor import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
-    from penstock_common.stream.streams import list_streams
+    from penstock_common.stream.directory import StreamLister
 
     name: str | None = args.stream
-    monitors: dict[str, StreamMonitor] = {}
+    lister, monitors = StreamLister(client), dict[str, StreamMonitor]()
     before: dict[str, StreamSnapshot] = {}
     due = time.monotonic()
     while True:
         records: list[dict[str, Any]] = []
-        for each in [name] if name is not None else list_streams(client):
+        for each in [name] if name is not None else lister.names():
             monitor = monitors.setdefault(each, StreamMonitor(client, each))
             try:
                 snapshot = monitor.snapshot()

@@ -172,9 +172,10 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
 def _remove_segments(url: str) -> None:
     """Remove the segments of a server that ends with this run, because no other program knows of them."""
     from penstock_common.stream.client import connect
+    from penstock_common.stream.directory import list_streams
     from penstock_common.stream.payloads import segments_of
     from penstock_common.stream.removal.deletion import delete_stream
-    from penstock_common.stream.streams import list_streams, load_stream
+    from penstock_common.stream.streams import load_stream
 
     with contextlib.suppress(PenstockError), connect(url) as client:
         for name in list_streams(client):

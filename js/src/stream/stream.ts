@@ -3,7 +3,8 @@ import { near } from "../near.js";
 import { hashOf, type Server, textOf } from "../server/server.js";
 import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
-import { checkedName, isName, PartitionKeys, StreamKeys } from "./keys.js";
+import { listStreams } from "./directory.js";
+import { checkedName, PartitionKeys, StreamKeys } from "./keys.js";
 
 /** The settings of a stream. */
 export interface Stream {
@@ -74,24 +75,6 @@ export async function absence(server: Server, name: string): Promise<string> {
   const there = names.length > 0 ? `streams there: ${names.slice(0, 10).join(", ")}` : "the server has no streams yet";
   const hint = meant ? `did you mean '${meant}'?` : "start a producer (`penstock produce`) or check name and URL";
   return `no stream '${name}'; ${there}; ${hint}`;
-}
-
-/** Return the names of all streams of the server, sorted. */
-export async function listStreams(server: Server): Promise<string[]> {
-  const names = new Set<string>();
-  let cursor = "0";
-  do {
-    const [next, keys] = (await server.call("SCAN", cursor, "MATCH", "penstock:{*}:meta", "COUNT", 1000)) as [
-      unknown,
-      unknown[],
-    ];
-    cursor = textOf(next) as string;
-    for (const key of keys) {
-      const name = /^penstock:\{(.*)\}:meta$/.exec(textOf(key) as string)?.[1];
-      if (name !== undefined && isName(name)) names.add(name);
-    }
-  } while (cursor !== "0");
-  return [...names].sort();
 }
 
 /** What the stream's meta says of its epochs. */

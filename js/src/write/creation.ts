@@ -1,6 +1,7 @@
 import { randomBytes } from "node:crypto";
 import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
+import { enterStream, strikeStream } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
 import { findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
@@ -48,7 +49,13 @@ export async function createStream(server: Server, name: string, settings: Setti
     if (Number(answer) < 0) throw await deleted(server, stream);
   }
   if (spec !== undefined) await fixSpec(server, stream, spec);
-  await requireThere(server, stream);
+  await enterStream(server, name, stream.id);
+  try {
+    await requireThere(server, stream);
+  } catch (error) {
+    if (error instanceof StreamDeleted) await strikeStream(server, name);
+    throw error;
+  }
   return await loadStream(server, name);
 }
 

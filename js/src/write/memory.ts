@@ -1,7 +1,8 @@
 import { BudgetRefused, ServerUnsuitable } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
+import { listStreams } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
-import { integer, listStreams, readable } from "../stream/stream.js";
+import { integer, readable } from "../stream/stream.js";
 import { type Notify, now } from "../waiting.js";
 import { BLOCK_BYTES } from "./creation.js";
 

@@ -19,6 +19,7 @@ from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.events import await_event, last_event
 from penstock_common.stream.groups.roster import Roster, load_roster
 from penstock_common.stream.manifest import (
@@ -33,7 +34,6 @@ from penstock_common.stream.streams import (
     Stream,
     find_stream,
     is_released,
-    list_streams,
     load_stream,
     read_counters,
     require_there,

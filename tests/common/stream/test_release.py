@@ -51,7 +51,7 @@ def test_an_epoch_that_holds_no_bytes_is_released(url: str, client: redis.Redis)
     assert release_epoch(client, stream, 0)
     assert retained_epochs(client, stream) == {}
     left = {key.decode().rpartition(":")[2] for key in client.scan_iter(match="*")}
-    assert left == {"meta", "events", "roster"}
+    assert left == {"meta", "events", "roster", "names"}
 
 
 def test_a_connection_cut_while_a_release_is_noted_ends_neither_writer_nor_release(

@@ -17,6 +17,7 @@ from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Call, Client, run_script, run_scripts, server_ms
+from penstock_common.stream.directory import strike_stream
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
@@ -103,6 +104,7 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
             epochs, nbytes = _retire_all(client, stream)
     is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
     removed = _sweep(client, name, but=keys.meta)
+    strike_stream(client, name)
     removed += int(client.unlink(keys.meta))
     while left := _sweep(client, name):  # keys of a process that had read the meta before the mark
         removed += left

@@ -13,8 +13,9 @@ from redis.exceptions import ResponseError
 from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge, Unauthorized
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, readable
+from penstock_common.stream.directory import list_streams
 from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, list_streams, look_at_each
+from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, look_at_each
 from penstock_common.waiting import Notify, to_stderr
 
 RESERVE_SHARE = 0.1
