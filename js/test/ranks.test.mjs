@@ -213,7 +213,7 @@ test("a state goes back behind what was acknowledged, until retention has remove
   for (const roster of await rosters(stream)) await client.hSet(roster, "t:0", "1");
   await assert.rejects(begin(stream, { state }).open(), (error) => {
     assert.ok(error instanceof ReplayTruncated);
-    assert.match(error.message, /cannot be read again from position 14: group 'node' had settled all below 42/);
+    assert.match(error.message, /cannot be read again from position 14: group 'node' had acknowledged all below 42/);
     return true;
   });
 });
@@ -418,7 +418,7 @@ test("what cannot be read is left out for every rank, and what was removed is na
   await client.xDel(entries, third.id);
   await assert.rejects(collect(begin("removed")), (error) => {
     assert.ok(error instanceof EpochIncomplete);
-    assert.match(error.message, /are in the index and not in the stream, though group 'node' has not settled them/);
+    assert.match(error.message, /are in the index and not in the stream, though group 'node' has not acknowledged them/);
     return true;
   });
 });

@@ -54,7 +54,7 @@ class Scene:
 
     def hold(self, count: int = 1) -> list[Lease]:
         """Give entries to this member, which receives them."""
-        leases = [Lease(0, 0, 0, entry_id, owed=10) for entry_id in self.give("m", count)]
+        leases = [Lease(0, 0, 0, entry_id, unacknowledged=10) for entry_id in self.give("m", count)]
         for lease in leases:
             self.held.add(lease)
         return leases

@@ -195,7 +195,9 @@ def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: 
         assert {span.lo for span in taken} <= bits
         assert all(hi < lo for (_, hi), (lo, _) in zip(due.ranges[0], due.ranges[0][1:], strict=False))  # joined
         ids += due.ids
-        assert set(due.ids) == {one.entry_id for one in leases if one.owed == 0} - set(ids[: -len(due.ids) or None])
+        assert set(due.ids) == {one.entry_id for one in leases if one.unacknowledged == 0} - set(
+            ids[: -len(due.ids) or None]
+        )
         for lease in leases:
             if lease.entry_id in due.ids:
                 first = int(lease.entry_id.split(b"-")[0])

@@ -37,8 +37,8 @@ def test_trim_releases_settled_epochs_at_once_and_names_who_needs_the_others(
         told = trimmed("--keep", "1")
         assert told.splitlines() == [
             "released no whole epoch of 'train' (epochs:1, this once): 0 KiB freed",
-            "epoch 0 stays: group vit has yet to settle 20 samples, it is pinned (`penstock epochs unpin`)",
-            *(f"epoch {number} stays: group vit has yet to settle 20 samples" for number in (1, 2, 3)),
+            "epoch 0 stays: group vit has not acknowledged 20 samples, it is pinned (`penstock epochs unpin`)",
+            *(f"epoch {number} stays: group vit has not acknowledged 20 samples" for number in (1, 2, 3)),
         ]
         assert json.loads(trimmed("--bytes", "1kb", "--json"))["kept"][3]["epoch"] == 3
         assert main(["groups", "drop", "train", "vit"]) == 0

@@ -15,7 +15,7 @@ from penstock_common.explain.backlog import GroupBacklog, hold_of
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
-from penstock_common.stream.groups.ledger import group_bits, owed_samples
+from penstock_common.stream.groups.ledger import group_bits, unacknowledged_samples
 from penstock_common.stream.groups.positions import done_below, kept_head, starts_of
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, load_roster
@@ -136,7 +136,7 @@ def _have_others(client: Client, stream: Stream, partition: PartitionKeys, roste
             return True
         others = {name: record for name, record in roster.unacknowledged_by(epoch).items() if name != group}
         manifest = find_manifest(client, stream, epoch) if others else None
-        if manifest is not None and any(owed_samples(client, stream, manifest, others).values()):
+        if manifest is not None and any(unacknowledged_samples(client, stream, manifest, others).values()):
             return True
     return False
 

@@ -98,7 +98,7 @@ class StepTracker:
     def __init__(self, loader: Loader | Mixture) -> None:
         self._loader, self._hooks = loader, hooks_of(loader)
         self._tokens = itertools.count()
-        self._owed: dict[int, Batch] = {}
+        self._outstanding: dict[int, Batch] = {}
         """The pulled and unacknowledged batches by token, in the order of pulling."""
         self._current: TrackedIteration | None = None
         self._lock = threading.RLock()
@@ -172,7 +172,7 @@ class StepTracker:
         """Note that a batch is on its way. Return the token that reports it."""
         with self._lock:
             token = next(self._tokens)
-            self._owed[token] = batch
+            self._outstanding[token] = batch
         return token
 
     # --- the step's end ---
@@ -228,14 +228,14 @@ class StepTracker:
     def reached(self) -> list[Batch]:
         """Return the batches that `report` would report now."""
         with self._lock:
-            return [self._owed[token] for token in self._done() if token in self._owed]
+            return [self._outstanding[token] for token in self._done() if token in self._outstanding]
 
     def _done(self) -> list[int]:
         iteration = self._current
         if iteration is None or not iteration.in_hand:
             return []
         if iteration.is_ordered:  # filter and skip have dropped earlier batches that did not arrive
-            return [token for token in self._owed if token <= max(iteration.in_hand)]
+            return [token for token in self._outstanding if token <= max(iteration.in_hand)]
         return iteration.in_hand
 
     # --- beginnings and ends of passes ---
@@ -244,8 +244,8 @@ class StepTracker:
         self.report()  # a request for a new pass, as for a batch, shows that the last is done
         self._current = iteration
         with self._pulling, self._lock:
-            left = list(self._owed.values())
-            self._owed.clear()
+            left = list(self._outstanding.values())
+            self._outstanding.clear()
             self._hooks.return_batches(left)
 
     def _end(self, iteration: TrackedIteration) -> None:
@@ -256,10 +256,10 @@ class StepTracker:
             self.report()
         if iteration.has_read_all and iteration.is_drained:
             with self._lock:  # the callback reports what the step still has
-                self._report([token for token in self._owed if token not in iteration.in_hand])
+                self._report([token for token in self._outstanding if token not in iteration.in_hand])
 
     def _report(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            batch = self._owed.pop(token, None)
+            batch = self._outstanding.pop(token, None)
             if batch is not None:
                 self._hooks.trained(batch)

@@ -131,16 +131,16 @@ def resolve(
     The next good sample replaces a hole, and a sample in an unusable entry. ``first`` numbers the rows.
     Raises NoGoodSample once a whole epoch has none.
     """
-    owed = 0
+    unfilled = 0
     for piece in pieces:
         record = piece.record
         is_good = record.count > 0 and not is_unusable(piece)
-        fill = owed if is_good else 0
+        fill = unfilled if is_good else 0
         if piece.start >= hi:
             if fill:
                 yield RowRange(piece, np.zeros(fill, dtype=np.int64), first, fill)
                 return
-            if not owed:
+            if not unfilled:
                 return
         a, b = max(lo, piece.start), min(hi, piece.end)
         if is_good and (a < b or fill):
@@ -149,10 +149,10 @@ def resolve(
             if len(rows):
                 yield RowRange(piece, rows, first, fill + holes - spilt)
             first += len(rows)
-            owed = spilt
+            unfilled = spilt
         elif a < b:
-            owed += b - a
-        if piece.end >= hi and not owed:
+            unfilled += b - a
+        if piece.end >= hi and not unfilled:
             return
         if total is not None and piece.start > hi + total:
             raise NoGoodSample

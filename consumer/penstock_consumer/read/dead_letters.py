@@ -44,7 +44,7 @@ def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, receiv
     """
     newer = [one for one in received if is_newer(one)]
     for one in newer:
-        claim.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, owed=0))
+        claim.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, unacknowledged=0))
     if newer:
         raise too_old(claim.who, epoch, newer[0].entry_id, newer[0].error)
 
@@ -146,7 +146,7 @@ class DeadLetters:
             self.add_now(manifest, partition, entry_id, reason)
             return
         # held like any other, so that it is renewed, and returned when this reader gives up
-        self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, owed=0))
+        self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, unacknowledged=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 
     def _require_hope(self) -> None:
@@ -173,8 +173,8 @@ class DeadLetters:
         self._add_held()
 
     def _is_nothing_done(self, manifest: Manifest) -> bool:
-        owed = uncovered(self._claim.client, self._claim.stream, manifest, self._claim.who.group)
-        return bool(manifest.samples) and sum(hi - lo for _, lo, hi in owed) == manifest.samples
+        missing = uncovered(self._claim.client, self._claim.stream, manifest, self._claim.who.group)
+        return bool(manifest.samples) and sum(hi - lo for _, lo, hi in missing) == manifest.samples
 
     def _add_held(self) -> None:
         while self._held:

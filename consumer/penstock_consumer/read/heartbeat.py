@@ -428,7 +428,7 @@ class LeaseRenewer(Heartbeat):
             counts = entry.deliveries < MANY_DELIVERIES
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed, until the reader's lease replaces it
-                self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, owed=0))
+                self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, unacknowledged=0))
                 self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 
 

@@ -57,7 +57,7 @@ def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
         due = plan.setdefault(lease.partition, AckRequest())
         due.ranges.setdefault(lease.shard, []).extend(ranges)
         due.entries.append(done := _acknowledged(lease, ranges))
-        if lease.owed == done.samples:
+        if lease.unacknowledged == done.samples:
             due.ids.append(lease.entry_id)
             # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
             due.ranges[lease.shard] += lease.acknowledged
@@ -83,7 +83,7 @@ class Leases:
             if (former := held.get(lease.entry_id)) is not None:
                 former.lose()
                 if former.kept:
-                    lease.inherit(former.owed - 1)
+                    lease.inherit(former.unacknowledged - 1)
                     former.leave_to(lease)
             held[lease.entry_id] = lease
 
@@ -104,17 +104,16 @@ class Leases:
         with self._lock:
             held = self._leases.get((partition, epoch), {})
             found = [lease for entry_id in ids if (lease := held.pop(entry_id, None)) is not None]
-            lost = [lease for lease in found if lease.owed]  # the others' acknowledgement is just under way
+            lost = [lease for lease in found if lease.unacknowledged]  # the others' acknowledgement is just under way
             for lease in lost:
                 lease.lose()
             return len(lost)
 
     def hold_again(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
         """Hold an entry that was dropped until it is received anew, less what of it waits for a checkpoint."""
-        owed = (
-            sum(hi - lo for lo, hi in kept) + 1 if kept else 0
-        )  # one for what is to come: it is not acknowledged before
-        held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, owed, kept=kept)
+        # one for what is to come: it is not acknowledged before
+        unacknowledged = sum(hi - lo for lo, hi in kept) + 1 if kept else 0
+        held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, unacknowledged, kept=kept)
         if kept:
             lease.leave_to(held)
         self.add(held)

@@ -440,7 +440,7 @@ class OrderedReader:
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
                 f"(entry {record.entry_id.decode()}) are in the index and not in the stream, though group "
-                f"{self.claim.who.group!r} has not settled them: "
+                f"{self.claim.who.group!r} has not acknowledged them: "
                 f"`penstock audit {name} --repair SOURCE...` makes them again, `penstock bad drop {name} {self.epoch} "
                 f"--group {self.claim.who.group}` goes on without",
                 [(take.piece.shard, record.first, record.end)],

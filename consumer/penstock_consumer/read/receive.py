@@ -418,7 +418,7 @@ class Receiver:
         kept = np.flatnonzero(entry.wanted[offsets - header.first]) if is_mask else entry.wanted
         rows = kept.astype(np.int64, copy=False)
         lease = self._lease(header, len(rows))
-        if lease.owed:
+        if lease.unacknowledged:
             spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(offsets[rows])]
             self._assembler.append(self._columns(header), rows, spans)
         return lease

@@ -325,7 +325,7 @@ class SharedReader:
         """Note what arrived: leases of good entries first, because the rest asks the server; then dead letters."""
         odd = []
         for one in received:
-            if one.lease is not None and one.lease.owed:
+            if one.lease is not None and one.lease.unacknowledged:
                 self.claim.leases.add(one.lease)
                 self._planner.received(one.nbytes)
             else:

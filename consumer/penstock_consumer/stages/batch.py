@@ -28,13 +28,14 @@ UNKNOWN = -1
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A member's lease on one delivered entry, with the number of its unacknowledged samples (``owed``)."""
+    """A member's lease on one delivered entry."""
 
     partition: int
     epoch: int
     shard: int
     entry_id: bytes
-    owed: int
+    unacknowledged: int
+    """The number of its samples that are not acknowledged."""
     is_lost: bool = False
     """Whether another member holds the entry now. This member must give no more of its samples to the loop."""
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Lease:
 
     def acknowledge(self, ranges: Sequence[tuple[int, int]], samples: int) -> None:
         """Count so many samples, at these offsets, as acknowledged."""
-        self.owed -= samples
+        self.unacknowledged -= samples
         self.acknowledged.extend(ranges)
 
     def lose(self) -> None:
@@ -62,7 +63,7 @@ class Lease:
 
     def inherit(self, samples: int) -> None:
         """Count unacknowledged samples of an earlier lease, too."""
-        self.owed += samples
+        self.unacknowledged += samples
 
     def leave_to(self, heir: Lease) -> None:
         """Let another lease count this entry from now on."""

@@ -37,7 +37,7 @@ It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unex
 Pending and unread samples are no fault, also when no member is left: they are given out when the group comes back.
 Dead letters, deleted entries and entries that no producer committed are. So are samples that a server confirmed and
 then lost in a crash: writers and trainers that lived through it note them. Entries that retention removed after every
-group had acknowledged them are not. Of an abandoned epoch nothing is owed to anyone.
+group had acknowledged them are not. No group waits for the samples of an abandoned epoch.
 
 By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
 It may run while the stream is written and read.

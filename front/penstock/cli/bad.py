@@ -138,7 +138,7 @@ def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Con
     from penstock_common.stream.mending.drop import drop_bad
 
     done = drop_bad(client, stream, args.epoch, group=args.group, reason=args.reason, entry=args.entry)
-    return _tell(done, "is given up: nothing of it is owed to the group any more", args, console)
+    return _tell(done, "is given up: the group waits for none of its samples", args, console)
 
 
 def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: Console) -> int:

@@ -81,7 +81,7 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy | None:
 def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
     """Return, for each existing epoch, the reasons why it must stay."""
     from penstock_common.stream.commands import server_ms
-    from penstock_common.stream.groups.ledger import owed_samples
+    from penstock_common.stream.groups.ledger import unacknowledged_samples
     from penstock_common.stream.groups.roster import load_roster
     from penstock_common.stream.manifest import ABANDONED, find_manifest
     from penstock_producer.write.retention import is_acknowledged, is_replayed
@@ -93,13 +93,13 @@ def _stays(client: Client, stream: Stream) -> dict[int, list[str]]:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None or manifest.state == ABANDONED:
             continue
-        owing = roster.unacknowledged_by(epoch)
-        owed = owed_samples(client, stream, manifest, owing)
-        why = [f"group {name} has yet to settle {count} samples" for name, count in sorted(owed.items()) if count]
+        groups = roster.unacknowledged_by(epoch)
+        counts = unacknowledged_samples(client, stream, manifest, groups)
+        why = [f"group {name} has not acknowledged {count} samples" for name, count in sorted(counts.items()) if count]
         why += ["it is not complete yet"] if not manifest.is_ended else []
         why += ["it is pinned (`penstock epochs unpin`)"] if epoch in roster.pinned else []
         why += ["a replay reads it"] if is_replayed(roster, epoch, now_ms) else []
-        why += ["no group has read it"] if manifest.is_ended and not (owing or is_acknowledged(roster, epoch)) else []
+        why += ["no group has read it"] if manifest.is_ended and not (groups or is_acknowledged(roster, epoch)) else []
         if why:
             found[epoch] = why
     return found

@@ -414,7 +414,7 @@ export class OrderedReader {
       const { group } = member.who;
       throw new EpochIncomplete(
         `epoch ${this.epoch} of '${stream.name}': shard ${shard} offsets ${record.first}-${record.end - 1} (entry ` +
-          `${record.entryId}) are in the index and not in the stream, though group '${group}' has not settled them: ` +
+          `${record.entryId}) are in the index and not in the stream, though group '${group}' has not acknowledged them: ` +
           `\`penstock audit ${stream.name} --repair SOURCE...\` makes them again, ` +
           `\`penstock bad drop ${stream.name} ${this.epoch} --group ${group}\` goes on without`,
       );

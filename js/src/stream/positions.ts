@@ -84,7 +84,7 @@ export async function rewind(server: Server, who: Membership, manifest: Manifest
       if (lookOnly === 0) await report(server, who, manifest, positionOf(before, rank));
       throw new ReplayTruncated(
         `epoch ${epoch} of '${who.stream.name}' cannot be read again from position ${position}: group '${who.group}' had ` +
-          `settled all below ${lowestPosition(before, world)}, and retention has removed some of it; acknowledge at ` +
+          `acknowledged all below ${lowestPosition(before, world)}, and retention has removed some of it; acknowledge at ` +
           "checkpoints, or give the stream a larger budget",
       );
     }

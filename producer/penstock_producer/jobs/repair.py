@@ -65,7 +65,7 @@ def repair_epoch(
     """
     manifest = load_manifest(client, stream, epoch)
     if manifest.state == ABANDONED:
-        raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: nothing of it is owed to anyone")
+        raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: no group waits for its samples")
     done = RepairResult(epoch)
     missing = _missing(client, stream, epoch)
     if any(not lost.found for lost in missing):

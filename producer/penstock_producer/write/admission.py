@@ -16,7 +16,7 @@ from penstock_common.explain.sentences import explain_holds, told_missing
 from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.groups.ledger import owed_samples
+from penstock_common.stream.groups.ledger import unacknowledged_samples
 from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load_roster, note_wait
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block
@@ -208,20 +208,24 @@ class AdmissionControl:
         idle = idle_groups(roster, now_ms)
         # a group that waits for this shard is behind only because of it
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
-        is_circle = self._is_next_now and not blockers
-        unsettled = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_circle else {}
-        gone = told_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_circle else ""
+        is_deadlock = self._is_next_now and not blockers
+        unacknowledged = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_deadlock else {}
+        gone = told_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_deadlock else ""
         is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
-        reason = explain_quota(self._stream.name, self._state, blockers, bool(roster.groups), unsettled, gone, is_kept)
+        reason = explain_quota(
+            self._stream.name, self._state, blockers, bool(roster.groups), unacknowledged, gone, is_kept
+        )
         remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 
     def _blockers(self, roster: Roster) -> list[str]:
         """Return the groups with more than half as many unacknowledged samples as the slowest group."""
-        owed: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for epoch in roster.epochs:
             manifest = find_manifest(self._client, self._stream, epoch)
             if manifest is not None:
-                owed.update(owed_samples(self._client, self._stream, manifest, roster.unacknowledged_by(epoch)))
-        most = max(owed.values(), default=0)
-        return sorted(group for group, count in owed.items() if count > 0 and count > most / 2)
+                counts.update(
+                    unacknowledged_samples(self._client, self._stream, manifest, roster.unacknowledged_by(epoch))
+                )
+        most = max(counts.values(), default=0)
+        return sorted(group for group, count in counts.items() if count > 0 and count > most / 2)

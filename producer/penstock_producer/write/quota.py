@@ -51,7 +51,7 @@ class QuotaState:
     left_bytes: int | None = None
     """The bytes of the server's memory that writers may still use. None: it has no limit."""
 
-    def told_budget(self, stream: str) -> str:
+    def named_budget(self, stream: str) -> str:
         """Return what ``budget_bytes`` is, in words."""
         share = "" if self.partition is None else f"partition {self.partition}'s share of "
         return f"{share}the budget of {stream!r}"
@@ -192,8 +192,8 @@ def pause_s(waited_s: float, last_wait_s: float) -> float:
 
 
 def explain_quota(
-    stream: str, state: QuotaState, blockers: list[str], has_groups: bool, unsettled: Mapping[str, int] | None = None,
-    gone: str = "", is_kept: bool = True,
+    stream: str, state: QuotaState, blockers: list[str], has_groups: bool,
+    unacknowledged: Mapping[str, int] | None = None, gone: str = "", is_kept: bool = True,
 ) -> str:  # fmt: skip
     """Return the sentence that says why the quota does not admit a block, and what helps.
 
@@ -207,7 +207,7 @@ def explain_quota(
         is_kept: Whether an epoch is pinned or replayed.
     """
     share = f"{readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)}"
-    budget = state.told_budget(stream)
+    budget = state.named_budget(stream)
     if not has_groups:
         return (
             f"{budget} is full ({share}) and no group reads it yet: "
@@ -219,8 +219,8 @@ def explain_quota(
             f"ago: {gone}; start them again under their names; what a member of a shared group holds comes to "
             "others when its lease has lapsed"
         )
-    if unsettled:
-        each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unsettled.items()))
+    if unacknowledged:
+        each = ", ".join(f"group {name} {readable_bytes(nbytes)}" for name, nbytes in sorted(unacknowledged.items()))
         return (
             f"{budget} is full ({share}), and trainers wait for samples while they have some that they "
             f"were given and have not acknowledged ({each}): they have to acknowledge, or to save a checkpoint"
@@ -240,7 +240,7 @@ def explain_memory(stream: str, state: QuotaState, memory: ServerMemory) -> str:
     kept = readable_bytes(memory.limit_bytes - memory.used_bytes - (memory.left_bytes or 0))
     return (
         f"the server uses {used} of its maxmemory {limit}, of which writers leave {kept} free; of "
-        f"{state.told_budget(stream)} only {readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)} "
+        f"{state.named_budget(stream)} only {readable_bytes(state.held_bytes)} of {readable_bytes(state.budget_bytes)} "
         "are used: remove other keys, or raise maxmemory"
     )
 

@@ -185,8 +185,10 @@ class AuditReport:
             return f"NOT CLEAN: {numbers}, {found}{unknown}"
         if not self.epochs:
             return f"nothing to audit: no epoch of {self.stream!r} is retained"
-        owed = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]
-        return f"clean: {numbers}" + (f" ({' and '.join(owed)} samples are still to be trained on)" if owed else "")
+        waiting = [f"{count} {what}" for what, count in (("pending", self.pending), ("unread", self.unread)) if count]
+        return f"clean: {numbers}" + (
+            f" ({' and '.join(waiting)} samples are still to be trained on)" if waiting else ""
+        )
 
     def _by_group(self, what: str) -> dict[str, int]:
         totals: dict[str, int] = {}

@@ -299,17 +299,17 @@ class _PartitionJudgement:
     # --- groups ---
 
     def _judge_groups(self, shard: int, spans: list[_Span], holes: Mask, covered: Mask, length: int) -> None:
-        owed = ~holes if self._manifest.state == PRODUCED else covered & ~holes
+        expected = ~holes if self._manifest.state == PRODUCED else covered & ~holes
         there = np.zeros(length, dtype=bool)
         for span in spans:
             if span.is_there:
                 there[span.offsets] = True
         lost = np.zeros(length, dtype=bool)
         if self._manifest.state == ABANDONED:  # an abandoned epoch ends with the samples that it has
-            owed[:] = False
+            expected[:] = False
         for name, group in self._survey.groups.items():
             total = self._audit.groups.setdefault(name, GroupAudit())
-            lost |= self._judge_group(shard, name, group, total, spans, owed, there, covered)
+            lost |= self._judge_group(shard, name, group, total, spans, expected, there, covered)
         late = [name for name, g in self._survey.roster.groups.items() if g.first > self._epoch]
         for name in late:
             total = self._audit.groups.setdefault(name, GroupAudit())
@@ -318,15 +318,15 @@ class _PartitionJudgement:
             trimmed = np.zeros(length, dtype=bool)
             for span in spans:
                 trimmed[span.offsets] |= not span.is_there and self._epoch in self._survey.roster.trimmed
-            lost = owed & ~there & ~trimmed
+            lost = expected & ~there & ~trimmed
         self._audit.count(lost=int(lost.sum()))
 
     def _judge_group(
-        self, shard: int, name: str, group: GroupSurvey, total: GroupAudit, spans: list[_Span], owed: Mask, there: Mask,
-        covered: Mask,
+        self, shard: int, name: str, group: GroupSurvey, total: GroupAudit, spans: list[_Span], expected: Mask,
+        there: Mask, covered: Mask,
     ) -> Mask:  # fmt: skip
-        done = _padded(group.done[shard], len(owed))
-        dead, pending, unread = (np.zeros(len(owed), dtype=bool) for _ in range(3))
+        done = _padded(group.done[shard], len(expected))
+        dead, pending, unread = (np.zeros(len(expected), dtype=bool) for _ in range(3))
         for span in spans:
             if span.entry_id in group.dead:
                 dead[span.offsets] = True
@@ -337,13 +337,13 @@ class _PartitionJudgement:
         claimed = covered.copy()
         for span in spans:
             claimed[span.offsets] = True
-        given_up = _ranges_mask(group.given_up.get(shard, []), len(owed)) & done
+        given_up = _ranges_mask(group.given_up.get(shard, []), len(expected)) & done
         if self._manifest.is_ended:  # otherwise it may have been committed and acknowledged since the index was read
             self._name(
                 f"group {name}: shard {shard}: acknowledged, though never committed", done & ~claimed & ~given_up
             )
-        open_ = owed & ~done
-        discarded = int((given_up & owed).sum())
+        open_ = expected & ~done
+        discarded = int((given_up & expected).sum())
         total.count(
             delivered=int((done & claimed & ~given_up).sum()),
             given_up=discarded,

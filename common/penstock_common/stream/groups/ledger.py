@@ -168,14 +168,14 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     return missing
 
 
-def owed_samples(
+def unacknowledged_samples(
     client: Client, stream: Stream, manifest: Manifest, groups: Mapping[str, GroupRecord]
 ) -> dict[str, int]:
     """Return group -> samples of the epoch that are committed and not acknowledged, with the bad ones."""
     shards = begun_shards(client, stream, manifest)
-    owed = {}
+    found = {}
     for group in (name for name, record in groups.items() if record.kind == ORDERED):
-        owed[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, groups[group]))
+        found[group] = sum(hi - lo for _, lo, hi in behind(client, stream, manifest, group, groups[group]))
     with client.pipeline(transaction=False) as pipe:
         for group in (name for name, record in groups.items() if record.kind != ORDERED):
             for shard in shards:
@@ -184,8 +184,8 @@ def owed_samples(
                 pipe.bitcount(partition.ledger(manifest.epoch, group, shard))
             replies = pipe.execute()
             ends = [int(found[0][0].partition(b"-")[0]) if found else 0 for found in replies[::2]]
-            owed[group] = sum(ends) - sum(replies[1::2])
-    return owed
+            found[group] = sum(ends) - sum(replies[1::2])
+    return found
 
 
 def behind(

@@ -133,8 +133,8 @@ def _truncated(who: Membership, manifest: Manifest, position: int, now: Position
     assert who.order is not None
     return (
         f"epoch {manifest.epoch} of {who.stream.name!r} cannot be read again from position {position}: group "
-        f"{who.group!r} had settled all below {now.minimum(who.order.world)}, and retention has removed some of it; "
-        "acknowledge at checkpoints, or give the stream a larger budget"
+        f"{who.group!r} had acknowledged all below {now.minimum(who.order.world)}, and retention has removed some of "
+        "it; acknowledge at checkpoints, or give the stream a larger budget"
     )
 
 

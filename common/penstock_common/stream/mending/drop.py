@@ -172,7 +172,7 @@ def _give_up(
     args: list[Arg] = [manifest.live_state, group, entry_id, name, write_note(note), len(spans)]
     args += [bound for span in spans for bound in span]
     if run_script(client, _GIVE_UP_SAMPLES, keys, args) != 1:
-        raise StreamConflict(f"epoch {manifest.epoch} was abandoned or released: nothing of it is owed to anyone")
+        raise StreamConflict(f"epoch {manifest.epoch} was abandoned or released: no group waits for its samples")
     return letter_of(manifest.epoch, group, name, note)
 
 
