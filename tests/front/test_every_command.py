@@ -187,6 +187,7 @@ WAYS: dict[str, list[str]] = {
     "penstock groups reset": [],
     "penstock inspect": [],
     "penstock monitor": [],
+    "penstock partitions": [],
     "penstock show": ["--count", "2"],
     "penstock stat": [],
     "penstock tail": [],

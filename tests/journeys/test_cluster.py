@@ -181,6 +181,7 @@ def test_every_command_answers(told: Callable[..., str], cluster: Cluster, tmp_p
     assert "x" in told("show", "train")
     assert "x" in told("stat", "train")
     assert "clean" in told("audit", "train", "--deep")
+    assert "train" in told("partitions", "train", "--json")
     told("bad", "list", "train")
     told("monitor", "train", "--once")
     told("export", "train", str(tmp_path / "kept"))

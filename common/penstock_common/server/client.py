@@ -11,6 +11,8 @@ appended on channels, which never repeat a command.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -118,6 +120,7 @@ class ControlClient(redis.Redis):
         super().__init__(*args, **options)
         self.patience = RetryPolicy()
         self._where: str | None = None
+        self._is_node = False
         self._slots: SlotMap | None = None
         """The map of a cluster, or None for one server."""
         self._nodes: dict[Address, Self] = {}
@@ -157,6 +160,10 @@ class ControlClient(redis.Redis):
         self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
         self._where = None
 
+    def serve_slots(self) -> None:
+        """Note that this client is of one node of a cluster."""
+        self._is_node = True
+
     def join(self, patience: RetryPolicy, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
         """Use the retry policy, the map and the connections of another client from now on."""
         self.patience, self._slots, self._nodes = patience, slots, nodes
@@ -186,6 +193,40 @@ class ControlClient(redis.Redis):
                 self.look_around()
                 outage.bear(failure)
         return [ask(self)]
+
+    def at_once(
+        self, ask: Callable[[Self], Answer], seconds: float
+    ) -> list[tuple[Self, Answer | PenstockError | ResponseError]]:
+        """Return each server that holds keys, with its answer or its error. They are asked in parallel.
+
+        One server of its own is asked like by one command. Of several, a server that has not answered in this time is
+        ServerUnavailable.
+        """
+        if self._slots is None:
+            return [(self, ask(self))]
+        nodes = [self._node(where) for where in self._slots.masters()]
+        answers: list[Answer | PenstockError | ResponseError] = [
+            ServerUnavailable(f"{node.where} has not answered for {seconds:.0f} s") for node in nodes
+        ]
+
+        def run(number: int, node: Self) -> None:
+            try:
+                answers[number] = ask(node)
+            except (PenstockError, ResponseError) as error:
+                answers[number] = error
+
+        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(nodes)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return list(zip(nodes, list(answers), strict=True))
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Return whether this is the client of one node of a cluster."""
+        return self._is_node
 
     def slots(self) -> list[list[range]]:
         """Return the slots of each server that holds keys, or nothing for one server, which has no slots."""
@@ -226,6 +267,7 @@ class ControlClient(redis.Redis):
             pool = redis.ConnectionPool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
+            node.serve_slots()
             self._nodes.setdefault(where, node)
         return self._nodes[where]
 

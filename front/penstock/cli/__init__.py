@@ -55,6 +55,7 @@ COMMANDS: dict[str, Entry] = {
     "worker": Entry("penstock.cli.worker", "do the jobs of penstock produce, here or on another host"),
     "server": Entry("penstock.cli.server", "run a private redis-server in the foreground"),
     "inspect": Entry("penstock.cli.inspect", "show streams, or one stream's epochs, groups, lag and bytes"),
+    "partitions": Entry("penstock.cli.partitions", "show where a stream's partitions lie, and how to even them out"),
     "show": Entry("penstock.cli.show", "show samples of a stream as pictures, with labels and identity"),
     "stat": Entry("penstock.cli.stat", "tell ranges, means, classes and troubles of a stream's samples"),
     "monitor": Entry("penstock.cli.monitor", "watch streams live: rates, lag, members, workers, the bottleneck"),

@@ -1,0 +1,130 @@
+"""The state of each server at one moment: memory, role, replicas, clock, slots that are half moved.
+
+Every server is asked at once, in one round trip. One that does not answer in time is named, and not waited for.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock_common.server.client import ControlClient
+
+ANSWER_S: Final = 2.0
+"""The time in which each server must answer, so that a command that looks at all of them ends in 5 s."""
+_REPLICA = re.compile(r"slave\d+")
+_HALF_MOVED = re.compile(r"\[(\d+)-([<>])-(\w+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """A replica, as its master sees it."""
+
+    where: str
+    """Its host and port."""
+    is_online: bool
+    lag_bytes: int
+    """The bytes of the replication stream that it has not confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMovedSlot:
+    """A slot that an operator's tool began to move to or from a server, and did not finish yet."""
+
+    slot: int
+    is_leaving: bool
+    other: str
+    """The id of the other node."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A server that holds keys, or one that may hold some."""
+
+    where: str
+    """Its address without its password, as in messages."""
+    host: str
+    port: int
+    id: str = ""
+    """Its id in a cluster, or '' for a server that is in none."""
+    failure: str = ""
+    """The reason why nothing else is known of it, or '' if it answered."""
+    info: Mapping[str, Any] | None = None
+    """The answer of INFO, or None without an answer."""
+    replicas: tuple[ReplicaState, ...] = ()
+    half_moved: tuple[HalfMovedSlot, ...] = ()
+    clock_ahead_s: float = 0.0
+    """The time that its clock is ahead of this host's, half a round trip more or less."""
+    round_trip_s: float = 0.0
+    others: tuple[NodeState, ...] = ()
+    """The masters that it knows and that hold no slot."""
+
+    @property
+    def version(self) -> tuple[str, tuple[int, ...]]:
+        """Return ``redis`` or ``valkey``, and the version."""
+        info = self.info or {}
+        product = "valkey" if "valkey_version" in info else "redis"
+        text = str(info.get(f"{product}_version", "0"))
+        return product, tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def look_at_nodes(client: ControlClient, seconds: float = ANSWER_S) -> list[NodeState]:
+    """Return each server that holds keys, in the order of their slots."""
+    found = []
+    for node, answer in client.at_once(_ask, seconds):
+        settings = node.connection_pool.connection_kwargs
+        known = NodeState(node.where, str(settings.get("host", "localhost")), int(settings.get("port", 6379)))
+        found.append(_state(known, answer))
+    return found
+
+
+def _ask(node: ControlClient) -> tuple[float, list[Any], float]:
+    begun = time.time()
+    with node.pipeline(transaction=False) as pipe:
+        pipe.info()
+        pipe.time()
+        if node.is_of_cluster:
+            pipe.execute_command("CLUSTER", "NODES")
+        return begun, pipe.execute(raise_on_error=False), time.time()
+
+
+def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception) -> NodeState:
+    if isinstance(answer, Exception):
+        return NodeState(known.where, known.host, known.port, failure=str(answer))
+    begun, (info, now, *nodes), ended = answer
+    if not isinstance(info, dict):
+        return NodeState(known.where, known.host, known.port, failure=str(info))
+    clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
+    text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
+    own = next((line for line in text.splitlines() if "myself" in line), "")
+    return NodeState(
+        known.where, known.host, known.port, id=own.split(" ")[0], info=info, replicas=tuple(_replicas(info)),
+        half_moved=tuple(
+            HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
+        ),
+        clock_ahead_s=clock - (begun + ended) / 2, round_trip_s=ended - begun,
+        others=tuple(_without_slots(text, known)),
+    )  # fmt: skip
+
+
+def _replicas(info: Mapping[str, Any]) -> Iterator[ReplicaState]:
+    at = int(info.get("master_repl_offset", 0))
+    for name, one in info.items():
+        if _REPLICA.fullmatch(name) and isinstance(one, dict):
+            where = f"{one.get('ip')}:{one.get('port')}"
+            yield ReplicaState(where, one.get("state") == "online", max(0, at - int(one.get("offset", 0))))
+
+
+def _without_slots(text: str, known: NodeState) -> Iterator[NodeState]:
+    """Yield the masters of an answer of CLUSTER NODES that are well and hold no slot."""
+    for line in text.splitlines():
+        node_id, place, flags, _, _, _, link, *slots = line.split(" ")
+        if "master" not in flags.split(",") or "fail" in flags or link != "connected" or slots or "myself" in flags:
+            continue
+        host, _, port = place.partition("@")[0].rpartition(":")
+        base, _, _ = known.where.rpartition(f"{known.host}:{known.port}")
+        host = host or known.host
+        yield NodeState(f"{base}{host}:{port}", host, int(port), id=node_id)
