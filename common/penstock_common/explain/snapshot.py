@@ -148,7 +148,7 @@ class PartitionSnapshot:
     first: Roster
     """The roster of the first partition. Groups join there first, so it has all groups and what they are done with."""
     now_ms: int
-    """The server's time."""
+    """The time of the partition's server."""
     states: dict[int, str]
     """Epoch -> state of its manifest."""
 
@@ -157,12 +157,12 @@ def snapshot_partition(client: Client, stream: Stream, partition: PartitionKeys)
     """Read the facts. Raises DamagedKey."""
     begin = stream.partitions[0]
     with client.pipeline(transaction=False) as pipe:
-        pipe.time()
         pipe.hgetall(stream.keys.epochs)
         pipe.hgetall(partition.roster)
+        pipe.time()  # answered where the roster lies
         if partition != begin:
             pipe.hgetall(begin.roster)
-        now, states, *rosters = pipe.execute()
-    own = parse_roster(client, partition, rosters[0])
-    first = own if partition == begin else parse_roster(client, begin, rosters[1])
+        states, roster, now, *others = pipe.execute()
+    own = parse_roster(client, partition, roster)
+    first = parse_roster(client, begin, others[0]) if others else own
     return PartitionSnapshot(own, first, ms_of(now), parse_states(stream, states))

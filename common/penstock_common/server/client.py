@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -36,7 +36,7 @@ from penstock_common.server.error_translation import (
 )
 from penstock_common.server.slots import Key, key_of, slot_of
 from penstock_common.server.topology import Address, MapWatcher, SlotMap
-from penstock_common.stall_detector import PendingRequest
+from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
 
 Answer = TypeVar("Answer")
@@ -153,7 +153,8 @@ class ControlClient(redis.Redis):
 
     def spread(self, slots: SlotMap) -> None:
         """Send each command to the server that holds its key, by this map, from now on."""
-        self._slots, self._watcher = slots, MapWatcher(slots, partial(_drop_node, self._nodes))
+        self._slots = slots
+        self._watcher = MapWatcher(slots, partial(_drop_node, self._nodes), partial(_is_any_silent, self._nodes))
 
     def lead_to(self, where: Address) -> None:
         """Connect to this node from now on, with the same login."""
@@ -182,6 +183,17 @@ class ControlClient(redis.Redis):
         if self._slots is None:
             return self
         return self._node(self._slots.master_of(key) if key is not None else self._any_master())
+
+    def by_server(self, keys: Sequence[bytes | str]) -> list[list[int]]:
+        """Return the numbers of these keys, one list for each server that holds some of them now.
+
+        The lists are in the order of the keys.
+        """
+        together: dict[Address | None, list[int]] = {}
+        for number, key in enumerate(keys):
+            where = None if self._slots is None else self._slots.master_of(key)
+            together.setdefault(where, []).append(number)
+        return list(together.values())
 
     def on_each(self, ask: Callable[[Self], Answer]) -> list[Answer]:
         """Return what each server that holds keys answers. While one is away, they are asked like by one command."""
@@ -386,6 +398,10 @@ def _drop_node(nodes: Mapping[Address, ControlClient], address: Address) -> None
     """End the connections to a node that is no master any more. One that is silent would not end them itself."""
     if (node := nodes.get(address)) is not None:
         node.drop_connections()
+
+
+def _is_any_silent(nodes: Mapping[Address, ControlClient]) -> bool:
+    return any(STALL_DETECTOR.silent_s(node.where) for node in list(nodes.values()))
 
 
 class ControlPipeline(Pipeline):

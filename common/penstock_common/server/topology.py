@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -19,6 +20,8 @@ Address: TypeAlias = tuple[str, int]
 LOOK_S: Final = 2.0
 """The time between two looks at the map while a client is open. A node that is silent, not dead, shows in no other
 way."""
+SOON_S: Final = 0.5
+"""The time between two looks while a node owes an answer. Another one may have its slots any moment."""
 
 
 class SlotMap:
@@ -39,6 +42,8 @@ class SlotMap:
         self._lock = threading.Lock()
         self._masters: list[Address | None] = [None] * SLOTS
         self._nodes: list[Address] = []
+        self._answered: list[Address] = []
+        """The node that answered last. It is asked first, because each node that is silent costs `ASK_S`."""
 
     @property
     def seeds(self) -> list[Address]:
@@ -74,9 +79,10 @@ class SlotMap:
         """
         with self._lock:
             found = []
-            for address in dict.fromkeys([*self.masters(), *self._nodes, *self._seeds]):
+            for address in dict.fromkeys([*self._answered, *self.masters(), *self._nodes, *self._seeds]):
                 try:
                     self._take(self._ask(address), address)
+                    self._answered = [address]
                     return
                 except (foreign.RedisError, OSError) as error:
                     found.append(f"{address[0]}:{address[1]}: {error}")
@@ -113,9 +119,18 @@ class SlotMap:
 class MapWatcher:
     """A thread that looks at the map every `LOOK_S`, and says which node holds no slot any more."""
 
-    def __init__(self, slots: SlotMap, demoted: Callable[[Address], None]) -> None:
-        """Begin. ``demoted`` is called with each node that was a master and is none any more."""
-        self._slots, self._demoted, self._is_over = slots, demoted, threading.Event()
+    def __init__(
+        self, slots: SlotMap, demoted: Callable[[Address], None], is_any_silent: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Begin.
+
+        Args:
+            slots: The map.
+            demoted: Called with each node that was a master and is none any more.
+            is_any_silent: Returns whether a node owes an answer. Then looks are `SOON_S` apart.
+        """
+        self._slots, self._demoted, self._is_any_silent = slots, demoted, is_any_silent
+        self._is_over = threading.Event()
         threading.Thread(target=self._run, name="penstock-slots", daemon=True).start()
 
     def close(self) -> None:
@@ -123,11 +138,13 @@ class MapWatcher:
         self._is_over.set()
 
     def _run(self) -> None:
-        before = set(self._slots.masters())
-        while not self._is_over.wait(LOOK_S):
+        before, looked_s = set(self._slots.masters()), time.monotonic()
+        while not self._is_over.wait(SOON_S):
+            if time.monotonic() - looked_s < LOOK_S and not self._is_any_silent():
+                continue
             with suppress(foreign.RedisError, OSError):  # whoever asks such a cluster for something says so
                 self._slots.refresh()
-            now = set(self._slots.masters())
+            looked_s, now = time.monotonic(), set(self._slots.masters())
             for address in before - now:
                 self._demoted(address)
             before = now

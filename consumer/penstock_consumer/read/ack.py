@@ -378,6 +378,12 @@ class Acknowledger:
             with self._lock:
                 self.member.claim.flush()
 
+    def attend(self) -> None:
+        """See that no acknowledgement is lost with its connection."""
+        if self.member is not None:
+            with self._lock:
+                self.member.claim.attend()
+
     # --- what waits for a checkpoint ---
 
     def _warn(self) -> None:

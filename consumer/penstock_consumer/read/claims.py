@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from penstock_common.errors import (
     EpochIncomplete,
@@ -24,7 +25,7 @@ from penstock_common.stream.entries import has_unread, index_records, list_pendi
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector
-from penstock_common.stream.groups.outbox import Outbox
+from penstock_common.stream.groups.outbox import Outboxes
 from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
@@ -43,7 +44,14 @@ from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
-from penstock_consumer.read.heartbeat import ClaimedEntry, Heartbeat, LeaseRenewer, UnusedRankCheck
+from penstock_consumer.read.heartbeat import (
+    ClaimedEntry,
+    Heartbeat,
+    Heartbeats,
+    LeaseRenewer,
+    LeaseRenewers,
+    UnusedRankCheck,
+)
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch, Lease
@@ -57,8 +65,8 @@ MIN_QUIET_MS = 1000
 class Claim:
     """A member's claim on samples of its group, and their acknowledgement. The base of both kinds."""
 
-    heartbeat: Heartbeat
-    """The thread that keeps the claim."""
+    heartbeat: Heartbeats[Any]
+    """The threads that keep the claim."""
 
     def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
         self.client, self.who = client, who
@@ -68,7 +76,9 @@ class Claim:
         """The epochs iterated here that were not acknowledged as a whole yet, because others held a part."""
         by = f"member {who.group}/{who.member}"
         self._loss_detector = LossDetector(client.impatient(), who.stream, by, notify)
-        self.notify, self._outbox = notify, Outbox(client, who, notify=notify)
+        self.servers = client.by_server([partition.roster for partition in who.stream.partitions])
+        """The numbers of the partitions on each server, as they lay when this member joined."""
+        self.notify, self._outboxes = notify, Outboxes(client, who, self.servers, notify=notify)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs of which something was returned and is not read again yet."""
@@ -146,11 +156,15 @@ class Claim:
 
     def is_all_acknowledged(self) -> bool:
         """Return whether every acknowledgement sent was answered."""
-        return self._outbox.is_empty
+        return self._outboxes.is_empty
+
+    def attend(self) -> None:
+        """See that no acknowledgement is lost with its connection."""
+        self._outboxes.attend()
 
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
-        self._outbox.flush()
+        self._outboxes.flush()
 
     def close_epochs(self, ended: int) -> None:
         """Close for the group the epochs that it has acknowledged, of ``ended`` and `unclosed`.
@@ -196,7 +210,7 @@ class Claim:
 
     def hurry(self, patience_s: float) -> None:
         """Wait no longer than this for a server that went away, from now on."""
-        self._outbox.hurry(patience_s)
+        self._outboxes.hurry(patience_s)
 
     def leave(self) -> None:
         """Return what is held to the group, and leave it."""
@@ -210,7 +224,7 @@ class Claim:
 
     def close(self) -> None:
         """Close the connections."""
-        self._outbox.close()
+        self._outboxes.close()
 
 
 class LeaseClaim(Claim):
@@ -219,13 +233,23 @@ class LeaseClaim(Claim):
     Entries that were returned, or that dead members left, are claimed and read again.
     """
 
-    heartbeat: LeaseRenewer
+    heartbeat: LeaseRenewers
 
     def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
         super().__init__(client, who, notify)
         self.leases = Leases()
-        self.heartbeat = LeaseRenewer(client, who, self.leases, lease_s, notify, loss_detector=self._loss_detector)
-        self.commit_check = CommitCheck(client, who.stream)
+        renewers: list[LeaseRenewer] = []
+        for numbers in self.servers:
+            first = renewers[0] if renewers else None
+            losses = self._loss_detector if first is None else None
+            renewers.append(
+                LeaseRenewer(
+                    client, who, self.leases, lease_s, notify, loss_detector=losses, partitions=numbers, first=first,
+                )
+            )  # fmt: skip
+        self.heartbeat = LeaseRenewers(renewers)
+        self.commit_checks = [CommitCheck(client, who.stream) for _ in self.servers]
+        """The test of entries on each server."""
 
     def join(self, start: str | int) -> None:
         """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
@@ -313,7 +337,7 @@ class LeaseClaim(Claim):
         for number, due in plan_acknowledgement(batch).items():
             if manifest is not None:
                 partition = self.stream.partitions[number]
-                self._outbox.send(acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
+                self._outboxes.send(number, acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
                 self._loss_detector.acknowledged(manifest, due.entries)
             self.leases.remove(number, batch.epoch, due.ids)
 
@@ -359,14 +383,14 @@ class LeaseClaim(Claim):
         """
         return any(has_unread(self.client, p, epoch, self.who.group) for p in self.stream.partitions)
 
-    def other_holders(self, epoch: int) -> set[str]:
-        """Return the names of other members that hold entries of an epoch."""
-        keys = [(partition, epoch) for partition in self.stream.partitions]
+    def other_holders(self, epoch: int, partitions: Iterable[PartitionKeys]) -> set[str]:
+        """Return the names of other members that hold entries of an epoch in these partitions."""
+        keys = [(partition, epoch) for partition in partitions]
         return {*pending_members(self.client, keys, self.who.group)} - {self.who.member}
 
-    def live_members(self, since_ms: int) -> set[str]:
-        """Return the names of members that gave a heartbeat after a moment of the server's clock."""
-        roster = load_roster(self.client, self.stream.partitions[0])
+    def live_members(self, since_ms: int, partition: PartitionKeys) -> set[str]:
+        """Return the names of members that gave a heartbeat after a moment of the clock of a partition's server."""
+        roster = load_roster(self.client, partition)
         return {name for (group, name), seen in roster.members.items() if group == self.who.group and seen > since_ms}
 
     # --- what is held ---
@@ -374,7 +398,8 @@ class LeaseClaim(Claim):
     def close(self) -> None:
         """See `Claim.close`."""
         super().close()
-        self.commit_check.close()
+        for check in self.commit_checks:
+            check.close()
 
     def _held(self, partition: PartitionKeys) -> Mapping[int, Sequence[bytes]]:
         return self.leases.ids(partition.number)
@@ -396,7 +421,12 @@ class RankClaim(Claim):
     def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
         super().__init__(client, who, notify)
         peers = UnusedRankCheck(client, who, notify)
-        self.heartbeat = Heartbeat(client, who, lease_s, loss_detector=self._loss_detector, peers=peers)
+        first, *others = self.servers
+        lead = Heartbeat(
+            client, who, lease_s, loss_detector=self._loss_detector, peers=peers, partitions=first
+        )  # fmt: skip
+        beats = [Heartbeat(client, who, lease_s, partitions=numbers, loop=lead.loop) for numbers in others]
+        self.heartbeat = Heartbeats([lead, *beats])
         self._quiet_ms = max(MIN_QUIET_MS, int(lease_s * 1000 / QUIET_PER_LEASE))
         self._again: dict[int, int] = {}
         """Epoch -> position from which it is read again, though the server knows another position."""
@@ -541,7 +571,7 @@ class RankClaim(Claim):
         self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
         if manifest is None:  # released: nothing is left to acknowledge
             return
-        self._outbox.send(position_report(manifest, self.who, batch.position))
+        self._outboxes.send(0, position_report(manifest, self.who, batch.position))
         entries = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in entries):
             self._loss_detector.acknowledged(manifest, entries)

@@ -106,15 +106,26 @@ class _BadEntry:
     reason: str
 
 
+@dataclass(slots=True)
+class EpochReadable:
+    """The knowledge that an epoch can be read, so that an entry that could not is bad in itself."""
+
+    is_known: bool = False
+
+    def saw_good(self) -> None:
+        """Note that an entry could be read."""
+        self.is_known = True
+
+
 class DeadLetters:
     """The bad entries that one reader finds in one epoch."""
 
-    def __init__(self, claim: LeaseClaim) -> None:
-        self._claim = claim
+    def __init__(self, claim: LeaseClaim, readable: EpochReadable) -> None:
+        self._claim, self._readable = claim, readable
         self.count = 0
         """The entries that could not be read."""
         self._held: list[_BadEntry] = []
-        self._can_read = self._gave_up = False
+        self._gave_up = False
 
     def deal_with(self, odd: Sequence[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Deal with entries of which nothing is handed out. Raises TooManyDeadLetters, UnsupportedVersion."""
@@ -136,13 +147,13 @@ class DeadLetters:
 
     def saw_good(self) -> None:
         """Note that an entry could be read, so that those that could not are bad in themselves."""
-        self._can_read = True
+        self._readable.saw_good()
         with suppress(ServerUnavailable):  # the next good entry tries again
             self._add_held()
 
     def _add(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter, or hold it back while nothing could be read."""
-        if self._can_read:
+        if self._readable.is_known:
             self.add_now(manifest, partition, entry_id, reason)
             return
         # held like any other, so that it is renewed, and returned when this reader gives up
@@ -151,7 +162,7 @@ class DeadLetters:
 
     def _require_hope(self) -> None:
         """Raise TooManyDeadLetters, once, when too much is held back."""
-        if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up:
+        if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up and not self._readable.is_known:
             self._gave_up = True
             raise self._hopeless(f"none of the first {len(self._held)} entries")
 
@@ -168,7 +179,7 @@ class DeadLetters:
         """
         if not self._held:
             return
-        if is_alone and self._is_nothing_done(manifest):
+        if is_alone and not self._readable.is_known and self._is_nothing_done(manifest):
             raise self._hopeless(f"none of the {len(self._held)} entries")
         self._add_held()
 

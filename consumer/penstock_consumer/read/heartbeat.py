@@ -5,23 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.rate_meter import RateMeter
+from penstock_common.server.aside import Aside
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
 from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
 from penstock_common.waiting import Notify, Outage, join
 from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_reclaim
-from penstock_consumer.stages.batch import Lease
+from penstock_consumer.stages.batch import Batch, Lease
 
 FIRST_BATCHES = 20
 """Ranks that train together cannot be so far apart. A rank that still loads its model has not joined."""
@@ -134,7 +137,7 @@ class LoopReport:
 
 
 class Heartbeat:
-    """The thread that gives a heartbeat from `start` to `stop`."""
+    """The thread that gives a heartbeat to one server from `start` to `stop`."""
 
     def __init__(
         self,
@@ -144,6 +147,9 @@ class Heartbeat:
         clock: Callable[[], float] = time.monotonic,
         loss_detector: LossDetector | None = None,
         peers: UnusedRankCheck | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        loop: LoopReport | None = None,
     ) -> None:
         """Prepare the thread.
 
@@ -154,11 +160,19 @@ class Heartbeat:
             clock: the monotonic clock.
             loss_detector: compares with a server that came back as another run.
             peers: the check of other ranks.
+            partitions: the numbers of the partitions on the server. None: all of the stream.
+            loop: the report of another heartbeat of this member. That one sends it, and compares losses.
         """
         self._client = client.impatient()  # this thread waits through failures itself
         self._who, self._lease_s, self._clock = who, lease_s, clock
+        self.partitions = [who.stream.partitions[at] for at in partitions or range(len(who.stream.partitions))]
+        """The partitions on the server."""
+        self._is_only = len(self.partitions) == len(who.stream.partitions)
+        """Whether this server has the whole stream."""
         self._loss_detector = loss_detector
-        self.loop = LoopReport(self._client, who, peers)
+        self._losses = Aside[None](is_elsewhere=not self._is_only)
+        self._leads = loop is None
+        self.loop = loop or LoopReport(self._client, who, peers)
         self.horizon = -1
         """The epoch that is being read here."""
         self.members = 1
@@ -186,7 +200,7 @@ class Heartbeat:
         self._stop.set()
         if patience_s:
             join(self._thread, patience_s)
-            if self.error is None:  # else another process may speak under this name by now
+            if self.error is None and self._leads:  # else another process may speak under this name by now
                 self.loop.leave()
 
     @property
@@ -210,10 +224,10 @@ class Heartbeat:
                 try:
                     self._beat()
                 finally:  # also if it fails because the server lost this member
-                    if self._loss_detector is not None:
-                        self._loss_detector.check()
+                    self._compare_losses()
                 self._outage.over()
-                self.loop.report()
+                if self._leads:
+                    self.loop.report()
                 self._after_beat()
             except ServerUnavailable as error:
                 self._missed()
@@ -223,8 +237,17 @@ class Heartbeat:
                 self.error = error
                 return
 
+    def _compare_losses(self) -> None:
+        """Compare with servers that came back. It asks all of them, and one that is away shows elsewhere."""
+        try:
+            if self._loss_detector is not None:
+                self._losses.ask(self._loss_detector.check, 0)
+        except ServerUnavailable:
+            if self._is_only:
+                raise
+
     def _beat(self) -> None:
-        for partition in self._who.stream.partitions:
+        for partition in self.partitions:
             beat(self._client, self._who, partition, {}, **self.loop.said())
 
     def _after_beat(self) -> None:
@@ -284,12 +307,19 @@ class LeaseRenewer(Heartbeat):
         notify: Notify,
         clock: Callable[[], float] = time.monotonic,
         loss_detector: LossDetector | None = None,
+        *,
+        partitions: Sequence[int] | None = None,
+        first: LeaseRenewer | None = None,
     ) -> None:
-        super().__init__(client, who, lease_s, clock, loss_detector)
+        """See `Heartbeat`. ``first`` is the member's heartbeat of its first server. Claims of all are together."""
+        loop = None if first is None else first.loop
+        super().__init__(client, who, lease_s, clock, loss_detector, partitions=partitions, loop=loop)
         self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()
-        self.claims: deque[ClaimedEntry] = deque()
+        self.claims: deque[ClaimedEntry] = deque() if first is None else first.claims
+        # the epochs' states lie with the first partition
+        self._looks = Aside[None](is_elsewhere=self.partitions[0] != who.stream.partitions[0])
         self._began_s = self._renewed_s = self._looked_s = clock()
 
     @property
@@ -308,7 +338,7 @@ class LeaseRenewer(Heartbeat):
         """
         held = self._leases
         with self._lock:
-            before = {p.number: held.ids(p.number) for p in self._who.stream.partitions}
+            before = {p.number: held.ids(p.number) for p in self.partitions}
             are_lost = is_all_acknowledged()  # asked after that: what is acknowledged from now on was held before
             mine = _located(
                 list_held(self._client, self._open_keys(self._snapshot()), self._who.group, self._who.member)
@@ -338,7 +368,7 @@ class LeaseRenewer(Heartbeat):
         self._forget_after_stall(self._began_s)
         if self._began_s - self._looked_s >= min(self._lease_s / LOOKS_PER_LEASE, LONGEST_LOOK_S):
             self._looked_s = self._began_s
-            self.look()
+            self._looks.ask(self.look, 0)
 
     def _missed(self) -> None:
         self._seen.clear()  # a stopped server ages every lease at once
@@ -349,7 +379,7 @@ class LeaseRenewer(Heartbeat):
             self._missed()
 
     def _renew(self) -> None:
-        for partition in self._who.stream.partitions:
+        for partition in self.partitions:
             held = self._leases.to_renew(partition.number)
             lost = beat(self._client, self._who, partition, held, **self.loop.said())
             for epoch, ids in lost.items():
@@ -361,7 +391,7 @@ class LeaseRenewer(Heartbeat):
                     )
 
     def look(self) -> None:
-        """Look once at everything pending of the group, and claim what may be claimed.
+        """Look once at everything pending of the group on this server, and claim what may be claimed.
 
         Members whose processes have ended on this host are signed off first, so that their entries may be claimed.
         """
@@ -381,7 +411,7 @@ class LeaseRenewer(Heartbeat):
     def _sign_off_ended(self, snapshot: PartitionSnapshot) -> None:
         group = self._who.group
         ended = {m: inc for (g, m), inc in ended_members(snapshot.roster, snapshot.now_ms).items() if g == group}
-        keys = [(partition, epoch) for partition in self._who.stream.partitions for epoch in snapshot.roster.epochs]
+        keys = [(partition, epoch) for partition in self.partitions for epoch in snapshot.roster.epochs]
         for member, incarnation in ended.items():
             self._sign_off(replace(self._who, member=member, incarnation=incarnation), keys)
 
@@ -390,15 +420,15 @@ class LeaseRenewer(Heartbeat):
         for (partition, epoch), entry in list_held(self._client, keys, ended.group, ended.member):
             held.setdefault(partition.number, {}).setdefault(epoch, []).append(entry.entry_id)
         # the first partition comes last, so that another look finds the member again until then
-        for partition in reversed(self._who.stream.partitions):
+        for partition in reversed(self.partitions):
             was_there = leave(self._client, ended, partition, held.get(partition.number, {}))
         if was_there:
             count = sum(len(ids) for epochs in held.values() for ids in epochs.values())
             self._notify(f"member {ended.member!r} has ended on this host: its {count} entries are handed out again")
 
     def _snapshot(self) -> PartitionSnapshot:
-        """Look at the first partition, which hears of everything first."""
-        snapshot = snapshot_partition(self._client, self._who.stream, self._who.stream.partitions[0])
+        """Look at the first partition here, which hears of everything first."""
+        snapshot = snapshot_partition(self._client, self._who.stream, self.partitions[0])
         self.members = count_live(snapshot.roster, self._who.group)
         return snapshot
 
@@ -418,7 +448,7 @@ class LeaseRenewer(Heartbeat):
             and (self._who.group, epoch) not in roster.closed
             and snapshot.states.get(epoch) != ABANDONED
         ]
-        return [(partition, epoch) for partition in self._who.stream.partitions for epoch in epochs]
+        return [(partition, epoch) for partition in self.partitions for epoch in epochs]
 
     def _claim(self, claims: list[tuple[Key, PendingEntry]], min_idle_ms: int) -> None:
         for (number, epoch, entry_id), entry in claims:
@@ -434,3 +464,92 @@ class LeaseRenewer(Heartbeat):
 
 def _located(listed: list[tuple[Keys, PendingEntry]]) -> list[tuple[Key, PendingEntry]]:
     return [((partition.number, epoch, entry.entry_id), entry) for (partition, epoch), entry in listed]
+
+
+AnyHeartbeat = TypeVar("AnyHeartbeat", bound=Heartbeat)
+
+
+class Heartbeats(Generic[AnyHeartbeat]):
+    """The heartbeats of one member, one for each server, so that a silent server delays no other server's."""
+
+    def __init__(self, each: Sequence[AnyHeartbeat]) -> None:
+        """``each`` is in the order of partitions."""
+        self._each = each
+        self.loop = each[0].loop
+
+    @property
+    def members(self) -> int:
+        """Return the members of the group that lived at the last look."""
+        return self._each[0].members
+
+    @property
+    def error(self) -> Exception | None:
+        """Return why a thread ended by itself."""
+        return next((one.error for one in self._each if one.error is not None), None)
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Return whether the caller is one of these threads."""
+        return any(one.is_current_thread for one in self._each)
+
+    def read_epoch(self, epoch: int) -> None:
+        """See `Heartbeat.read_epoch`."""
+        for one in self._each:
+            one.read_epoch(epoch)
+
+    def expect_members(self, members: int) -> None:
+        """See `Heartbeat.expect_members`."""
+        for one in self._each:
+            one.expect_members(members)
+
+    def start(self) -> None:
+        """Start the threads."""
+        for one in self._each:
+            one.start()
+
+    def stop(self, patience_s: float = 5.0) -> None:
+        """End the threads. Without patience they are only told to end."""
+        for one in self._each:
+            one.stop(0)
+        for one in self._each if patience_s else ():
+            one.stop(patience_s)
+
+    def is_fresh_for(self, batch: Batch) -> bool:
+        """Return whether the leases of a batch were renewed in time. If not, they may be another member's by now."""
+        late = {partition.number for one in self._each if not one.is_fresh for partition in one.partitions}
+        return not late or not any(span.lease.partition in late for span in batch.spans)
+
+    def raise_error(self) -> None:
+        """Raise the error that ended a thread."""
+        for one in self._each:
+            one.raise_error()
+
+
+class LeaseRenewers(Heartbeats[LeaseRenewer]):
+    """The heartbeats of a member of a shared group."""
+
+    def __init__(self, each: Sequence[LeaseRenewer]) -> None:
+        """See `Heartbeats`."""
+        super().__init__(each)
+        self.claims = each[0].claims
+
+    def recover(
+        self,
+        is_all_acknowledged: Callable[[], bool] = lambda: False,
+        partitions: Collection[PartitionKeys] | None = None,
+    ) -> None:
+        """See `LeaseRenewer.recover`. It asks the servers of these partitions, or all."""
+        for one in self._of(partitions):
+            one.recover(is_all_acknowledged)
+
+    def look(self, partitions: Collection[PartitionKeys] | None = None) -> None:
+        """See `LeaseRenewer.look`. It looks at the servers of these partitions, or at all."""
+        for one in self._of(partitions):
+            one.look()
+
+    def count_turn(self, suspect: ClaimedEntry) -> None:
+        """See `LeaseRenewer.count_turn`."""
+        self._each[0].count_turn(suspect)
+
+    def _of(self, partitions: Collection[PartitionKeys] | None) -> list[LeaseRenewer]:
+        return [one for one in self._each if partitions is None or one.partitions[0] in partitions]

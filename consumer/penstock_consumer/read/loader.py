@@ -593,11 +593,11 @@ class Loader(StageMethods, Passing):
             queued = run.queue.get(POLL_S)
             member.heartbeat.raise_error()
             if queued is not None:
-                if not member.heartbeat.is_fresh:
+                if not member.heartbeat.is_fresh_for(queued):
                     with self._tally.waiting_for("server"):
-                        member.await_leases(wait)
+                        member.await_leases(queued, wait)
             else:
-                self._acknowledger.flush()  # one that was lost with its connection would keep its entry from everyone
+                self._acknowledger.attend()  # one that was lost with its connection would keep its entry from everyone
             batch = None if queued is None else self._acknowledger.unless_dropped(queued.without_lost())
             if batch is not None:
                 return batch

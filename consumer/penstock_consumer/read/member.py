@@ -23,7 +23,7 @@ from penstock_common.waiting import Wait, join
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
-from penstock_consumer.read.shared import SharedReader
+from penstock_consumer.read.shared import SharedReaders
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.chain import StageChain, stages_of
 from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue
@@ -34,7 +34,7 @@ GONE_S = 1.0
 
 
 class AnyReader(Protocol):
-    """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReader``."""
+    """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReaders``."""
 
     @property
     def epoch(self) -> int:
@@ -185,7 +185,7 @@ class Member:
                 claim, epoch, queue, self._pool, start=claim.take_start(epoch),
                 remainder=options.remainder, views=options.views,
             )  # fmt: skip
-        return SharedReader(
+        return SharedReaders(
             claim, epoch, queue, self._pool,
             batch_size=options.batch_size, views=options.views,
         )  # fmt: skip
@@ -230,9 +230,9 @@ class Member:
     def _read_again(self, epochs: Iterable[int]) -> None:
         self.cursor = min([self.cursor, *(epoch - 1 for epoch in epochs)])
 
-    def await_leases(self, wait: Wait) -> None:
-        """Return once the leases are renewed: others may have taken over what a process holds that stood still."""
-        while not self.heartbeat.is_fresh:
+    def await_leases(self, batch: Batch, wait: Wait) -> None:
+        """Return once a batch's leases are renewed: others may have taken over what a stopped process holds."""
+        while not self.heartbeat.is_fresh_for(batch):
             wait.because("leases", lambda: "the server, to renew the leases of what is handed out next")
             time.sleep(0.02)
             self.heartbeat.raise_error()

@@ -30,14 +30,14 @@ from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.stages.batch import Assembler, BatchSpan, Lease, as_ragged
-from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.queue import ReaderQueue
 from penstock_consumer.stages.stats import ReaderTimes
 
 
 class ReaderConnection:
     """A reader's connection, opened when it is needed and again after an outage. One thread uses it."""
 
-    def __init__(self, client: Client, queue: PrefetchQueue, notify: Notify) -> None:
+    def __init__(self, client: Client, queue: ReaderQueue, notify: Notify) -> None:
         self._client, self._queue = client, queue
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from penstock_common import errors
 from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
 from penstock_common.explain.sentences import why_no_room
+from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
@@ -32,13 +34,13 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.wire.header import Header
 from penstock_consumer.read.claims import LeaseClaim
-from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice
+from penstock_consumer.read.dead_letters import DeadLetters, EpochReadable, cause_of, crash_notice
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import ArrayPool
-from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
+from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped, ReaderQueue
 
 COMPARE_S = 10.0
 """Two clocks drift by a second in some hours, and a server may be another one after an outage."""
@@ -106,14 +108,21 @@ STATE_LOOKS, STATE_LOOK_S = 10, 0.1
 class SharedReceivers:
     """The batches and receivers of one shared reader, and the entries that they received."""
 
-    def __init__(self, claim: LeaseClaim, manifest: Manifest, batch_size: int, pool: ArrayPool, *, views: bool) -> None:
+    def __init__(
+        self, claim: LeaseClaim, server: int, manifest: Manifest, batch_size: int, pool: ArrayPool, *, views: bool
+    ) -> None:
+        """``server`` is the number of the server in ``claim.servers`` whose partitions are read."""
         self.received: list[ReceivedEntry] = []
         """The entries of the answer that is received now."""
         self._claim, self._batch_size, self._pool = claim, batch_size, pool
+        self._commit_check = claim.commit_checks[server]
         self._segments = reader_of(claim.stream, gives_views=views)
         self.assembler = self.assembler_of(manifest.epoch)
         """The batches of the epoch that is read."""
-        self._of_partitions = [self._receiver(self.assembler, manifest, p, None) for p in claim.stream.partitions]
+        self._of_partitions = {
+            number: self._receiver(self.assembler, manifest, claim.stream.partitions[number], None)
+            for number in claim.servers[server]
+        }
 
     def of(self, partition: int) -> Receiver:
         """Return the receiver of the epoch's new entries in a partition."""
@@ -135,43 +144,45 @@ class SharedReceivers:
         where = SharedScope(self._claim, manifest, partition, done_for)
         return Receiver(
             self._claim.stream.spec, assembler, where, partition.number, self.received.append, self._segments,
-            self._claim.commit_check,
+            self._commit_check,
         )  # fmt: skip
 
 
-class SharedReader:
-    """A reader of one epoch of one group, and of what is left of earlier ones, into a prefetch queue."""
+ELSEWHERE_S = 0.2
+"""How long a reader waits for news of an epoch that another server has. Its own partitions stand still meanwhile."""
 
-    filled = 0
-    """Shared reading replaces no bad sample."""
+
+class SharedReader:
+    """A reader of the partitions on one server, of one epoch of one group, and of what is left of earlier ones."""
 
     def __init__(
         self,
         claim: LeaseClaim,
-        epoch: int,
-        queue: PrefetchQueue,
-        pool: ArrayPool,
-        *,
-        batch_size: int,
-        views: bool = False,
+        server: int,
+        manifest: Manifest,
+        queue: ReaderQueue,
+        receivers: SharedReceivers,
+        dead_letters: DeadLetters,
     ) -> None:
-        self.claim, self.epoch, self.queue = claim, epoch, queue
+        """``server`` is the number of the server in ``claim.servers``."""
+        self.claim, self.epoch, self.queue = claim, manifest.epoch, queue
+        self.has_ended = False
+        """Whether this reader brings no more batches."""
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
-        self._manifest = load_manifest(claim.client, claim.stream, epoch)
-        claim.learn(self._manifest)
-        claim.commit_check.begin(claim.heartbeat.members)
-        self._receivers = SharedReceivers(claim, self._manifest, batch_size, pool, views=views)
-        self._dead_letters = DeadLetters(claim)
+        self._manifest = manifest
+        self._partitions = [claim.stream.partitions[number] for number in claim.servers[server]]
+        self._numbers = frozenset(claim.servers[server])
+        self._commit_check = claim.commit_checks[server]
+        self._commit_check.begin(claim.heartbeat.members)
+        self._receivers, self._dead_letters = receivers, dead_letters
         self._connection = ReaderConnection(claim.client, queue, claim.notify)
-        self._planner = FetchPlanner(len(self._partitions), queue.budget_bytes, claim.stream.budget_bytes)
+        budget_bytes = queue.budget_bytes // len(claim.servers)
+        self._planner = FetchPlanner(len(self._partitions), budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
-        self._server_clock = ServerClock(claim.client, claim.stream.partitions[0].roster)
-
-    @property
-    def bad_entries(self) -> int:
-        """Return the number of entries that could not be read."""
-        return self._dead_letters.count
+        self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
+        # the manifest lies with the first partition
+        self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
@@ -188,11 +199,8 @@ class SharedReader:
         except BaseException as error:
             self.queue.end(error)
         finally:
+            self.has_ended = True
             self._connection.close()
-
-    @property
-    def _partitions(self) -> tuple[PartitionKeys, ...]:
-        return self.claim.stream.partitions
 
     # --- the loop ---
 
@@ -234,10 +242,15 @@ class SharedReader:
 
     def _look_again(self) -> None:
         """Read the manifest again, and plan the last requests once the epoch has ended."""
-        self._manifest = renewed(self.claim.client, self.claim.stream, self._manifest)
+        if (manifest := self._news.ask(self._read_manifest, ELSEWHERE_S)) is None:
+            return
+        self._manifest = manifest
         self._server_clock.compare()
         if self._manifest.is_ended:
             self._planner.restart()
+
+    def _read_manifest(self) -> Manifest:
+        return renewed(self.claim.client, self.claim.stream, self._manifest)
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch, in words for the training loop's user."""
@@ -261,7 +274,9 @@ class SharedReader:
 
     def _rests(self) -> bool:
         """Return whether the next request waits, so that it finds a few entries together while other members ask."""
-        if self._asked or self._manifest.is_ended or not (rest_s := self._planner.rest_s(self.claim.heartbeat.members)):
+        if self._asked or self._manifest.is_ended or len(self.claim.stream.partitions) > 1:
+            return False
+        if not (rest_s := self._planner.rest_s(self.claim.heartbeat.members)):
             return False
         self._pause.begin(rest_s)
         return True
@@ -293,7 +308,7 @@ class SharedReader:
         if self._pause.is_under_way:
             self.queue.reader_times.to("producers")
             self._pause.end(channel)
-        self.claim.commit_check.expect(request.most)
+        self._commit_check.expect(request.most)
         self.queue.reader_times.to("producers" if self._planner.is_waiting else "server")
         before_s = channel.waited_s
         try:
@@ -350,9 +365,11 @@ class SharedReader:
             self._asked.clear()
 
     def _has_claims(self, *, suspect: bool = False) -> bool:
-        return any(
-            claim.epoch <= self.epoch and claim.is_suspect == suspect for claim in list(self.claim.heartbeat.claims)
-        )
+        return any(self._is_due(claim, suspect=suspect) for claim in list(self.claim.heartbeat.claims))
+
+    def _is_due(self, claim: ClaimedEntry, *, suspect: bool) -> bool:
+        is_here = claim.partition in self._numbers
+        return is_here and claim.epoch <= self.epoch and claim.is_suspect == suspect
 
     def _fetch_claims(self, *, suspect: bool = False) -> None:
         """Fetch claimed entries by id and hand them out in batches of their own. They may be of earlier epochs.
@@ -360,7 +377,7 @@ class SharedReader:
         Suspects come one at a time, and the one that was handed out most often comes last.
         """
         claims = [self.claim.heartbeat.claims.popleft() for _ in range(len(self.claim.heartbeat.claims))]
-        due = [claim for claim in claims if claim.epoch <= self.epoch and claim.is_suspect == suspect]
+        due = [claim for claim in claims if self._is_due(claim, suspect=suspect)]
         rising = sorted(due, key=lambda claim: (claim.epoch, claim.deliveries if suspect else 0))
         todo = deque(rising[: 1 if suspect else None])
         later = [claim for claim in claims if claim not in todo]
@@ -388,7 +405,7 @@ class SharedReader:
                 self.claim.unclosed.add(epoch)
 
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
-        partition = self._partitions[claim.partition]
+        partition = self.claim.stream.partitions[claim.partition]
         receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
         while not self.queue.wait_for_room(0, 0.2):
             self._emit(assembler)
@@ -414,7 +431,7 @@ class SharedReader:
         """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
         try:
             require_there(self.claim.client, self.claim.stream)
-            roster = load_roster(self.claim.client, self._partitions[0])
+            roster = load_roster(self.claim.client, self.claim.stream.partitions[0])
         except PenstockError as worse:
             self.queue.end(worse)
             return
@@ -437,7 +454,7 @@ class SharedReader:
             return not self._has_claims()
         self.queue.reader_times.to("server")
         # what was delivered under this name and never arrived, or was acknowledged and lost by the server
-        self.claim.heartbeat.recover(self.claim.is_all_acknowledged)
+        self.claim.heartbeat.recover(self.claim.is_all_acknowledged, self._partitions)
         began_ms: int | None = None
         while True:
             if self._has_claims():
@@ -448,18 +465,18 @@ class SharedReader:
                 if self.queue.wait_until_empty(0.2):
                     self._fetch_claims(suspect=True)
                 return False
-            others = self.claim.other_holders(self.epoch)
+            others = self.claim.other_holders(self.epoch, self._partitions)
             if not others:
                 self._dead_letters.end(self._manifest, is_alone=True)
                 return True
             began_ms = began_ms or server_ms(self.claim.client, self._partitions[0].roster)
-            self._silent = others - self.claim.live_members(began_ms)
+            self._silent = others - self.claim.live_members(began_ms, self._partitions[0])
             if not self._silent:
                 self._dead_letters.end(self._manifest, is_alone=False)
                 return True
             self.queue.reader_times.to("producers")  # nobody hands it over
             if "~released" in others:
-                self.claim.heartbeat.look()
+                self.claim.heartbeat.look(self._partitions)
             time.sleep(0.05)
 
     def _require_live(self) -> None:
@@ -481,4 +498,58 @@ class SharedReader:
         """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
         self._asked.clear()
         self._pause.forget()
-        self._connection.reopen(error, self.claim.heartbeat.recover)
+        self._connection.reopen(error, lambda: self.claim.heartbeat.recover(partitions=self._partitions))
+
+
+class SharedReaders:
+    """The readers of one epoch of one group, into a prefetch queue. Each server has one, in a thread of its own.
+
+    A server that is away or silent holds up its own partitions only.
+    """
+
+    filled = 0
+    """Shared reading replaces no bad sample."""
+
+    def __init__(
+        self,
+        claim: LeaseClaim,
+        epoch: int,
+        queue: PrefetchQueue,
+        pool: ArrayPool,
+        *,
+        batch_size: int,
+        views: bool = False,
+    ) -> None:
+        self.epoch = epoch
+        manifest, readable = load_manifest(claim.client, claim.stream, epoch), EpochReadable()
+        claim.learn(manifest)
+        self._dead_letters = [DeadLetters(claim, readable) for _ in claim.servers]
+        self._readers = [
+            SharedReader(
+                claim, server, manifest, inlet,
+                SharedReceivers(claim, server, manifest, batch_size, pool, views=views), dead_letters,
+            )
+            for server, (inlet, dead_letters) in enumerate(
+                zip(queue.divide(len(claim.servers)), self._dead_letters, strict=True)
+            )
+        ]  # fmt: skip
+
+    @property
+    def bad_entries(self) -> int:
+        """Return the number of entries that could not be read."""
+        return sum(dead_letters.count for dead_letters in self._dead_letters)
+
+    def run(self) -> None:
+        """Run the threads. Everything ends in the queue, errors too."""
+        first, *others = self._readers
+        threads = [threading.Thread(target=reader.run, name="penstock-reader", daemon=True) for reader in others]
+        for thread in threads:
+            thread.start()
+        first.run()
+        for thread in threads:
+            thread.join()
+
+    def why_waiting(self, seconds: float) -> str:
+        """Return why there is no batch, in words for the training loop's user."""
+        busy = [reader for reader in self._readers if not reader.has_ended]
+        return (busy or self._readers)[0].why_waiting(seconds)

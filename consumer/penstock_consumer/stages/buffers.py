@@ -5,6 +5,7 @@ A fresh large array costs page faults (0.4 s of CPU per GB); a recycled one does
 
 from __future__ import annotations
 
+import threading
 from math import prod
 from sys import getrefcount
 from typing import Any
@@ -32,9 +33,11 @@ class ArrayPool:
 
     Every view of a batch keeps its buffer alive through ``base``. An array is therefore never used again while
     something refers to it: a batch, a slice of it, or a torch or TensorFlow tensor made of it without a copy.
+    Several readers may use a pool.
     """
 
     def __init__(self, keep: int) -> None:
+        self._lock = threading.Lock()
         self._keep = keep
         """The number of buffers kept for each size. Its last user frees a buffer beyond that number."""
         self._pool: dict[int, list[NDArray[np.uint8]]] = {}
@@ -49,17 +52,19 @@ class ArrayPool:
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:
         """Return ``nbytes`` bytes of undefined content."""
-        owner, start = self._buffer(nbytes)
-        return owner[start : start + nbytes]
+        with self._lock:  # until something refers to the buffer
+            owner, start = self._buffer(nbytes)
+            return owner[start : start + nbytes]
 
     def trim(self) -> None:
         """Free the buffers that nothing refers to, because fewer are needed from now on."""
-        for nbytes, owners in self._pool.items():
-            for position in reversed(range(len(owners))):
-                if _references(owners, position) == _UNUSED:
-                    del owners[position]
-                    del self._starts[nbytes][position]
-        self._next.clear()
+        with self._lock:
+            for nbytes, owners in self._pool.items():
+                for position in reversed(range(len(owners))):
+                    if _references(owners, position) == _UNUSED:
+                        del owners[position]
+                        del self._starts[nbytes][position]
+            self._next.clear()
 
     def _buffer(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
         """Return a buffer that nothing refers to, and the position of its first aligned byte."""

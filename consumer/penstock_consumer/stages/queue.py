@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.stats import ReaderTimes, TimeSpent, attribute
+from penstock_consumer.stages.stats import Cause, ReaderTimes, TimeSpent, attribute
 
 START_BYTES = 8 << 20
 """Four requests of shared reading; a trainer that never waits needs no more. Smaller budgets are used whole."""
@@ -64,8 +65,39 @@ class QueueStopped(Exception):
     """An error for the reader's thread: the loop will take no more batches."""
 
 
+class ReaderQueue(Protocol):
+    """The reader's side of a prefetch queue: see `PrefetchQueue`, or `QueueInlet` for one of several readers."""
+
+    @property
+    def reader_times(self) -> ReaderTimes:
+        """Return the times of the reader's thread, by cause."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return the most bytes that may wait for the trainer."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the reader has to end."""
+
+    def tell_trouble(self, trouble: str) -> None:
+        """Set why the server is away, or "" once it is back."""
+
+    def put(self, batch: Batch) -> None:
+        """Add a batch without a limit."""
+
+    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
+        """Return whether more may be read. Raises QueueStopped."""
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Return whether every batch was taken. Raises QueueStopped."""
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that this reader brings no more batches."""
+
+
 class PrefetchQueue:
-    """The queue between one reading thread and one training loop."""
+    """The queue between one training loop and the thread that reads for it, or several (see `divide`)."""
 
     def __init__(
         self,
@@ -84,6 +116,8 @@ class PrefetchQueue:
         self._when_less, self._clock = when_less, clock
         self.reader_times = ReaderTimes(clock)
         """The times of the reader's thread, by cause."""
+        self._inlets: list[QueueInlet] = []
+        """The ends of several readers."""
         self.loop_waited = TimeSpent()
         """The seconds that the training loop waited here, by cause. The tuple is replaced as a whole."""
         self.trouble = ""
@@ -95,6 +129,13 @@ class PrefetchQueue:
         self._ended = False
         self._error: BaseException | None = None
         self._stopped = False
+
+    def divide(self, readers: int) -> Sequence[ReaderQueue]:
+        """Return an end for each of so many readers. One reader gets the queue itself."""
+        if readers == 1:
+            return [self]
+        self._inlets = [QueueInlet(self, self._clock) for _ in range(readers)]
+        return self._inlets
 
     # --- the reader's side ---
 
@@ -112,7 +153,7 @@ class PrefetchQueue:
             self._bytes += nbytes
             self._changed.notify_all()
 
-    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
+    def wait_for_room(self, pending_bytes: int, timeout_s: float, times: ReaderTimes | None = None) -> bool:
         """Return whether more may be read.
 
         More may be read while less than the limit waits here, or nothing at all. Raises QueueStopped.
@@ -121,7 +162,7 @@ class PrefetchQueue:
             if not self._has_room(pending_bytes):
                 self._prefetch_limit.refused()
                 if timeout_s > 0:
-                    self._rest(pending_bytes, timeout_s)
+                    self._rest(pending_bytes, timeout_s, times or self.reader_times)
             if self._stopped:
                 raise QueueStopped
             is_less, self._is_less = self._is_less, False
@@ -146,16 +187,31 @@ class PrefetchQueue:
     def _has_room(self, pending_bytes: int) -> bool:
         return not self._batches or self._bytes + pending_bytes < self._prefetch_limit.nbytes
 
-    def _rest(self, pending_bytes: int, timeout_s: float) -> None:
-        self.reader_times.rest()
+    def _rest(self, pending_bytes: int, timeout_s: float, times: ReaderTimes) -> None:
+        times.rest()
         self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
-        self.reader_times.to("reader")
+        times.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no more batches will come. The training loop gets ``error`` after those that wait here."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
+
+    def inlet_changed(self) -> None:
+        """Take note of several readers: of their outages, of the first error of one, and of the end of all."""
+        with self._changed:
+            self.trouble = "; ".join(dict.fromkeys(one.trouble for one in self._inlets if one.trouble))
+            if self._ended:
+                return
+            self._error = next((one.error for one in self._inlets if one.error is not None), None)
+            self._ended = self._error is not None or all(one.is_over for one in self._inlets)
+            self._changed.notify_all()
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether no reader brings more batches."""
+        return self._ended
 
     # --- the training loop's side ---
 
@@ -176,13 +232,23 @@ class PrefetchQueue:
 
     def _wait(self, timeout_s: float) -> None:
         self._prefetch_limit.starved()
-        began, before = self._clock(), self.reader_times.spent
+        began, (before, _) = self._clock(), self._booked()
         self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
-        seconds, booked, doing = self._clock() - began, self.reader_times.spent, self.reader_times.doing
+        seconds, (booked, doing) = self._clock() - began, self._booked()
         if booked is before:  # the usual case of small batches, and a cheap one
             self.loop_waited = self.loop_waited.plus(doing, seconds)
         else:
             self.loop_waited = self.loop_waited.and_(attribute(seconds, booked.since(before), doing))
+
+    def _booked(self) -> tuple[TimeSpent, Cause]:
+        """Return the times of the readers, and what they spend the present one on: their work, if one works."""
+        if not self._inlets:
+            return self.reader_times.spent, self.reader_times.doing
+        spent, busy = TimeSpent(), [one for one in self._inlets if not one.is_over]
+        for one in self._inlets:
+            spent = spent.and_(one.reader_times.spent)
+        doing: tuple[Cause, ...] = tuple(one.reader_times.doing for one in busy)
+        return spent, next((one for one in doing if one != "producers"), "producers")
 
     @property
     def is_over(self) -> bool:
@@ -207,3 +273,55 @@ class PrefetchQueue:
     def is_stopped(self) -> bool:
         """Return whether `stop` was called."""
         return self._stopped
+
+
+class QueueInlet:
+    """The end of a prefetch queue that one of several readers has, in a thread of its own."""
+
+    def __init__(self, queue: PrefetchQueue, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self.reader_times = ReaderTimes(clock)
+        self.trouble = ""
+        """The outage of this reader's server."""
+        self.is_over = False
+        """Whether this reader has ended."""
+        self.error: BaseException | None = None
+        """Why it ended early, which ends the other readers, too."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """See `PrefetchQueue.budget_bytes`."""
+        return self._queue.budget_bytes
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the loop takes no more batches, or another reader has failed."""
+        return self._queue.is_stopped or (self._queue.is_ended and not self.is_over)
+
+    def tell_trouble(self, trouble: str) -> None:
+        """See `PrefetchQueue.tell_trouble`."""
+        self.trouble = trouble
+        self._queue.inlet_changed()
+
+    def put(self, batch: Batch) -> None:
+        """See `PrefetchQueue.put`."""
+        self._queue.put(batch)
+
+    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
+        """See `PrefetchQueue.wait_for_room`."""
+        has_room = self._queue.wait_for_room(pending_bytes, timeout_s, self.reader_times)
+        if self.is_stopped:
+            raise QueueStopped
+        return has_room
+
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """See `PrefetchQueue.wait_until_empty`."""
+        is_empty = self._queue.wait_until_empty(timeout_s)
+        if self.is_stopped:
+            raise QueueStopped
+        return is_empty
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note that this reader brings no more batches. An error ends them all."""
+        self.error, self.is_over = error, True
+        self._queue.inlet_changed()

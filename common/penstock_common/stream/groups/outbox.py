@@ -5,7 +5,10 @@ An acknowledgement sets bits and removes pending ids, so after a broken connecti
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -23,6 +26,70 @@ UNANSWERED = 8
 """Acknowledgements under way at once. Those that a crash of the server loses are delivered again."""
 SHORTEST_S = 0.3
 """The shortest wait for an answer, so that the answer of a live server is read even when no time is left."""
+
+
+class AnyOutbox(Protocol):
+    """A sender of acknowledgements: `Outbox`, or `OutboxThread` where nobody may wait for its server."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True once every acknowledgement was answered."""
+
+    def send(self, call: ScriptCall) -> None:
+        """Send a script that may run twice. A later call raises its refusal."""
+
+    def attend(self) -> None:
+        """See that what was lost with a connection is sent again."""
+
+    def flush(self) -> None:
+        """Return once every acknowledgement is on the server."""
+
+    def hurry(self, patience_s: float) -> None:
+        """Repeat a request to a lost server for this time at most, from now on."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class Outboxes:
+    """The outboxes of one member, one for each server. A server that is away delays only its own acknowledgements."""
+
+    def __init__(
+        self, client: Client, who: Membership, servers: Sequence[Sequence[int]], *, notify: Notify = to_stderr
+    ) -> None:
+        """``servers`` has the numbers of the partitions on each server."""
+        boxes = [Outbox(client, who, notify=notify) for _ in servers]
+        self._boxes: Sequence[AnyOutbox] = boxes if len(boxes) == 1 else [OutboxThread(box) for box in boxes]
+        self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
+
+    def send(self, partition: int, call: ScriptCall) -> None:
+        """Send a script whose keys are of a partition. See `Outbox.send`."""
+        self._of_partitions[partition].send(call)
+
+    @property
+    def is_empty(self) -> bool:
+        """True once every acknowledgement was answered."""
+        return all(box.is_empty for box in self._boxes)
+
+    def attend(self) -> None:
+        """See that what was lost with a connection is sent again, without a wait for a server among several."""
+        for box in self._boxes:
+            box.attend()
+
+    def flush(self) -> None:
+        """Return once every acknowledgement is on its server."""
+        for box in self._boxes:
+            box.flush()
+
+    def hurry(self, patience_s: float) -> None:
+        """Repeat a request to a lost server for this time at most, from now on."""
+        for box in self._boxes:
+            box.hurry(patience_s)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for box in self._boxes:
+            box.close()
 
 
 class Outbox:
@@ -59,6 +126,10 @@ class Outbox:
     def is_empty(self) -> bool:
         """True once every acknowledgement was answered."""
         return not self._unanswered
+
+    def attend(self) -> None:
+        """See `AnyOutbox`. It reads every answer, which shows what was lost."""
+        self.flush()
 
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
@@ -126,3 +197,90 @@ class Outbox:
                 return
             except ServerUnavailable as again:
                 error = again
+
+
+class OutboxThread:
+    """An outbox that a thread of its own empties, from the first acknowledgement on."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._changed = threading.Condition()
+        self._calls: deque[ScriptCall] = deque()
+        self._is_busy = self._is_closed = False
+        self._error: Exception | None = None
+        """What a later call raises. The thread goes on after that."""
+        self._limit_s: float | None = None
+        """The longest wait of `flush`, in seconds. None is for ever."""
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True once every acknowledgement was answered."""
+        with self._changed:
+            return not self._is_busy and not self._calls and self._outbox.is_empty
+
+    def send(self, call: ScriptCall) -> None:
+        """Send a script that may run twice. A later call raises its refusal, or that its server stays away."""
+        with self._changed:
+            self._raise()
+            self._calls.append(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="penstock-outbox", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def attend(self) -> None:
+        """See `AnyOutbox`. The thread attends to that itself."""
+        with self._changed:
+            self._raise()
+
+    def flush(self) -> None:
+        """Return once every acknowledgement is on the server."""
+        with self._changed:
+            self._raise()
+            is_over = self._changed.wait_for(lambda: self._is_done or self._error is not None, self._limit_s)
+            self._raise()
+        if not is_over:
+            raise ServerUnavailable("a server has not answered all acknowledgements yet, and nobody waits any longer")
+
+    def hurry(self, patience_s: float) -> None:
+        """Repeat a request to a lost server for this time at most, from now on. So long is an answer waited for."""
+        self._limit_s = patience_s + SHORTEST_S
+        self._outbox.hurry(patience_s)
+
+    def close(self) -> None:
+        """End the thread soon, and close the connection."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._outbox.close()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._is_closed or (not self._is_busy and not self._calls and self._outbox.is_empty)
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            self._changed.notify_all()
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_closed or (self._error is None and not self._is_done))
+                if self._is_closed:
+                    break
+                self._is_busy = True
+                call = self._calls.popleft() if self._calls else None
+            try:
+                if call is not None:
+                    self._outbox.send(call)
+                if not self._calls:
+                    self._outbox.flush()
+            except Exception as error:
+                with self._changed:
+                    self._error = error
+        self._outbox.close()  # it may have connected again

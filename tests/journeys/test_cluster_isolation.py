@@ -1,0 +1,106 @@
+"""A master that is away or silent: its own partitions wait for its replica, and all others go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
+from penstock_common.stream.servers.embedded import find_servers
+from penstock_common.stream.streams import load_stream
+from tests.clusters import Cluster, started_cluster
+
+FAILOVER_S = 5.0
+"""The node timeout of these clusters, far above the pause that is allowed elsewhere."""
+PAUSE_S = 1.0
+"""The longest pause of the partitions elsewhere."""
+LOAD_S = 1.5
+"""What a loaded machine may add."""
+STEP_S = 0.03
+SHARDS, EACH, BATCH = 6, 480, 10
+SPEC = {"x": ("int64", (8,))}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Three masters, each with a replica."""
+    settings = {"cluster-node-timeout": str(int(FAILOVER_S * 1000))}
+    with started_cluster(find_servers()[0], replicas=1, settings=settings) as found:
+        yield found
+
+
+def written(url: str) -> None:
+    """Write an epoch of many small blocks, whose shards lie on all masters."""
+    with (
+        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
+        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
+    ):
+        for number in range(SHARDS):
+            with epoch.shard(number) as shard:
+                for offset in range(EACH):
+                    shard.write({"x": np.full(8, number * EACH + offset)})
+                    if offset % BATCH == BATCH - 1:
+                        shard.flush()
+
+
+@dataclass
+class Handed:
+    """The batches that a training was given: the time and the samples of each."""
+
+    at_s: list[float] = field(default_factory=list)
+    numbers: list[list[int]] = field(default_factory=list)
+
+    def take(self, batch: penstock.Batch) -> None:
+        """Note a batch, and train on it."""
+        self.at_s.append(time.monotonic())
+        self.numbers.append([int(number) for number in batch["x"][:, 0]])
+        time.sleep(STEP_S)
+
+    @property
+    def every(self) -> list[int]:
+        """All samples, in the order of arrival."""
+        return [number for batch in self.numbers for number in batch]
+
+    def longest_pause_s(self, since_s: float, lost: int) -> float:
+        """The longest time without a batch, until the last one of the other partitions."""
+        elsewhere = [at for at, some in zip(self.at_s, self.numbers, strict=True) if some[0] // EACH % 3 != lost]
+        times = [since_s, *(at for at in self.at_s if since_s < at <= elsewhere[-1])]
+        return max(later - before for before, later in pairwise(times))
+
+    def again_after_s(self, since_s: float, lost: int) -> float:
+        """The time from the loss until the last pause of the lost partition was over."""
+        here = [at for at, some in zip(self.at_s, self.numbers, strict=True) if some[0] // EACH % 3 == lost]
+        before = [at for at in here if at < since_s + PAUSE_S]
+        return next(at for at in here if at not in before) - since_s
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize("lost", [0, 1], ids=["stream", "partition"])
+def test_partitions_elsewhere_go_on_while_a_master_is_away(cluster: Cluster, lost: int, fault: str) -> None:
+    """One server of many is often away, and a training must not stand still each time."""
+    written(cluster.url)
+    handed, since_s = Handed(), 0.0
+    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64)
+    with penstock.Loader("train", group="g", batch_size=BATCH, url=cluster.url, tuning=tuning) as loader:
+        for batch in loader:
+            handed.take(batch)
+            if len(handed.at_s) == 2 * BATCH:
+                with connect(cluster.url) as client:
+                    key = load_stream(client, "train").partitions[lost].roster
+                cluster.lose_master_of(key, fault)
+                since_s = time.monotonic()
+    assert sorted(set(handed.every)) == list(range(SHARDS * EACH))
+    print(
+        f"pause {handed.longest_pause_s(since_s, lost):.2f} s, again after {handed.again_after_s(since_s, lost):.2f} s"
+    )
+    assert handed.longest_pause_s(since_s, lost) < PAUSE_S + LOAD_S
+    assert handed.again_after_s(since_s, lost) < FAILOVER_S + 3 + LOAD_S
+    with connect(cluster.url) as client:
+        assert audit_stream(client, "train").findings == []
