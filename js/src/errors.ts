@@ -108,7 +108,15 @@ export class WaitTimeout extends PenstockError {}
 export class StateMismatch extends PenstockError {}
 
 /** The server is away, or refuses commands for a time. */
-export class ServerUnavailable extends PenstockError {}
+export class ServerUnavailable extends PenstockError {
+  /** Whether the server said so itself. Otherwise the connection broke, or there was none. */
+  readonly isSaid: boolean;
+
+  constructor(message: string, { isSaid = false, ...options }: ErrorOptions & { readonly isSaid?: boolean } = {}) {
+    super(message, options);
+    this.isSaid = isSaid;
+  }
+}
 
 /** The server refuses this user. */
 export class Unauthorized extends PenstockError {}

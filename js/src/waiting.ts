@@ -111,7 +111,7 @@ export class Outage {
       this.#notify(
         isLoading
           ? `waiting, to go on ${this.#doing}: ${error.message}`
-          : `the connection broke while ${this.#doing} (${error.message}); ${tries}`,
+          : `${error.isSaid ? "the server refused" : "the connection broke"} while ${this.#doing} (${error.message}); ${tries}`,
       );
     }
     await sleep(this.#pauseMs);

@@ -11,7 +11,7 @@ export function startMember(language, options) {
   const given = JSON.stringify({ pause_s: 0.05, lease_s: 3, ...options });
   const command =
     language === "node" ? [process.execPath, "js/test/member.mjs"] : [".venv/bin/python", "js/test/peer.py", "member"];
-  const env = { ...process.env, PYTHONPATH: "common:producer:consumer:front" };
+  const env = { ...process.env, PYTHONPATH: "common:producer:consumer:front:." };
   const stdio = ["ignore", "pipe", "pipe"];
   const child = spawn(command[0], [...command.slice(1), given], { cwd: ROOT, env, stdio });
   const member = { child, given: [], acknowledged: [], said: "", isJoined: false, hasLeft: false };

@@ -8,7 +8,7 @@ const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 
 /** Start a server, and a Python process that writes to it and reads from it. */
 export async function startPeer() {
-  const env = { ...process.env, PYTHONPATH: "common:producer:consumer:front" };
+  const env = { ...process.env, PYTHONPATH: "common:producer:consumer:front:." };
   const child = spawn(".venv/bin/python", ["js/test/peer.py"], { cwd: ROOT, env, stdio: ["pipe", "pipe", "inherit"] });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   const answer = async () => JSON.parse((await lines.next()).value ?? '{"error": "the Python side ended"}');

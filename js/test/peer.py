@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,12 +17,13 @@ import ml_dtypes
 import numpy as np
 
 import penstock
+from penstock_common.server.slots import slot_of
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.placement import choose_tags
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
@@ -35,6 +37,7 @@ from penstock_producer.write.quota import (
     explain_quota,
     pause_s,
 )
+from tests.clusters import PASSWORD, Cluster, started_cluster
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -234,6 +237,60 @@ def kill_server() -> None:
     SERVERS.pop().kill()
 
 
+CLUSTERS = ExitStack()
+"""What ends the clusters that were started."""
+CLUSTER: list[Cluster] = []
+"""The clusters that were started, the last one last."""
+
+
+def start_cluster(replicas: int = 0) -> list[str]:
+    """Start a cluster of three masters, and return its URL and that of each master."""
+    CLUSTER.append(CLUSTERS.enter_context(started_cluster(find_servers()[0], replicas=replicas)))
+    return [CLUSTER[-1].url, *(node.url for node in CLUSTER[-1].masters)]
+
+
+def keys_of(stream: str) -> list[str]:
+    """Return a key of a stream of the cluster, and one of each of its partitions."""
+    with connect(CLUSTER[-1].url) as client:
+        found = load_stream(client, stream)
+    return [found.keys.meta, *(partition.roster for partition in found.partitions)]
+
+
+def masters_of(keys: list[str]) -> list[int]:
+    """Return the port of the master of each key."""
+    return [CLUSTER[-1].master_of(key).port for key in keys]
+
+
+def lose_master(key: str, fault: str) -> None:
+    """Kill or stop the master of a key, whose replica has everything."""
+    CLUSTER[-1].lose_master_of(key, fault)
+
+
+def move_slot(key: str) -> None:
+    """Move the slot of a key to the next master."""
+    CLUSTER[-1].move_slot_of(key)
+
+
+def half_move(key: str, is_begun: bool) -> None:
+    """Begin to move a key's slot without its keys, as a tool does that is killed, or take that back."""
+    cluster = CLUSTER[-1]
+    old = cluster.master_of(key)
+    new = cluster.masters[(cluster.masters.index(old) + 1) % len(cluster.masters)]
+    steps = [(new, "IMPORTING", old), (old, "MIGRATING", new)]
+    for node, word, other in steps:
+        states = [word, cluster.asked(other, "CLUSTER", "MYID").decode()] if is_begun else ["STABLE"]
+        cluster.asked(node, "CLUSTER", "SETSLOT", slot_of(key), *states)
+    if is_begun:
+        moved = list(cluster.asked(old, "CLUSTER", "GETKEYSINSLOT", slot_of(key), 100))
+        cluster.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *moved)
+
+
+def cluster_tags(stream: str, stream_id: str, count: int) -> list[str]:
+    """Return the tags that Python gives the partitions of a stream on the cluster."""
+    with connect(CLUSTER[-1].url) as client:
+        return choose_tags(stream, stream_id, count, client.slots())
+
+
 def feed(stream: str, samples: int, url: str) -> None:
     """Write samples to a feed."""
     with penstock.Writer(stream, spec=SPECS["fixed"], url=url) as writer:
@@ -394,7 +451,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         globals()[sys.argv[1]](**json.loads(sys.argv[2]))
         return
-    with EmbeddedServer() as server:
+    with CLUSTERS, EmbeddedServer() as server:
         say({"url": server.url})
         for line in sys.stdin:
             name, options = json.loads(line)

@@ -418,7 +418,10 @@ test("what cannot be read is left out for every rank, and what was removed is na
   await client.xDel(entries, third.id);
   await assert.rejects(collect(begin("removed")), (error) => {
     assert.ok(error instanceof EpochIncomplete);
-    assert.match(error.message, /are in the index and not in the stream, though group 'node' has not acknowledged them/);
+    assert.match(
+      error.message,
+      /are in the index and not in the stream, though group 'node' has not acknowledged them/,
+    );
     return true;
   });
 });

@@ -1,11 +1,12 @@
 // A reply means the same however it is cut into packets, and a broken server can neither fill the memory nor be believed.
 import assert from "node:assert/strict";
-import { randomBytes } from "node:crypto";
 import { test } from "node:test";
 import { ErrorReply, pack, RespReader } from "../dist/server/resp.js";
+import { bytesOf, fractionOf, numbers, SEED } from "./random.mjs";
 
-const LARGE = randomBytes(70_000);
-const HUGE = randomBytes(5_000_000);
+const random = numbers();
+const LARGE = bytesOf(random, 70_000);
+const HUGE = bytesOf(random, 5_000_000);
 const bulk = (value) => Buffer.concat([Buffer.from(`$${value.length}\r\n`), value, Buffer.from("\r\n")]);
 const CORPUS = [
   [":0\r\n", 0],
@@ -47,7 +48,7 @@ function answersTo(bytes, most) {
 for (const [name, most] of [
   ["whole", () => Number.POSITIVE_INFINITY],
   ["byte by byte", () => 1],
-  ["cut at random", () => 1 + Math.floor(Math.random() ** 4 * 70_000)],
+  [`cut at random, seed ${SEED}`, () => 1 + Math.floor(fractionOf(random) ** 4 * 70_000)],
 ]) {
   test(`replies are read ${name}`, () => {
     const bytes = Buffer.concat(CORPUS.map(([sent]) => Buffer.from(sent)));
@@ -117,12 +118,12 @@ for (const [sent, message] of [
   });
 }
 
-test("noise is refused or read, and nothing else happens", () => {
+test(`noise is refused or read, and nothing else happens, seed ${SEED}`, () => {
   const alphabet = [..."$*:+-0123456789\r\n", "\r\n", "\r\n", "$3\r\nabc\r\n", "*2\r\n"];
   for (let round = 0; round < 5000; round += 1) {
-    const pieces = Array.from({ length: 12 }, () => alphabet[Math.floor(Math.random() * alphabet.length)]);
+    const pieces = Array.from({ length: 12 }, () => alphabet[random.next().value % alphabet.length]);
     try {
-      answersTo(pieces.join(""), () => 1 + Math.floor(Math.random() * 5));
+      answersTo(pieces.join(""), () => 1 + (random.next().value % 5));
     } catch (error) {
       assert.equal(error.name, "RangeError", error.stack);
     }

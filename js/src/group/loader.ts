@@ -182,7 +182,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const server = await outage.through(() => Server.open(this.#options));
     const closing: (() => unknown)[] = [() => server.close()];
     try {
-      const line = await outage.through(() => BlockingLine.open(this.#options, server));
+      const line = await outage.through(() => BlockingLine.open(server));
       closing.unshift(() => line.close());
       const silence = new SilenceWatch([server, line.server], addressOf(this.#options), notify);
       closing.unshift(() => silence.stop());

@@ -94,7 +94,7 @@ export class Member {
     }
     // nothing to reset, or not this member's to reset: joining says that
     if (roster.groups.get(group)?.kind !== (order === null ? "shared" : "ordered")) return;
-    const nowMs = await serverMs(this.server);
+    const nowMs = await serverMs(this.server, this.begin);
     const others = roster.members.filter((one) => one.group === group && one.member !== member);
     const live = others.filter((one) => mayBeAtWork(one, nowMs)).map((one) => one.member);
     if (live.length > 0) {

@@ -7,8 +7,8 @@ import type { Stream } from "../stream/stream.js";
 
 /** Return why the awaited shard's writer waits for room, or "" if it does not wait. */
 export async function whyNoRoom(server: Server, stream: Stream): Promise<string> {
-  const nowMs = await serverMs(server);
   for (const partition of stream.partitions) {
+    const nowMs = await serverMs(server, partition);
     const roster = await loadRoster(server, partition);
     // a full folder holds up every writer
     const [awaited] = waitingWriters(roster, nowMs).filter(({ isNext, why }) => isNext || why === "folder");

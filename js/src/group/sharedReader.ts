@@ -394,7 +394,7 @@ export class SharedReader {
       }
       const others = await this.#holders();
       if (others.length > 0) {
-        beganMs ??= await serverMs(member.server);
+        beganMs ??= await serverMs(member.server, member.begin);
         this.#silent = await this.#without(others, beganMs);
       }
       if (others.length === 0 || this.#silent.length === 0) {

@@ -1,13 +1,11 @@
-import { readFileSync } from "node:fs";
 import { connect as connectPlain, type NetConnectOpts, type Socket } from "node:net";
 import { type ConnectionOptions, connect as connectTls } from "node:tls";
-import { BadOption } from "../errors.js";
+import { type Address, parseAddresses } from "./address.js";
 import { ErrorReply, pack, RespReader } from "./resp.js";
 
 const CONNECT_TIMEOUT_MS = 5000;
 /** Redis 6.2 is silent during a long UNLINK or FLUSHALL. */
 const REPLY_TIMEOUT_MS = 30_000;
-const PORT = 6379;
 
 interface Pending {
   readonly resolve: (reply: unknown) => void;
@@ -22,12 +20,17 @@ export class Connection {
   #isClosed = false;
 
   /**
-   * @param url redis://, rediss:// or unix://. Raises BadOption.
+   * @param address Where the server is, or redis://, rediss:// or unix://. Raises BadOption.
    * @param replyTimeoutMs The longest silence while an answer is owed.
    */
-  constructor(url: string, replyTimeoutMs = REPLY_TIMEOUT_MS) {
-    this.#address = parseAddress(url);
+  constructor(address: Address | string, replyTimeoutMs = REPLY_TIMEOUT_MS) {
+    this.#address = typeof address === "string" ? parseAddresses(address)[0] : address;
     this.#replyTimeoutMs = replyTimeoutMs;
+  }
+
+  /** Return another connection to the same server. */
+  duplicate(): Connection {
+    return new Connection(this.#address, this.#replyTimeoutMs);
   }
 
   /**
@@ -46,10 +49,10 @@ export class Connection {
     this.#session?.recycle(value);
   }
 
-  /** Close the connection. Commands without an answer fail. */
-  destroy(): void {
+  /** Close the connection. Commands without an answer fail, for this reason. */
+  destroy(why = "the connection was closed"): void {
     this.#isClosed = true;
-    this.#session?.end(new Error("the connection was closed"));
+    this.#session?.end(new Error(why));
   }
 }
 
@@ -65,7 +68,7 @@ class Session {
     const onread = { buffer: () => this.#reader.room(), callback: (received: number) => this.#take(received) };
     const options = { ...socket, onread, noDelay: true, keepAlive: true } as unknown;
     this.#socket = isTls ? connectTls(options as ConnectionOptions) : connectPlain(options as NetConnectOpts);
-    this.#socket.setTimeout(CONNECT_TIMEOUT_MS);
+    this.#socket.setTimeout(Math.min(CONNECT_TIMEOUT_MS, replyTimeoutMs));
     this.#socket.once(isTls ? "secureConnect" : "connect", () => this.#socket.setTimeout(replyTimeoutMs));
     this.#socket.on("timeout", () => {
       if (this.#pending.length > 0) this.end(new Error("the server does not answer"));
@@ -121,51 +124,5 @@ class Session {
     if (pending === undefined) throw new RangeError("the server answered what nobody asked");
     if (reply instanceof ErrorReply) pending.reject(reply);
     else pending.resolve(reply);
-  }
-}
-
-/** Where a server is, and how a connection to it begins. */
-interface Address {
-  readonly socket: object;
-  readonly isTls: boolean;
-  readonly login: readonly (readonly string[])[];
-}
-
-function parseAddress(text: string): Address {
-  const whole = text.replace(/^(unix:\/\/[^/]*@)\//, "$1localhost/"); // URL wants a host behind a user
-  const url = URL.canParse(whole) ? new URL(whole) : null;
-  const scheme = url?.protocol.replace("valkey", "redis");
-  const isUnix = scheme === "unix:";
-  if (url === null || !(isUnix || scheme === "redis:" || scheme === "rediss:")) {
-    throw new BadOption("`url` is no address: write redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0");
-  }
-  const { searchParams } = url;
-  const [username, password, path] = [plain(url.username), plain(url.password), plain(url.pathname)];
-  const database = searchParams.get("db") ?? (isUnix ? "" : path.slice(1));
-  const login: string[][] = [];
-  if (password !== "") login.push(username === "" ? ["AUTH", password] : ["AUTH", username, password]);
-  if (database !== "" && database !== "0") login.push(["SELECT", database]);
-  if (isUnix) return { socket: { path }, isTls: false, login };
-  const host = url.hostname.replace(/^\[|\]$/g, "") || "localhost";
-  const isTls = scheme === "rediss:";
-  return { socket: { host, port: Number(url.port || PORT), ...(isTls && tlsOptions(searchParams)) }, isTls, login };
-}
-
-/** Return the options of TLS. Their names in the address are those of redis-py. */
-function tlsOptions(given: URLSearchParams): ConnectionOptions {
-  const file = (name: string) => (given.has(name) ? readFileSync(given.get(name) as string) : undefined);
-  return {
-    ca: file("ssl_ca_certs"),
-    cert: file("ssl_certfile"),
-    key: file("ssl_keyfile"),
-    rejectUnauthorized: given.get("ssl_cert_reqs") !== "none",
-  };
-}
-
-function plain(text: string): string {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    throw new BadOption("`url` has a % that begins no character: write it as %25");
   }
 }

@@ -1,18 +1,17 @@
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
-import { BadOption, DamagedKey, PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
+import { BadOption, ReplyError, ServerUnavailable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import { now, type Outage } from "../waiting.js";
-import { Connection } from "./connection.js";
+import { withoutLogin } from "./address.js";
+import { connect } from "./connecting.js";
+import type { SlotRange } from "./slotMap.js";
+import { keyOf, slotOf } from "./slots.js";
+import { translated } from "./translation.js";
+import type { RedisLike, Transport } from "./transport.js";
 
-/**
- * A client of a Redis server, with one method. A client of `@redis/client` is one.
- * For ioredis: `{ sendCommand: ([name, ...args]) => redis.callBuffer(name, ...args) }`.
- */
-export interface RedisLike {
-  /** Send a command. The answer has bulk strings as Buffers. */
-  sendCommand(args: readonly (string | Buffer)[], options?: object): Promise<unknown>;
-}
+export { translated } from "./translation.js";
+export type { RedisLike } from "./transport.js";
 
 /** Where the server is. */
 export interface ServerOptions {
@@ -27,70 +26,115 @@ export type Argument = string | number | Buffer;
 const DEFAULT_URL = "redis://localhost:6379";
 /** RESP_TYPES.BLOB_STRING of `@redis/client`. Other clients ignore the options. */
 const AS_BUFFERS = { typeMapping: { 36: Buffer } };
-const PASSING = /^(LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY|UNBLOCKED|MISCONF)\b/;
-const FORBIDDEN = /^(NOAUTH|WRONGPASS|NOPERM)\b/;
-/** What scripts and commands say where another program changed a key. */
-const DAMAGED = /WRONGTYPE|value is not an integer|Expected value but found|Invalid stream ID|comparison/;
+/** A command that was sent and not answered. */
+interface Mark {
+  readonly at: number;
+  readonly key: string | undefined;
+}
 
-/** A server that holds streams. */
+/** What clients of Redis offer to make another connection. */
+interface Duplicating extends Transport {
+  connect?(): Promise<unknown>;
+  on?(event: "error", listener: () => void): unknown;
+  disconnect?(): unknown;
+}
+
+/** The server, or the cluster, that holds streams. */
 export class Server {
-  readonly #client: RedisLike;
-  readonly #own: Connection | null;
+  readonly #client: Transport;
+  /** Whether this closes the client. */
+  readonly #isOwn: boolean;
   readonly #outage: Outage | null;
-  /** When each command without an answer was sent. The oldest comes first. */
-  readonly #asked: Set<{ at: number }>;
+  /** The commands without an answer. The oldest comes first. */
+  readonly #asked: Set<Mark>;
 
-  private constructor(
-    client: RedisLike,
-    own: Connection | null,
-    outage: Outage | null = null,
-    asked: Set<{ at: number }> = new Set(),
-  ) {
+  private constructor(client: Transport, isOwn: boolean, outage: Outage | null = null, asked: Set<Mark> = new Set()) {
     this.#client = client;
-    this.#own = own;
+    this.#isOwn = isOwn;
     this.#outage = outage;
     this.#asked = asked;
   }
 
-  /** Connect. Raises ServerUnavailable. */
+  /** Connect. Raises ServerUnavailable, or ServerUnsuitable for a server that cannot hold streams. */
   static async open({ client, url }: ServerOptions): Promise<Server> {
-    if (client !== undefined) return new Server(client, null);
-    const own = await connect(url ?? urlOfEnvironment());
-    return new Server(own, own);
+    if (client !== undefined) return new Server(client, false);
+    return new Server(await connect(url ?? urlOfEnvironment()), true);
   }
 
-  /** Close the connection, if `open` made it. */
+  /** Return connections of its own to the same server, or null for a client that makes none. Raises ServerUnavailable. */
+  async another(): Promise<Server | null> {
+    const copy = (this.#client as { duplicate?(): Duplicating }).duplicate?.();
+    if (copy === undefined) return null;
+    copy.on?.("error", () => {}); // commands fail by themselves, and a listener must be there
+    await copy.connect?.();
+    return new Server(copy, true);
+  }
+
+  /** Close the connections, if this made them. */
   close(): void {
-    this.#own?.destroy();
+    if (!this.#isOwn) return;
+    const { destroy, disconnect } = this.#client as Duplicating;
+    (destroy ?? disconnect)?.call(this.#client);
   }
 
   /** Let later answers use the memory of these values. Nobody may use them from now on. */
   recycle(values: readonly Buffer[]): void {
-    for (const value of values) this.#own?.recycle(value);
+    if (this.#isOwn) for (const value of values) this.#client.recycle?.(value);
   }
 
   /** Return this server with commands that are repeated while it is away. They must be safe to repeat. */
   patient(outage: Outage): Server {
-    return new Server(this.#client, null, outage, this.#asked);
+    return new Server(this.#client, false, outage, this.#asked);
   }
 
-  /** Return for how long the server has owed an answer, or 0. */
-  get silentMs(): number {
+  /** Return for how long the server has owed an answer, or 0. Of a cluster, this is the slowest server, in words. */
+  get silence(): { readonly ms: number; readonly where: string } {
     const [oldest] = this.#asked;
-    return oldest === undefined ? 0 : now() - oldest.at;
+    if (oldest === undefined) return { ms: 0, where: "" };
+    return { ms: now() - oldest.at, where: this.#client.placeOf?.(oldest.key) ?? "" };
+  }
+
+  /** Return a text that is the same for two keys if one server holds both. */
+  placeOf(key: string): string {
+    const { placeOf, masters } = this.#client;
+    if (placeOf !== undefined) return placeOf.call(this.#client, key);
+    return masters === undefined ? "" : String(slotOf(key));
+  }
+
+  /** Return the slots of each server of a cluster, or nothing for one server or for a client that does not tell. */
+  get slots(): SlotRange[][] {
+    return this.#client.slots?.() ?? [];
+  }
+
+  /** Ask each server that holds keys. Returns the answers. */
+  async onEach<T>(ask: (server: Server) => Promise<T>): Promise<T[]> {
+    const act = () => {
+      const masters = this.#client.masters?.() ?? [this.#client];
+      return Promise.all(masters.map((one) => ask(new Server(one, false, null, this.#asked))));
+    };
+    return this.#outage === null ? await act() : await this.#outage.through(act);
   }
 
   /** Send a command and return the answer. Raises the errors of this package. */
   async call(...args: readonly Argument[]): Promise<unknown> {
-    return this.#outage === null ? await this.#ask(args) : await this.#outage.through(() => this.#ask(args));
+    return await this.#send(args, keyOf(args));
   }
 
-  async #ask(args: readonly Argument[]): Promise<unknown> {
-    const sent = args.map(worded);
-    const mark = { at: now() };
+  /** Send a command without a key to the server that holds a key, and return the answer. */
+  async callAt(key: string, ...args: readonly Argument[]): Promise<unknown> {
+    return await this.#send(args, key);
+  }
+
+  async #send(args: readonly Argument[], key: string | undefined): Promise<unknown> {
+    const ask = () => this.#ask(args, key);
+    return this.#outage === null ? await ask() : await this.#outage.through(ask);
+  }
+
+  async #ask(args: readonly Argument[], key: string | undefined): Promise<unknown> {
+    const mark = { at: now(), key };
     this.#asked.add(mark);
     try {
-      return await this.#client.sendCommand(sent, AS_BUFFERS);
+      return await this.#client.sendCommand(args.map(worded), { ...AS_BUFFERS, at: key });
     } catch (error) {
       throw translated(error as Error, args);
     } finally {
@@ -99,7 +143,8 @@ export class Server {
   }
 
   /**
-   * Send commands one behind the other, such as a transaction. They are sent on one connection, or not all of them.
+   * Send commands one behind the other, such as a transaction. They are sent on one connection, or not all of them. One
+   * server must hold all their keys.
    *
    * @returns What each was answered: an error of this package where it failed.
    */
@@ -114,9 +159,10 @@ export class Server {
   }
 
   async #askAll(commands: readonly (readonly Argument[])[]): Promise<unknown[]> {
+    const key = commands.map(keyOf).find((one) => one !== undefined);
     // by the id a client of `@redis/client` knows that it must not send a part of them on a new connection
-    const options = { ...AS_BUFFERS, chainId: Symbol("sequence") };
-    const mark = { at: now() };
+    const options = { ...AS_BUFFERS, at: key, chainId: Symbol("sequence") };
+    const mark = { at: now(), key };
     this.#asked.add(mark);
     const sent = commands.map((args) => this.#client.sendCommand(args.map(worded), options));
     const settled = await Promise.allSettled(sent);
@@ -142,24 +188,9 @@ export class Server {
   }
 }
 
-async function connect(url: string): Promise<Connection> {
-  const own = new Connection(url);
-  try {
-    await own.sendCommand(["PING"]);
-  } catch (error) {
-    own.destroy();
-    throw translated(error as Error, []);
-  }
-  return own;
-}
-
 /** Return where the server is, without a password, for people. */
 export function addressOf({ client, url }: ServerOptions): string {
-  const text = client === undefined ? (url ?? urlOfEnvironment()) : "";
-  if (!URL.canParse(text)) return "the server";
-  const parsed = new URL(text);
-  parsed.username = parsed.password = "";
-  return parsed.href;
+  return client === undefined ? withoutLogin(url ?? urlOfEnvironment()) : "the server";
 }
 
 function urlOfEnvironment(): string {
@@ -182,27 +213,6 @@ function scriptOf(name: string): { text: string; digest: string } {
 
 function worded(one: Argument): string | Buffer {
   return typeof one === "number" ? String(one) : one;
-}
-
-/** Return an error of a client, or an error in the answer of EXEC, as one of this package. */
-export function translated(error: Error, args: readonly Argument[]): Error {
-  if (error instanceof PenstockError || error instanceof TypeError) return error;
-  const { message } = error;
-  if (!isReply(error)) return new ServerUnavailable(`the server is away: ${message}`, { cause: error });
-  const key = args.find((one) => typeof one === "string" && one.startsWith("penstock:"));
-  if (FORBIDDEN.test(message)) return new Unauthorized(message, { cause: error });
-  if (PASSING.test(message)) return new ServerUnavailable(message, { cause: error });
-  if (DAMAGED.test(message)) {
-    return new DamagedKey(`${key ?? "a key"} holds something that Penstock did not write: ${message.slice(0, 200)}`);
-  }
-  return new ReplyError(message, { cause: error });
-}
-
-/** Return whether the server answered with an error, which clients tell by a class of their own. */
-function isReply(error: Error): boolean {
-  return /^(ErrorReply|SimpleError|BlobError|ReplyError)$/.test(error.name) || /Error(Reply)?$/.test(error.name)
-    ? /^[A-Z]{2,}\b/.test(error.message) && !("code" in error && typeof error.code === "string")
-    : false;
 }
 
 // --- answers ---

@@ -40,8 +40,12 @@ export async function listStreams(server: Server): Promise<string[]> {
   return found.sort();
 }
 
-/** Return the names of all streams by their meta keys, sorted. It goes through all keys. */
+/** Return the names of all streams by their meta keys, sorted. It goes through all keys of every server. */
 async function scanStreams(server: Server): Promise<string[]> {
+  return (await server.onEach(scanServer)).flat().sort();
+}
+
+async function scanServer(server: Server): Promise<string[]> {
   const names = new Set<string>();
   let cursor = "0";
   do {
@@ -55,7 +59,7 @@ async function scanStreams(server: Server): Promise<string[]> {
       if (name !== undefined && isName(name)) names.add(name);
     }
   } while (cursor !== "0");
-  return [...names].sort();
+  return [...names];
 }
 
 /** Return the id of a stream, or null if its meta is gone or damaged. */

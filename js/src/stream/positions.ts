@@ -25,6 +25,7 @@ export function positionOf({ floor, ranks }: Positions, rank: number): number {
 
 /** Return the position below which all ranks are done. */
 export function lowestPosition(positions: Positions, world: number): number {
+  if (world === 0) return positions.floor;
   return Math.min(...Array.from({ length: world }, (_, rank) => positionOf(positions, rank)));
 }
 

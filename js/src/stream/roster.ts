@@ -130,7 +130,7 @@ export interface Snapshot {
 export async function snapshotOf(server: Server, stream: Stream, partition: PartitionKeys): Promise<Snapshot> {
   const begin = stream.partitions[0] as PartitionKeys;
   const [nowMs, states, own, first] = await Promise.all([
-    serverMs(server),
+    serverMs(server, partition),
     server.call("HGETALL", stream.keys.epochs),
     server.call("HGETALL", partition.roster),
     partition === begin ? null : server.call("HGETALL", begin.roster),
@@ -144,9 +144,9 @@ export async function snapshotOf(server: Server, stream: Stream, partition: Part
   };
 }
 
-/** Return the server's clock in ms. */
-export async function serverMs(server: Server): Promise<number> {
-  const [seconds, micros] = ((await server.call("TIME")) as unknown[]).map(textOf);
+/** Return the clock of a partition's server in ms. */
+export async function serverMs(server: Server, { roster }: PartitionKeys): Promise<number> {
+  const [seconds, micros] = ((await server.callAt(roster, "TIME")) as unknown[]).map(textOf);
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000);
 }
 

@@ -1,16 +1,13 @@
-import { entriesOf, hashOf, type Server } from "../server/server.js";
-import type { PartitionKeys } from "../stream/keys.js";
+import { entriesOf, type Server } from "../server/server.js";
 import { deadNotes, type Range, settledBits } from "../stream/ledger.js";
 import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
+import { HEAD_STEPS, knownPositions, lowestPosition, startsOf } from "../stream/positions.js";
 import type { IndexRecord } from "../stream/records.js";
 import { integer, partitionOf, readable, type Stream } from "../stream/stream.js";
 import { type Holder, loadHolders } from "./holders.js";
 import type { ShardPlace } from "./progress.js";
 
 // What groups have acknowledged: by their ledgers, and ordered groups by the positions of their ranks.
-
-/** The steps at the start of an epoch that stay until an ordered group is done with it: they fill its last step. */
-const HEAD_STEPS = 2;
 
 /** Return whether every group that data is held for has acknowledged the samples of a record. */
 export async function isAcknowledged(
@@ -55,7 +52,7 @@ export async function acknowledgedBits(
 ): Promise<boolean[]> {
   const { epoch } = manifest;
   if (!group.isOrdered) return await settledBits(server, partitionOf(stream, shard), epoch, name, shard, [lo, hi]);
-  const lowest = await lowestPosition(server, stream, epoch, name, group.world);
+  const lowest = lowestPosition(await knownPositions(server, stream, epoch, name), group.world);
   const isOver = lowest >= (plannedSamples(manifest) ?? Number.POSITIVE_INFINITY);
   const kept = mayGo && !isOver ? HEAD_STEPS * group.world * group.batch : 0;
   const start = startsOf(manifest, shard + 1)[shard] ?? Number.POSITIVE_INFINITY;
@@ -89,7 +86,7 @@ async function behind(
   { world }: Holder,
   ends: readonly number[],
 ): Promise<number> {
-  const lowest = await lowestPosition(server, stream, manifest.epoch, name, world);
+  const lowest = lowestPosition(await knownPositions(server, stream, manifest.epoch, name), world);
   const starts = startsOf(manifest, ends.length);
   return sum(ends.map((end, shard) => end - Math.min(Math.max(lowest - (starts[shard] ?? lowest), 0), end)));
 }
@@ -102,36 +99,6 @@ async function shardEnds(server: Server, stream: Stream, manifest: Manifest): Pr
   return newest.map((reply, shard) => {
     const id = entriesOf(reply)[0]?.[0];
     return id === undefined ? 0 : readable(keys[shard] as string, () => integer(String(id).split("-")[0]));
-  });
-}
-
-/** Return the position of each shard's first sample, as far as it is known. */
-function startsOf({ sizes, done }: Manifest, shards: number): number[] {
-  const starts: number[] = [];
-  let at = 0;
-  for (let shard = 0; shard < shards; shard += 1) {
-    starts.push(at);
-    const size = sizes === null ? done.get(shard) : sizes[shard];
-    if (size === undefined) break;
-    at += size;
-  }
-  return starts;
-}
-
-/** Return the position below which all ranks of an ordered group are done. */
-async function lowestPosition(
-  server: Server,
-  { partitions }: Stream,
-  epoch: number,
-  group: string,
-  world: number,
-): Promise<number> {
-  const key = (partitions[0] as PartitionKeys).positions(epoch, group);
-  const fields = hashOf(await server.call("HGETALL", key));
-  return readable(key, () => {
-    const floor = integer(fields.get("floor") ?? "0");
-    const ranks = Array.from({ length: world }, (_, rank) => fields.get(String(rank)));
-    return ranks.length === 0 ? floor : Math.min(...ranks.map((text) => (text === undefined ? floor : integer(text))));
   });
 }
 

@@ -212,7 +212,7 @@ export class Admission {
     if (lacking(this.#decision) === "memory" && memory !== null) return explainMemory(name, this.#state, memory);
     const { partition } = this.#place;
     const holders = await loadHolders(this.#server, partition);
-    const nowMs = await serverMs(this.#server);
+    const nowMs = await serverMs(this.#server, partition);
     const idle = idleGroups(holders, nowMs);
     // a group that waits for this shard is behind only because of it
     const blockers = (await this.#blockers(holders)).filter((group) => !(this.#isNextNow && idle.has(group)));

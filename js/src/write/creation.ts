@@ -5,6 +5,7 @@ import { enterStream, strikeStream } from "../stream/directory.js";
 import { StreamKeys } from "../stream/keys.js";
 import { findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
+import { chooseTags, usualPartitions } from "./placement.js";
 import { isSameSpec, specJson, specOption, toldSpec } from "./spec.js";
 
 // Makes streams, changes their settings, and wakes those who wait for a change.
@@ -14,7 +15,6 @@ const BUDGET_BYTES = 2 ** 30;
 export const BLOCK_BYTES = 1_000_000;
 const MAX_PARTITIONS = 256;
 const EVENTS_KEPT = 256;
-const SLOTS = 16_384;
 
 /** The settings of a stream. What is undefined keeps the existing or default value. */
 export interface Settings {
@@ -60,7 +60,9 @@ export async function createStream(server: Server, name: string, settings: Setti
 }
 
 async function made(server: Server, name: string, settings: Settings): Promise<Stream> {
-  const { spec, partitions = 1, budgetBytes = BUDGET_BYTES, blockBytes = BLOCK_BYTES } = settings;
+  const { spec, budgetBytes = BUDGET_BYTES, blockBytes = BLOCK_BYTES } = settings;
+  const servers = server.slots;
+  const partitions = settings.partitions ?? usualPartitions(servers.length, budgetBytes);
   const keys = new StreamKeys(name);
   const id = randomBytes(6).toString("hex");
   if (!(partitions >= 1 && partitions <= MAX_PARTITIONS)) {
@@ -70,7 +72,7 @@ async function made(server: Server, name: string, settings: Settings): Promise<S
   }
   const fields = {
     v: 1,
-    tags: JSON.stringify(searchTags(name, id, partitions)),
+    tags: JSON.stringify(chooseTags(name, id, partitions, servers)),
     spec: spec === undefined ? "" : specJson(spec),
     partitions,
     budget_bytes: budgetBytes,
@@ -141,28 +143,7 @@ export async function requireKept(server: Server, stream: Stream, keys: readonly
   if (found !== stream.id) {
     // an unfinished deletion removes them itself, and a stream that was made again owns those without an id
     const own = found === null ? keys : keys.filter((key) => key.includes(stream.id));
-    if (own.length > 0) await server.call("UNLINK", ...own);
+    await Promise.all(own.map((key) => server.call("UNLINK", key)));
   }
   throw await deleted(server, stream);
-}
-
-/** Return one tag a partition, such that partition p hashes into the p-th of `count` equal ranges of slots. */
-function searchTags(name: string, id: string, count: number): string[] {
-  const tags: string[] = [];
-  for (let number = 0; tags.length < count; number += 1) {
-    const tag = `${id}.${number}`;
-    const slot = crc16(Buffer.from(`${name}.${tag}`)) % SLOTS;
-    if (Math.floor((slot * count) / SLOTS) === tags.length) tags.push(tag);
-  }
-  return tags;
-}
-
-/** Return the CRC16 of the Redis Cluster specification. */
-function crc16(bytes: Uint8Array): number {
-  let crc = 0;
-  for (const byte of bytes) {
-    crc ^= byte << 8;
-    for (let bit = 0; bit < 8; bit += 1) crc = crc & 0x8000 ? ((crc << 1) ^ 0x1021) & 0xffff : (crc << 1) & 0xffff;
-  }
-  return crc;
 }

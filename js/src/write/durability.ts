@@ -11,6 +11,7 @@ const ROUND_MS = 1000;
 const SAFE_MS = 30_000;
 const LEVEL = /^(?:memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?)$/;
 const TOUCH = loadScript("touch");
+const TOUCH_PARTITION = loadScript("touch_partition");
 
 /** What must have happened to a write before it counts as committed. */
 export class Durability {
@@ -61,8 +62,7 @@ export class Durability {
         throw new ServerUnsuitable(`${start} (${answer.message}): choose memory or replicas=K`);
     }
     if (this.#replicas === 0) return;
-    const facts = textOf(await server.call("INFO", "replication")) ?? "";
-    const online = facts.match(/^slave\d+:.*state=online/gm)?.length ?? 0;
+    const online = Math.min(...(await server.onEach(replicasOf)));
     if (online < this.#replicas) {
       throw new ServerUnsuitable(
         `durability '${this.text}' needs ${this.#replicas} replicas, the server has ${online} that follow: connect ` +
@@ -76,12 +76,25 @@ export class Durability {
     if (this.commands.length === 0) return;
     const wait = new Wait(notify, null);
     for (;;) {
-      // a connection that has written nothing would get no answer
-      const touch = ["EVAL", TOUCH, 2, stream.keys.meta, stream.keys.events];
-      const lacking = this.shortfall((await server.sequence([touch, ...this.commands])).slice(1));
+      const lacking = await this.#lacking(server, stream);
       if (lacking === "") return;
       await this.bear(wait, lacking);
     }
+  }
+
+  /** Return what is missing on the servers of the stream and of its partitions, which may be one. */
+  async #lacking(server: Server, stream: Stream): Promise<string> {
+    // a connection that has written nothing would get no answer
+    const touches = new Map<string, Argument[]>();
+    for (const { roster } of stream.partitions)
+      touches.set(server.placeOf(roster), ["EVAL", TOUCH_PARTITION, 1, roster]);
+    const { meta, events } = stream.keys;
+    touches.set(server.placeOf(meta), ["EVAL", TOUCH, 2, meta, events]);
+    const answers = await Promise.all([...touches.values()].map((touch) => server.sequence([touch, ...this.commands])));
+    return answers
+      .map((one) => this.shortfall(one.slice(1)))
+      .filter((text) => text !== "")
+      .join(" and ");
   }
 
   /** Say what a write waits for. Raises DurabilityLost after 30 s. */
@@ -96,4 +109,9 @@ export class Durability {
       );
     }
   }
+}
+
+async function replicasOf(server: Server): Promise<number> {
+  const facts = textOf(await server.call("INFO", "replication")) ?? "";
+  return facts.match(/^slave\d+:.*state=online/gm)?.length ?? 0;
 }

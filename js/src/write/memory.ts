@@ -25,14 +25,25 @@ export interface ServerMemory {
   readonly leftBytes: number | null;
 }
 
-/** Ask the server for its memory. */
+/** Ask for the memory of the server. Several are as many as the fullest one, because keys spread evenly. */
 export async function readMemory(server: Server): Promise<ServerMemory> {
+  const told = await server.onEach(memoryOf);
+  const usedBytes = Math.max(...told.map((one) => one.usedBytes)) * told.length;
+  const limitBytes = Math.min(...told.map((one) => one.limitBytes)) * told.length;
+  const policy = told.map((one) => one.policy).find(mayEvict) ?? (told[0]?.policy as string);
+  return { usedBytes, limitBytes, policy, leftBytes: limitBytes > 0 ? usable(limitBytes) - usedBytes : null };
+}
+
+function mayEvict(policy: string): boolean {
+  return policy !== "noeviction" && !policy.startsWith("volatile-");
+}
+
+async function memoryOf(server: Server): Promise<Omit<ServerMemory, "leftBytes">> {
   const text = textOf(await server.call("INFO", "memory")) ?? "";
   const fields = new Map(text.split(/\r?\n/).map((line) => line.split(":", 2) as [string, string]));
   const usedBytes = Number(fields.get("used_memory") ?? 0);
   const limitBytes = Number(fields.get("maxmemory") ?? 0);
-  const policy = fields.get("maxmemory_policy") ?? "noeviction";
-  return { usedBytes, limitBytes, policy, leftBytes: limitBytes > 0 ? usable(limitBytes) - usedBytes : null };
+  return { usedBytes, limitBytes, policy: fields.get("maxmemory_policy") ?? "noeviction" };
 }
 
 function usable(limitBytes: number): number {
@@ -52,7 +63,7 @@ export async function admitStream(
   notify: Notify,
 ): Promise<number | undefined> {
   const { limitBytes: limit, policy } = await readMemory(server);
-  if (policy !== "noeviction" && !policy.startsWith("volatile-")) {
+  if (mayEvict(policy)) {
     throw new ServerUnsuitable(
       `the server's maxmemory-policy is ${policy}, which may delete samples unread: set it with ` +
         '`redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory-policy noeviction`, or where the server is managed',

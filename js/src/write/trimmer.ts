@@ -71,7 +71,7 @@ export class Trimmer {
   /** Try to free `needBytes` of a partition's payload and a little more, and return the bytes freed. */
   async trim(partition: PartitionKeys, needBytes: number): Promise<number> {
     const holders = await loadHolders(this.#server, partition);
-    const nowMs = await serverMs(this.#server);
+    const nowMs = await serverMs(this.#server, partition);
     const slack = Math.floor((this.#stream.budgetBytes / this.#stream.partitions.length) * SLACK_SHARE);
     this.#forget(partition, holders.epochs);
     let freed = 0;
