@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 
 def printable(text: str) -> str:
@@ -25,6 +26,16 @@ def printable_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable_values(name): printable_values(held) for name, held in value.items()}
     return [printable_values(held) for held in value] if isinstance(value, list | tuple) else value
+
+
+def readable_server(where: str) -> str:
+    """Return how messages name a server, by its address without a password.
+
+    Of a service that Sentinels watch, the primary is named, and who was asked for it.
+    """
+    hosts, _, path = where.partition("+sentinel://")[2].partition("?")[0].partition("/")
+    service = unquote(path.partition("/")[0])
+    return f"the primary of service {service!r} (Sentinels {hosts.rpartition('@')[2]})" if service else where
 
 
 def readable_bytes(count: int) -> str:

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock_common.printable import readable_server
+
 __all__ = [
     "FIRST_WORD_S",
     "REPEAT_S",
@@ -224,7 +226,7 @@ class StallDetector:
         lasted_s = now - silence.began_s
         if silence.seen_s < now and self._heard.get(silence.where, 0.0) >= silence.seen_s:
             self._silences.remove(silence)
-            _say(silence.notify, f"{silence.where} answers again, after {lasted_s:.0f} s")
+            _say(silence.notify, f"{readable_server(silence.where)} answers again, after {lasted_s:.0f} s")
         elif now - silence.asked_s > FORGET_S:
             self._silences.remove(silence)
         elif silence.seen_s == now and now - silence.told_at_s >= REPEAT_S:
@@ -235,7 +237,7 @@ class StallDetector:
 def no_answer(where: str, silent_s: float) -> str:
     """Return the sentence for a silent server."""
     seconds = f"{silent_s:.0f}" if silent_s >= 10 else f"{silent_s:.1f}"
-    return f"no answer from {where} for {seconds} s: is it stopped, overloaded or cut off?"
+    return f"no answer from {readable_server(where)} for {seconds} s: is it stopped, overloaded or cut off?"
 
 
 def _say(notify: Notify, text: str) -> None:

@@ -1,137 +1,181 @@
-"""Sentinels promote a replica in the middle of an epoch, and the writer and the loader go on with the new primary."""
+"""Sentinels promote a replica in the middle of an epoch, and writer and loaders go on with the new primary."""
 
 from __future__ import annotations
 
-import subprocess
+import os
+import signal
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import redis
 
 import penstock
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.servers.embedded import find_servers, server_label
 from tests.clusters import low_port
+from tests.common.server.test_tls import made_certificate
+from tests.sentinels import SENTINEL_PASSWORD, SERVER_PASSWORD, Service, asked, has_tls, started_service, until
 
-Fresh = Callable[..., EmbeddedServer]
-SERVER_PASSWORD, SENTINEL_PASSWORD = "of-servers", "of-sentinels"
-SAMPLES = 400
-
-
-class Trio:
-    """A primary, a replica and three Sentinels that watch them as service ``feed``."""
-
-    def __init__(self, executable: Path, folder: Path, fresh_server: Fresh) -> None:
-        login = {"masterauth": SERVER_PASSWORD}
-        self.primary = fresh_server(executable, password=SERVER_PASSWORD, extra=login)
-        replica_of = {"replicaof": f"127.0.0.1 {self.primary.port}", **login}
-        self.replica = fresh_server(executable, password=SERVER_PASSWORD, extra=replica_of)
-        with redis.Redis.from_url(self.replica.url) as replica:
-            _until(lambda: replica.info("replication")["master_link_status"] == "up")
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.ports: list[int] = []
-        for number in range(3):
-            home = folder / str(number)
-            home.mkdir()
-            self.ports.append(low_port())
-            (home / "sentinel.conf").write_text(
-                f"port {self.ports[-1]}\nbind 127.0.0.1\ndir {home}\nrequirepass {SENTINEL_PASSWORD}\n"
-                f"sentinel sentinel-pass {SENTINEL_PASSWORD}\n"
-                f"sentinel monitor feed 127.0.0.1 {self.primary.port} 2\nsentinel auth-pass feed {SERVER_PASSWORD}\n"
-                "sentinel down-after-milliseconds feed 500\nsentinel failover-timeout feed 3000\n"
-            )
-            command = [str(executable), str(home / "sentinel.conf"), "--sentinel"]
-            quiet = subprocess.DEVNULL
-            self._processes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet))
-            with redis.Redis(port=self.ports[-1], password=SENTINEL_PASSWORD) as sentinel:
-                _until(lambda: sentinel.ping())
-        for port in self.ports:
-            with redis.Redis(port=port, password=SENTINEL_PASSWORD) as sentinel:
-                _until(lambda: _knows_all(sentinel))
-
-    @property
-    def url(self) -> str:
-        """The address of the service, with both logins."""
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self.ports)
-        return f"redis+sentinel://:{SERVER_PASSWORD}@{hosts}/feed?sentinel_password={SENTINEL_PASSWORD}"
-
-    def close(self) -> None:
-        """End the Sentinels."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
+EACH = 300
+ALL = list(range(2 * EACH))
+SPEC = {"x": ("int64", ())}
+SOON_S = 20.0
+"""A silent server is taken for an outage after 30 s. A failover, and the look that finds it, take a few."""
 
 
-def _knows_all(sentinel: redis.Redis) -> bool:
-    facts: Any = sentinel.sentinel_master("feed")
-    return int(facts["num-other-sentinels"]) == 2 and int(facts["num-slaves"]) == 1
-
-
-def _until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            if is_so():
-                return
-        except redis.RedisError:
-            pass
-        assert time.monotonic() < deadline, "it took more than 20 s"
-        time.sleep(0.05)
-
-
-@pytest.fixture(params=find_servers(), ids=server_label)
-def trio(request: pytest.FixtureRequest, tmp_path: Path, fresh_server: Fresh) -> Iterator[Trio]:
-    """A trio of Sentinels of each version found."""
-    with closing(Trio(request.param, tmp_path, fresh_server)) as made:
+@pytest.fixture(scope="module", params=find_servers(), ids=server_label)
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of each version found. The last test kills its primary."""
+    with started_service(request.param, tmp_path_factory.mktemp("service")) as made:
         yield made
 
 
-def test_a_failover_in_the_middle_of_an_epoch_loses_nothing(trio: Trio) -> None:
-    """The address that a user wrote names no server, so the primary may be any."""
-    spec = {"x": ("int64", ())}
-    with (
-        penstock.Writer("train", url=trio.url, spec=spec) as writer,
-        writer.epoch(sizes=[SAMPLES, SAMPLES]) as epoch,
-    ):
+def read_through_a_fault(service: Service, fault: Callable[[], object]) -> float:
+    """Write an epoch and read it in both orders, with a fault in the middle, and return the seconds after that."""
+    url = service.url
+    with ExitStack() as stack:
+        writer = stack.enter_context(penstock.Writer("train", url=url, spec=SPEC))
+        epoch = stack.enter_context(writer.epoch(sizes=[EACH, EACH]))
+        before = service.primary()
         with epoch.shard(0) as shard:
-            for number in range(SAMPLES):
-                shard.write({"x": np.int64(number)})
-        with penstock.Loader("train", group="g", batch_size=50, url=trio.url) as loader:
-            batches = iter(loader)
-            read = Counter(next(batches)["x"].tolist())
-            with redis.Redis.from_url(trio.primary.url) as primary:
-                assert primary.wait(1, 5000) == 1
-            trio.primary.kill()
-            with epoch.shard(1) as shard:
-                for number in range(SAMPLES, 2 * SAMPLES):
-                    shard.write({"x": np.int64(number)})
-            for batch in batches:
-                read.update(batch["x"].tolist())
-    assert sorted(read) == list(range(2 * SAMPLES))
-    with redis.Redis.from_url(trio.replica.url) as promoted:
-        assert promoted.info("replication")["role"] == "master"
-    with connect(trio.url) as client:
+            for value in range(EACH):
+                shard.write({"x": np.int64(value)})
+        shared = stack.enter_context(penstock.Loader("train", group="shared", batch_size=50, url=url))
+        canonical = stack.enter_context(
+            penstock.Loader("train", group="ranks", batch_size=50, url=url, order=penstock.Canonical())
+        )
+        read: dict[str, list[int]] = {"shared": [], "ranks": []}
+        readers = [
+            threading.Thread(target=read_all, args=(loader, read[name]))
+            for name, loader in (("shared", shared), ("ranks", canonical))
+        ]
+        for reader in readers:
+            reader.start()
+        until(lambda: all(len(numbers) >= EACH - 50 for numbers in read.values()))
+        fault()  # the readers wait at the server
+        began = time.monotonic()
+        with epoch.shard(1) as shard:
+            for value in range(EACH, 2 * EACH):
+                shard.write({"x": np.int64(value)})
+                if value == EACH + 50:
+                    until(lambda: service.primary() is not before)
+        for reader in readers:
+            reader.join(2 * SOON_S)
+        took_s = time.monotonic() - began
+        assert sorted(set(read["shared"])) == ALL
+        assert read["ranks"] == ALL
+    with connect(url) as client:
         assert audit_stream(client, "train").findings == []
+    return took_s
 
 
-def test_messages_name_the_service_and_no_password(trio: Trio) -> None:
+def read_all(loader: penstock.Loader, numbers: list[int]) -> None:
+    """Read an epoch to its end."""
+    for batch in loader:
+        numbers += batch["x"].tolist()
+
+
+def test_messages_name_the_service_and_no_password(service: Service) -> None:
     """The address of a server would be out of date after a failover."""
-    with connect(trio.url) as client, closing(open_channel(client)) as channel:
+    with connect(service.url) as client, closing(open_channel(client)) as channel:
         channel.send([[b"PING"]])
         assert channel.read() == b"PONG"
         assert client.where.endswith("/feed")
         assert SERVER_PASSWORD not in client.where + repr(client)
         assert SENTINEL_PASSWORD not in client.where + repr(client)
-    with pytest.raises(ServerUnavailable, match=r"knows no service 'absent'.*the last part is the service") as caught:
-        connect(trio.url.replace("/feed", "/absent"))
-    assert SERVER_PASSWORD not in str(caught.value)
-    assert SENTINEL_PASSWORD not in str(caught.value)
+    hosts = ",".join(f"127.0.0.1:{port}" for port in service.ports)
+    with pytest.raises(ServerUnavailable) as caught:
+        connect(service.url.replace("/feed", "/absent"))
+    text = str(caught.value)
+    assert text.startswith(f"the primary of service 'absent' (Sentinels {hosts}) does not answer")
+    assert "knows no service 'absent'" in text
+    assert text.endswith("the last part of the address is the service")
+    assert SERVER_PASSWORD not in text
+    assert SENTINEL_PASSWORD not in text
+
+
+def test_a_sentinel_that_is_away_is_passed_over(service: Service) -> None:
+    """A user names several, because one of them may be away."""
+    away = service.url.replace("@", f"@127.0.0.1:{low_port()},")
+    with connect(away) as client:
+        assert client.ping()
+
+
+def test_a_user_who_may_not_ask_for_the_role_connects(service: Service) -> None:
+    """ROLE is an administrator's command, and the users of docs/redis-in-production.md are none."""
+    asked(service.primary(), "ACL", "SETUSER", "trainer", "on", ">pw", "resetkeys", "~penstock:*", "+@all", "-@admin")
+    with connect(service.url.replace(f":{SERVER_PASSWORD}@", "trainer:pw@")) as client:
+        assert client.ping()
+
+
+def test_one_thread_watches_while_a_connection_is_open(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have many clients of one service."""
+    for pause in ("LOOK_S", "SOON_S"):
+        monkeypatch.setattr(f"penstock_common.server.watcher.{pause}", 0.05)
+
+    def watching() -> int:
+        return sum(thread.name == "penstock-sentinels" for thread in threading.enumerate())
+
+    until(lambda: watching() == 0)
+    with connect(service.url) as first, connect(service.url) as second:
+        assert first.ping()
+        assert second.ping()
+        assert watching() == 1
+    until(lambda: watching() == 0)
+
+
+def test_a_forked_process_watches_its_own_connections_only(service: Service) -> None:
+    """A watcher of the parent does not run in it, and the parent's connections are not its own."""
+    with connect(service.url) as client, closing(open_channel(client)) as channel:
+        if (child := os.fork()) == 0:
+            with suppress(BaseException), connect(service.url) as own:
+                os._exit(
+                    0
+                    if own.ping()
+                    and len([one for one in threading.enumerate() if one.name == "penstock-sentinels"]) == 1
+                    else 1
+                )
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        channel.send([[b"PING"]])
+        assert channel.read() == b"PONG"
+
+
+def test_a_primary_that_is_killed_in_the_middle_of_an_epoch_costs_no_sample(service: Service) -> None:
+    """The replica has all that was written before, and the rest is written to it."""
+    assert read_through_a_fault(service, lambda: service.fail("kill")) < SOON_S
+
+
+def test_a_primary_that_stands_still_is_left_once_another_one_is_named(tmp_path: Path) -> None:
+    """It does not close its connections, and readers would wait at it for 30 s; here all speak TLS."""
+    certificate = made_certificate(tmp_path)
+    executable = next((one for one in find_servers() if has_tls(one, certificate)), None)
+    if executable is None:
+        pytest.skip("no redis-server here is built with TLS")
+    with started_service(executable, tmp_path / "service", replicas=2, certificate=certificate) as service:
+        pid = int(asked(service.primary(), "INFO", "server")["process_id"])
+        try:
+            assert read_through_a_fault(service, lambda: service.fail("stop")) < SOON_S
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def test_a_failover_that_an_operator_orders_costs_no_sample(tmp_path: Path) -> None:
+    """The former primary goes on for a while. By min-replicas-to-write it takes nothing that would be lost with it."""
+    with started_service(find_servers()[0], tmp_path) as service:
+        former = service.primary()
+        asked(former, "CONFIG", "SET", "min-replicas-to-write", "1")
+
+        def fault() -> None:
+            service.fail("failover")
+            until(lambda: service.primary() is not former)
+
+        assert read_through_a_fault(service, fault) < SOON_S

@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, ServerUnsuitable
-from penstock_common.server.error_translation import ReplyError, translate, translate_reply
+from penstock_common.server.error_translation import ReplyError, server_at, translate, translate_reply
 from penstock_common.server.resp import SKIP, Command, EntrySink, Reply, RespReader, Skip, pack
 from penstock_common.server.sockets import REPLY_TIMEOUT_S, PlainSocket, SendingSocket, TlsSocket
 from penstock_common.stall_detector import PendingRequest
@@ -120,7 +120,7 @@ class Channel:
             raise self._closed()
 
     def _closed(self) -> ServerUnavailable:
-        return ServerUnavailable(f"this connection to Redis at {self._where} is closed: open another")
+        return ServerUnavailable(f"this connection to {server_at(self._where)} is closed: open another")
 
     def _fail(self, error: BaseException) -> None:
         """Close the connection, and raise an error that a user can act on.

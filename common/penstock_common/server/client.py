@@ -35,7 +35,8 @@ from penstock_common.server.error_translation import (
     translate,
 )
 from penstock_common.server.slots import Key, key_of, slot_of
-from penstock_common.server.topology import Address, MapWatcher, SlotMap
+from penstock_common.server.topology import MapWatcher, SlotMap
+from penstock_common.server.watcher import Address
 from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest
 from penstock_common.waiting import Notify, Outage, to_stderr
 

@@ -24,7 +24,8 @@ from penstock_common.server.error_translation import address, broke_off, may_pas
 from penstock_common.server.routed_channel import RoutedChannel
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
-from penstock_common.server.topology import Address, SlotMap
+from penstock_common.server.topology import SlotMap
+from penstock_common.server.watcher import Address
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 

@@ -23,6 +23,7 @@ from penstock_common.errors import (
     Unauthorized,
     WritesRefused,
 )
+from penstock_common.printable import readable_server
 
 START_ONE = "start one with `penstock server`, or set PENSTOCK_URL"
 FULL = "max number of clients"
@@ -44,7 +45,7 @@ class ReplyError(PenstockError, RuntimeError):
 
     def __init__(self, error: foreign.ResponseError, where: str) -> None:
         self.error, self.where = error, where
-        super().__init__(f"Redis at {where} refused a command: {_text(error)}")
+        super().__init__(f"{server_at(where)} refused a command: {_text(error)}")
 
 
 def redacted(url: str) -> str:
@@ -80,6 +81,11 @@ def address(client: redis.Redis) -> str:
     return f"{base}/{kwargs['db']}" if kwargs.get("db") else base
 
 
+def server_at(where: str) -> str:
+    """Return how messages name the server at an address, see `readable_server`."""
+    return readable_server(where) if "+sentinel:" in where else f"Redis at {where}"
+
+
 @contextmanager
 def translated(where: str | redis.Redis) -> Iterator[None]:
     """Turn exceptions of redis-py and of sockets inside the block into Penstock's. Keep files out of the block."""
@@ -100,10 +106,10 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
         return None
     # 2. the server refused this client; redis-py makes these ConnectionErrors, so they come first
     if isinstance(error, foreign.BusyLoadingError):
-        return ServerLoading(f"Redis at {place} is still loading its data: wait until it has, then try again")
+        return ServerLoading(f"{server_at(place)} is still loading its data: wait until it has, then try again")
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
         return Unauthorized(
-            f"Redis at {place} refused the login ({_text(error)}): "
+            f"{server_at(place)} refused the login ({_text(error)}): "
             "put user and password into the URL, as in redis://user:password@host:6379; for a server that "
             '`penstock server` started here, export PENSTOCK_URL="$(penstock server --print-url)"'
         )
@@ -111,7 +117,7 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
     if isinstance(error, foreign.TimeoutError | TimeoutError):
         hint = ", or without TLS (then write redis://)" if place.startswith(_WITH_TLS) else ""
         return ServerUnavailable(
-            f"Redis at {place} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
+            f"{server_at(place)} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
         )
     if isinstance(error, foreign.ConnectionError | OSError):
         return _unreachable(error, place)
@@ -127,25 +133,28 @@ def translate(error: BaseException, where: str | redis.Redis) -> PenstockError |
 
 def _unreachable(error: BaseException, place: str) -> PenstockError:
     text = _text(error)
+    is_service = "+sentinel:" in place
+    plain, secure = ("redis+sentinel://", "rediss+sentinel://") if is_service else ("redis://", "rediss://")
     if "WRONG_VERSION_NUMBER" in text or "UNEXPECTED_EOF" in text:
-        return ServerUnavailable(f"no TLS is spoken at {place} ({text}): write redis:// if the server has none")
+        return ServerUnavailable(f"no TLS is spoken at {place} ({text}): write {plain} if the server has none")
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return ServerUnavailable(
             f"the certificate shown at {place} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
         )
     if FULL in text or isinstance(error, foreign.MaxConnectionsError):
-        return ServerUnavailable(f"Redis at {place} takes no more clients ({text}): raise its maxclients")
+        return ServerUnavailable(f"{server_at(place)} takes no more clients ({text}): raise its maxclients")
     is_tls = place.startswith(_WITH_TLS)
     if "CERTIFICATE_REQUIRED" in text or (is_tls and "HANDSHAKE_FAILURE" in text):
-        return ServerUnavailable(f"Redis at {place} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
+        return ServerUnavailable(f"{server_at(place)} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
     if _CLOSED.search(text):
-        hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else "rediss:// if it wants TLS"
+        hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else f"{secure} if it wants TLS"
         return ServerUnavailable(
-            f"Redis at {place} closed the connection ({text}): see its log, then try again ({hint})"
+            f"{server_at(place)} closed the connection ({text}): see its log, then try again ({hint})"
         )
-    if "+sentinel:" in place:
+    if is_service:
         return ServerUnavailable(
-            f"no primary answers at {place} ({text}): see that its Sentinels run, and that the last part is the service"
+            f"{server_at(place)} does not answer ({text}): see that its Sentinels run, and that the last part of the "
+            "address is the service"
         )
     return ServerUnavailable(f"no Redis answers at {place} ({text}): {START_ONE}")
 
@@ -155,15 +164,15 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
     if (denied := _DENIED.search(text)) is not None:
         what = "a command" if denied[1] == "run" else "a key"
         return Unauthorized(
-            f"Redis at {place} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
+            f"{server_at(place)} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
             "`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*"
         )
     if isinstance(error, foreign.NoPermissionError) or text.startswith("NOPERM"):
-        return Unauthorized(f"Redis at {place} does not permit this user a command ({text}): extend the user's ACL")
+        return Unauthorized(f"{server_at(place)} does not permit this user a command ({text}): extend the user's ACL")
     if (failure := _hindered(error, text, place)) is not None:
         return failure
     if is_unknown_command(error):
-        return ServerUnsuitable(f"Redis at {place} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
+        return ServerUnsuitable(f"{server_at(place)} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
     return ReplyError(error, place)
 
 
@@ -178,29 +187,30 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         or "with replica instances" in text
         or "instance state changed" in text  # UNBLOCKED, as are the next two
     ):
-        return WritesRefused(f"Redis at {place} is a read-only replica: connect to its primary")
+        instead = "the Sentinels name another one soon" if "+sentinel:" in place else "connect to its primary"
+        return WritesRefused(f"{server_at(place)} is a read-only replica: {instead}")
     if text.startswith("UNBLOCKED"):
         cause = (
             "the stream, or an epoch of it, was deleted, released or lost (FLUSHALL)"
             if "no longer exists" in text
             else "somebody ended that with CLIENT UNBLOCK"
         )
-        return ServerUnavailable(f"Redis at {place} no longer waits for samples: {cause}", is_said=True)
+        return ServerUnavailable(f"{server_at(place)} no longer waits for samples: {cause}", is_said=True)
     if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
         return WritesRefused(
-            f"Redis at {place} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
+            f"{server_at(place)} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
         )
     if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
-        return WritesRefused(f"Redis at {place} takes no writes now ({text[:200]}): see its log")
+        return WritesRefused(f"{server_at(place)} takes no writes now ({text[:200]}): see its log")
     if text.startswith("BUSY "):
         return ServerUnavailable(
-            f"Redis at {place} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
+            f"{server_at(place)} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
         )
     if is_redirection(error):
         return ServerUnavailable(_resharded(error, text, place), is_said=True)
     if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
         return ServerUnavailable(
-            f"Redis at {place} is a replica without its primary ({text}): connect to the primary", is_said=True
+            f"{server_at(place)} is a replica without its primary ({text}): connect to the primary", is_said=True
         )
     return None
 

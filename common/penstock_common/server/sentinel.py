@@ -1,18 +1,27 @@
-"""Addresses of a service that Sentinels watch, and connections that ask them for its primary."""
+"""Addresses of a service that Sentinels watch, and connections that ask them for its primary.
+
+A server that is demoted closes its connections itself, but one that is stopped or cut off does not. So a thread asks
+the Sentinels, too, and ends the connections to a former primary. Whoever waits on one connects again.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import redis
 from redis import exceptions as foreign
 
+from penstock_common.server.watcher import ASK_S, Address, Watcher
+from penstock_common.stall_detector import STALL_DETECTOR
+
 DEFAULT_PORT: Final = 26379
-ASK_S: Final = 1.0
-"""The silence of one Sentinel, or of one node of a cluster, after which the next one is asked."""
 _URL: Final = re.compile(
     r"(?P<scheme>rediss?)\+sentinel://(?:(?P<login>.*)@)?(?P<hosts>[^/?#@]+)/(?P<service>[^/?#]+)"
     r"(?:/(?P<database>[0-9]+))?/?(?:\?(?P<options>[^#]*))?"
@@ -31,12 +40,16 @@ class SentinelService:
 
     scheme: str
     """The scheme of the servers and of the Sentinels: redis, or rediss for TLS."""
-    hosts: tuple[tuple[str, int], ...]
+    hosts: tuple[Address, ...]
     name: str
     server_url: str
     """The URL for redis-py: login, database and options of the service's servers, at the first Sentinel's address."""
     own_login: tuple[tuple[str, str], ...]
     """The login of the Sentinels, as arguments of redis-py."""
+    tls: tuple[tuple[str, Any], ...] = ()
+    """The options of TLS, for servers and Sentinels, as arguments of redis-py."""
+    _in_turn: list[Address] = field(default_factory=list, compare=False)
+    """The Sentinels in the order in which they are asked: the one that answered last comes first."""
 
     def __repr__(self) -> str:
         """Return the address without passwords."""
@@ -46,32 +59,39 @@ class SentinelService:
     def where(self) -> str:
         """Return the address without logins, for messages."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
-        return f"{self.scheme}+sentinel://{hosts}/{self.name}"
+        return f"{self.scheme}+sentinel://{hosts}/{quote(self.name, safe='')}"
 
-    def find_primary(self, tls: dict[str, Any]) -> tuple[str, int]:
+    def find_primary(self, within_s: float = ASK_S) -> Address:
         """Return host and port of the primary, from the first Sentinel that knows them.
+
+        ``within_s`` bounds the silence of each Sentinel.
 
         Raises:
             redis.ConnectionError: No Sentinel answers, or no Sentinel knows the service.
         """
-        kind: Any = redis.SSLConnection if self.scheme == "rediss" else redis.Connection
         found = []
-        for host, port in self.hosts:
-            connection = kind(
-                host=host, port=port, protocol=2, socket_timeout=ASK_S, socket_connect_timeout=ASK_S,
-                **dict(self.own_login), **tls,
-            )  # fmt: skip
+        for where in list(self._in_turn) or self.hosts:
             try:
-                connection.connect()
-                connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
-                if answer := connection.read_response():
+                if answer := self._ask(where, within_s):
+                    self._in_turn[:] = [where, *(other for other in self.hosts if other != where)]
                     return bytes(answer[0]).decode(), int(answer[1])
-                found.append(f"{host}:{port} knows no service {self.name!r}")
+                found.append(f"{where[0]}:{where[1]} knows no service {self.name!r}")
             except (foreign.RedisError, OSError) as error:
-                found.append(f"{host}:{port}: {error}")
-            finally:
-                connection.disconnect()
+                found.append(f"{where[0]}:{where[1]}: {error}")
         raise foreign.ConnectionError(f"no Sentinel names a primary, {', '.join(found)}")
+
+    def _ask(self, where: Address, within_s: float) -> Any:
+        kind: Any = redis.SSLConnection if self.scheme == "rediss" else redis.Connection
+        connection = kind(
+            host=where[0], port=where[1], protocol=2, socket_timeout=within_s, socket_connect_timeout=within_s,
+            **dict(self.own_login), **dict(self.tls),
+        )  # fmt: skip
+        try:
+            connection.connect()
+            connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
 
 
 def parse_sentinel_url(url: str) -> SentinelService:
@@ -98,26 +118,53 @@ class _AsksForPrimary:
 
     host: str
     port: int
+    socket_timeout: Any
+    socket_connect_timeout: Any
 
     def __init__(self, *, service: SentinelService, **options: Any) -> None:
         super().__init__(**options)
-        self._service = service
-        self._tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        self._service, self._options = service, options
 
     def _connect(self) -> Any:
-        self.host, self.port = self._service.find_primary(self._tls)
-        return super()._connect()  # type: ignore[misc]
+        self.host, self.port = self._service.find_primary(min(ASK_S, self.socket_connect_timeout))
+        silence_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout  # also of a TLS handshake
+        try:
+            sock = super()._connect()  # type: ignore[misc]
+        finally:
+            self.socket_timeout = silence_s
+        sock.settimeout(silence_s)
+        WATCHERS.watch(self, sock)
+        return sock
 
     def on_connect(self) -> None:
-        """Log in, and check that the server is the primary, because the Sentinels may report a failover late."""
+        """Log in, check that the server is the primary, and end the connections of this process to another one.
+
+        The Sentinels may report a failover late. HELLO is asked, which every user may send.
+        """
         super().on_connect()  # type: ignore[misc]
         connection: Any = self
-        connection.send_command("ROLE")
-        role = connection.read_response()[0]
-        if role != b"master":
+        connection.send_command("HELLO")
+        told = connection.read_response()
+        if b"master" not in told:
             raise foreign.ConnectionError(
                 f"{self.host}:{self.port} is no primary at this moment, the connection closed"
             )
+        WATCHERS.leave_others(self)
+
+    @property
+    def service(self) -> SentinelService:
+        """Return the service to whose primary it leads."""
+        return self._service
+
+    @property
+    def leads_to(self) -> Address:
+        """Return the server that the Sentinels named."""
+        return self.host, self.port
+
+    def probe(self) -> Any:
+        """Return another connection of the kind, not connected. It opens quickly or not at all."""
+        quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
+        return type(self)(service=self._service, **self._options | quick)
 
 
 class SentinelConnection(_AsksForPrimary, redis.Connection):
@@ -139,4 +186,92 @@ def client_of_service(service: SentinelService, client_class: type[Any], options
     plain = redis.ConnectionPool.from_url(service.server_url, **options)
     kind = SentinelTlsConnection if service.scheme == "rediss" else SentinelConnection
     settings = {name: value for name, value in plain.connection_kwargs.items() if name not in ("host", "port")}
+    tls = tuple((name, value) for name, value in settings.items() if name.startswith("ssl_"))
+    service = replace(service, tls=tls)
     return client_class.from_pool(redis.ConnectionPool(connection_class=kind, service=service, **settings))
+
+
+class ServiceWatcher(Watcher):
+    """A watcher of the sockets of this process to a service's primary. It shuts those to a former primary."""
+
+    def __init__(self, service: SentinelService, probe: Any, watchers: ServiceWatchers) -> None:
+        """Begin. ``probe`` is a connection that can be opened to the primary, and ``watchers`` may end this one."""
+        self._service, self._probe, self._watchers = service, probe, watchers
+        self._open: dict[socket.socket, Address] = {}
+        super().__init__("penstock-sentinels")
+
+    def add(self, sock: socket.socket, where: Address) -> None:
+        """Watch a socket that leads to this server."""
+        self._open[sock] = where
+
+    def has_open(self) -> bool:
+        """Forget the sockets that were closed, and return whether any is left."""
+        for sock in list(self._open):
+            if sock.fileno() < 0:
+                del self._open[sock]
+        return bool(self._open)
+
+    def is_urgent(self) -> bool:
+        """See Watcher."""
+        return bool(STALL_DETECTOR.silent_s(self._service.where))
+
+    def look(self) -> None:
+        """See Watcher."""
+        if self._watchers.end_unused(self):
+            return
+        primary = self._service.find_primary()
+        if any(where != primary for where in list(self._open.values())):
+            try:
+                self._probe.connect()  # fails if the Sentinel missed the failover and names a former primary
+            finally:
+                self._probe.disconnect()
+
+    def leave_others(self, primary: Address) -> None:
+        """Shut the sockets to other servers. Their owners close them, and ask the primary for what they waited for."""
+        for sock, where in list(self._open.items()):
+            if where != primary:
+                with suppress(OSError):  # closed in this moment
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class ServiceWatchers:
+    """The watchers of this process: one for each service to whose primary it has connections."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start again, as a forked process must, in which no watcher runs and whose sockets are its parent's."""
+        self._lock = threading.Lock()
+        self._watchers: dict[SentinelService, ServiceWatcher] = {}
+
+    def watch(self, connection: _AsksForPrimary, sock: socket.socket) -> None:
+        """Watch a connection's socket from now on."""
+        with self._lock:
+            watcher = self._watchers.get(connection.service)
+            if watcher is None:
+                watcher = ServiceWatcher(connection.service, connection.probe(), self)
+                self._watchers[connection.service] = watcher
+            watcher.add(sock, connection.leads_to)
+
+    def leave_others(self, connection: _AsksForPrimary) -> None:
+        """End the connections to another server than this one, which answered as the primary.
+
+        A reader that asks two servers could miss on one of them what it found on the other.
+        """
+        if (watcher := self._watchers.get(connection.service)) is not None:
+            watcher.leave_others(connection.leads_to)
+
+    def end_unused(self, watcher: ServiceWatcher) -> bool:
+        """End a watcher all of whose sockets were closed. Returns whether it is at its end."""
+        with self._lock:
+            if watcher.has_open():
+                return False
+            self._watchers = {service: one for service, one in self._watchers.items() if one is not watcher}
+        watcher.close()
+        return True
+
+
+WATCHERS: Final = ServiceWatchers()
+"""The watchers of this process."""
+os.register_at_fork(after_in_child=WATCHERS.forget)

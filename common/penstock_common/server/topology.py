@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 from redis import exceptions as foreign
 
-from penstock_common.server.sentinel import ASK_S
 from penstock_common.server.slots import SLOTS, slot_of
-
-Address: TypeAlias = tuple[str, int]
-"""The host and port of a node."""
-
-LOOK_S: Final = 2.0
-"""The time between two looks at the map while a client is open. A node that is silent, not dead, shows in no other
-way."""
-SOON_S: Final = 0.5
-"""The time between two looks while a node owes an answer. Another one may have its slots any moment."""
+from penstock_common.server.watcher import ASK_S, Address, Watcher
 
 
 class SlotMap:
@@ -116,8 +105,8 @@ class SlotMap:
         return (host if host not in ("", "?") else asked[0], int(node[1]))
 
 
-class MapWatcher:
-    """A thread that looks at the map every `LOOK_S`, and says which node holds no slot any more."""
+class MapWatcher(Watcher):
+    """A watcher of a cluster's map. It says which node holds no slot any more."""
 
     def __init__(
         self, slots: SlotMap, demoted: Callable[[Address], None], is_any_silent: Callable[[], bool] = lambda: False
@@ -127,24 +116,20 @@ class MapWatcher:
         Args:
             slots: The map.
             demoted: Called with each node that was a master and is none any more.
-            is_any_silent: Returns whether a node owes an answer. Then looks are `SOON_S` apart.
+            is_any_silent: Returns whether a node owes an answer.
         """
         self._slots, self._demoted, self._is_any_silent = slots, demoted, is_any_silent
-        self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="penstock-slots", daemon=True).start()
+        self._before = set(slots.masters())
+        super().__init__("penstock-slots")
 
-    def close(self) -> None:
-        """End the thread soon."""
-        self._is_over.set()
+    def is_urgent(self) -> bool:
+        """See Watcher."""
+        return self._is_any_silent()
 
-    def _run(self) -> None:
-        before, looked_s = set(self._slots.masters()), time.monotonic()
-        while not self._is_over.wait(SOON_S):
-            if time.monotonic() - looked_s < LOOK_S and not self._is_any_silent():
-                continue
-            with suppress(foreign.RedisError, OSError):  # whoever asks such a cluster for something says so
-                self._slots.refresh()
-            looked_s, now = time.monotonic(), set(self._slots.masters())
-            for address in before - now:
-                self._demoted(address)
-            before = now
+    def look(self) -> None:
+        """See Watcher."""
+        self._slots.refresh()
+        now = set(self._slots.masters())
+        for address in self._before - now:
+            self._demoted(address)
+        self._before = now

@@ -74,16 +74,20 @@ class TlsFront:
                         sink.sendall(data)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def made_certificate(folder: Path) -> tuple[Path, Path]:
     """A self-signed certificate for localhost, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "cert.pem", folder / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     outputs = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *names, *outputs], check=True, capture_output=True)
     return certificate, key
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    return made_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable, WaitTimeout
 from penstock_common.server.channel import Command, Reply
-from penstock_common.server.error_translation import address, translate_reply
+from penstock_common.server.error_translation import address, server_at, translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import PartitionKeys
@@ -99,7 +99,7 @@ def require_durable(client: Client, durability: Durability) -> None:
         for where, online in client.on_each(lambda node: (node.where, _online(node.info("replication")))):
             if online < durability.replicas:
                 raise ServerUnsuitable(
-                    f"durability {str(durability)!r} needs {durability.replicas} replicas, Redis at {where} has "
+                    f"durability {str(durability)!r} needs {durability.replicas} replicas, {server_at(where)} has "
                     f"{online} that follow: connect replicas, or choose a lower level"
                 )
 
@@ -110,7 +110,7 @@ def _online(told: dict[str, Any]) -> int:
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
-    start = f"durability {str(durability)!r} cannot be kept by Redis at {address(client)}"
+    start = f"durability {str(durability)!r} cannot be kept by {server_at(address(client))}"
     if "unknown command" in text:
         return f"{start}: it has no WAITAOF (Redis 7.2, Valkey and newer have it); choose memory or replicas=K"
     if "appendonly" in text:
