@@ -19,7 +19,7 @@ from penstock_common.stream.keys import is_of_stream
 from penstock_common.stream.manifest import abandon_epoch, load_manifest, open_epoch
 from penstock_common.stream.removal import deletion
 from penstock_common.stream.removal.deletion import delete_stream
-from penstock_common.stream.servers.suitability import admit_stream
+from penstock_common.stream.servers.budgets import admit_stream
 from penstock_common.stream.streams import Stream, create_stream, load_stream, set_field, set_plan
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader

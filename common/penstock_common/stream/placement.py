@@ -40,13 +40,18 @@ def choose_tags(name: str, stream_id: str, count: int, servers: Sequence[Slots])
     """
     if len(servers) < 2:
         return _spread_evenly(name, stream_id, count)
-    own = slot_of(f"{{{name}}}")
-    first = next((at for at, slots in enumerate(servers) if any(own in some for some in slots)), 0)
-    wanted = [own] + [
-        _at_share(servers[(first + partition) % len(servers)], (partition + 1) * _GOLDEN % 1)
-        for partition in range(1, count)
+    chosen = planned_servers(name, count, servers)
+    wanted = [slot_of(f"{{{name}}}")] + [
+        _at_share(servers[chosen[partition]], (partition + 1) * _GOLDEN % 1) for partition in range(1, count)
     ]
     return _search(name, stream_id, wanted)
+
+
+def planned_servers(name: str, count: int, servers: Sequence[Slots]) -> list[int]:
+    """Return the server of each partition of a new stream, by number: all in turn, from that of the stream's slot."""
+    own = slot_of(f"{{{name}}}")
+    first = next((at for at, slots in enumerate(servers) if any(own in some for some in slots)), 0)
+    return [(first + partition) % max(1, len(servers)) for partition in range(count)]
 
 
 def _at_share(slots: Slots, share: float) -> int:

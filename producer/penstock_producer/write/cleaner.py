@@ -27,6 +27,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.payloads import free_segments, registered_segments, seal_segments, segments_of
 from penstock_common.stream.removal.deletion import release_epoch, unlink_epoch
+from penstock_common.stream.servers.budgets import BudgetWatch
 from penstock_common.stream.servers.durability import Durability, is_safe
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify, join
@@ -47,6 +48,7 @@ class CleanupTimer:
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
         self._client, self._stream, self._notify = client, stream, notify
+        self._budgets = BudgetWatch(client, stream.name, notify)
         self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """The event that ends the thread. Setting it does not wait for the end."""
@@ -65,6 +67,7 @@ class CleanupTimer:
         while not self.stopping.wait(self._every_s):
             try:
                 clean_up(self._client, self._stream, self._notify)
+                self._budgets.check()
             except ServerUnavailable:
                 continue  # the writer reports it; the next pass asks the server again
             except StreamDeleted:

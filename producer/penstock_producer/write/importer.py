@@ -20,7 +20,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.entries import IndexRecord, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
 from penstock_common.stream.payloads import entry_digest
-from penstock_common.stream.servers.suitability import default_budget
+from penstock_common.stream.servers.budgets import default_budget
 from penstock_common.stream.streams import find_stream
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
@@ -93,7 +93,7 @@ def import_stream(
     with connect(url or Settings.from_environment().url) as client:
         if find_stream(client, name) is None:
             total = int(SPARE * sum(note.nbytes for note in notes))
-            if budget_bytes is None and total > default_budget(client, name, payload):
+            if budget_bytes is None and total > default_budget(client, name, payload, contents.partitions):
                 settings["budget_bytes"] = total
             settings |= {"partitions": contents.partitions, "info": contents.info}
     segments = SegmentReader(folder)

@@ -37,8 +37,9 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
+from penstock_common.stream.servers.budgets import admit_stream
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
-from penstock_common.stream.servers.suitability import admit_stream, largest_block
+from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import to_stderr
@@ -133,7 +134,8 @@ class Writer:
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        budget_bytes = admit_stream(self._client, checked_name("stream", stream), budget_bytes, payload, notify)
+        checked_name("stream", stream)
+        budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
         require_capacity(self._client, stream, payload, budget_bytes)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,

@@ -1,22 +1,20 @@
-"""The check that a server can keep the promises: it must not evict, and the streams' budgets must fit its memory.
+"""The memory of servers, and the check that they keep the promises: a server must not evict. `budgets` sums budgets.
 
 INFO has all facts. Managed servers often refuse CONFIG, so it is asked only to give advice that works there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import BudgetRefused, ServerUnsuitable, TooLarge, Unauthorized
+from penstock_common.errors import ServerUnsuitable, TooLarge, Unauthorized
 from penstock_common.printable import readable_bytes
-from penstock_common.stream.commands import Client, readable
-from penstock_common.stream.directory import list_streams
-from penstock_common.stream.keys import StreamKeys
-from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, DEFAULT_BUDGET_BYTES, Stream, look_at_each
-from penstock_common.waiting import Notify, to_stderr
+from penstock_common.stream.commands import Client
+from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, Stream
 
 RESERVE_SHARE = 0.1
 RESERVE_BYTES = 16 << 20
@@ -25,8 +23,6 @@ dies."""
 
 LEAST_BUDGET_BYTES = 4 * DEFAULT_BLOCK_BYTES
 """The least budget of a stream that names none: a quarter of it holds a block."""
-
-REMOVE = "remove a stream that nobody needs (`penstock inspect` lists them, `penstock delete NAME`)"
 
 ORDINARY_SHARE = 0.75
 """The share of a budget for all shards. The rest is for the lowest unfinished shard of the oldest unfinished epoch:
@@ -83,15 +79,21 @@ class ServerMemory:
         return usable_bytes(self.limit_bytes) - self.used_bytes if self.limit_bytes else None
 
 
+def read_memories(client: Client) -> dict[str, ServerMemory]:
+    """Ask for the memory of each server that holds keys. Returns address -> memory, in the order of slots."""
+    return dict(client.on_each(lambda node: (node.where, memory_of(node.info("memory")))))
+
+
 def read_memory(client: Client) -> ServerMemory:
     """Ask for the memory of the server. Several servers are as many as the fullest one, because keys spread evenly."""
-    told: list[ServerMemory] = client.on_each(lambda node: _memory_of(node.info("memory")))
+    told = list(read_memories(client).values())
     limits = [memory.limit_bytes for memory in told]
     policies = sorted({memory.policy for memory in told}, key=may_evict, reverse=True)
     return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])
 
 
-def _memory_of(told: dict[str, Any]) -> ServerMemory:
+def memory_of(told: Mapping[str, Any]) -> ServerMemory:
+    """Return the memory in an answer of INFO."""
     policy = str(told.get("maxmemory_policy", "noeviction"))
     return ServerMemory(int(told.get("used_memory", 0)), int(told.get("maxmemory", 0)), policy)
 
@@ -102,6 +104,13 @@ def may_evict(policy: str, *, has_jobs: bool = False) -> bool:
     No key of a stream has a time to live, so ``volatile-*`` takes none of them. rq gives one to its keys.
     """
     return policy != "noeviction" and (has_jobs or not policy.startswith("volatile-"))
+
+
+def require_keeps_samples(client: Client, memories: Iterable[ServerMemory]) -> None:
+    """Raise ServerUnsuitable if one of the streams' servers may evict samples."""
+    for memory in memories:
+        if may_evict(memory.policy):
+            raise ServerUnsuitable(_eviction(client, memory.policy, "samples unread"))
 
 
 def require_keeps_jobs(client: Client) -> None:
@@ -132,96 +141,3 @@ def _eviction(client: Client, policy: str, what: str) -> str:
 def usable_bytes(limit_bytes: int) -> int:
     """Return what writers may fill of a server's maxmemory: all but the reserve."""
     return int(limit_bytes * (1 - RESERVE_SHARE)) - RESERVE_BYTES
-
-
-def admit_stream(
-    client: Client, name: str, budget_bytes: int | None, payload: str | None = None, notify: Notify = to_stderr
-) -> int | None:
-    """Check that the server can carry stream ``name``, and choose the budget of a new stream.
-
-    Call it before the stream is made or given another budget: a refused stream must not take memory from the others.
-
-    Args:
-        client: The streams' server.
-        name: The stream.
-        budget_bytes: The wanted budget. None keeps that of an existing stream. A new one takes `default_budget`.
-        payload: The payload storage of a new stream; see ``Stream.payload``.
-        notify: Called with the budget of a new stream that takes less than DEFAULT_BUDGET_BYTES.
-
-    Returns:
-        The budget to make the stream with, or None for that of the existing stream.
-
-    Raises:
-        ServerUnsuitable: The server may evict samples.
-        BudgetRefused: The budgets of all streams do not fit the server's memory.
-    """
-    memory = read_memory(client)
-    if may_evict(memory.policy):
-        raise ServerUnsuitable(_eviction(client, memory.policy, "samples unread"))
-    stored, stored_payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
-    kept = payload or (stored_payload or b"inline").decode("utf-8", "replace")
-    if not memory.limit_bytes or kept != "inline":
-        return budget_bytes
-    others = _budget_of_others(client, name)
-    if budget_bytes is None and stored is None:
-        budget_bytes = _share(memory.limit_bytes, others)
-        if others and usable_bytes(memory.limit_bytes) - others < LEAST_BUDGET_BYTES:
-            raise BudgetRefused(
-                f"no memory for stream {name!r}: the other streams' budgets take {readable_bytes(others)} of the "
-                f"{readable_bytes(usable_bytes(memory.limit_bytes))} that streams may have of the server's maxmemory "
-                f"{readable_bytes(memory.limit_bytes)}: {REMOVE}, give one of them less by --budget (budget_bytes=), "
-                "or raise maxmemory"
-            )
-        _require_room(name, budget_bytes, others, memory.limit_bytes)
-        if budget_bytes < DEFAULT_BUDGET_BYTES:
-            notify(
-                f"stream {name!r} takes a budget of {readable_bytes(budget_bytes)}, half of what the other streams "
-                f"leave of the server's maxmemory {readable_bytes(memory.limit_bytes)}; budget_bytes (--budget) sets "
-                "another"
-            )
-    _require_room(name, budget_bytes or _budget(client, name), others, memory.limit_bytes)
-    return budget_bytes
-
-
-def default_budget(client: Client, name: str, payload: str | None = None) -> int:
-    """Return the budget of a new stream that names none.
-
-    It is DEFAULT_BUDGET_BYTES, or half of what the other streams leave of the server's memory if that is less. So there
-    is always space for a further stream.
-    """
-    limit = read_memory(client).limit_bytes
-    if not limit or payload not in (None, "inline"):
-        return DEFAULT_BUDGET_BYTES
-    return _share(limit, _budget_of_others(client, name))
-
-
-def _share(limit: int, others: int) -> int:
-    return max(LEAST_BUDGET_BYTES, min(DEFAULT_BUDGET_BYTES, (usable_bytes(limit) - others) // 2))
-
-
-def _budget_of_others(client: Client, name: str) -> int:
-    """Return the sum of the other streams' budgets. A stream whose meta cannot be read is left out."""
-    others = [other for other in list_streams(client) if other != name]
-    return sum(look_at_each(others, lambda other: _budget(client, other))[0])
-
-
-def _require_room(name: str, budget_bytes: int, others: int, limit: int) -> None:
-    room = usable_bytes(limit)
-    if budget_bytes + others > room:
-        left = room - others
-        ways = [f"give a budget of at most {readable_bytes(left)}"] if left > 0 else []
-        ways.append("raise maxmemory")
-        if others:
-            ways.append(REMOVE)
-        raise BudgetRefused(
-            f"stream {name!r} has a budget of {readable_bytes(budget_bytes)}, the other streams "
-            f"{readable_bytes(others)}; the server's maxmemory {readable_bytes(limit)} leaves room for "
-            f"{readable_bytes(max(room, 0))} in all: {', or '.join(ways)}"
-        )
-
-
-@readable(lambda client, name: StreamKeys(name).meta)
-def _budget(client: Client, name: str) -> int:
-    """Return the budget that a stream takes of the server's memory. Payloads in segments take none."""
-    budget, payload = client.hmget(StreamKeys(name).meta, "budget_bytes", "payload")
-    return int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
