@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, TypeVar, cast
@@ -84,6 +85,7 @@ def connect(
     """
     client, seeds = _client_of_first(url, client_class, timeout_s, client_name)
     _require_files(client)
+    _require_usable_files(client)
     client.patience.tell(bears_outages or notify)
     patience_s = OUTAGE_S if patience_s is None else patience_s
     outage = Outage(client.patience.notify, doing="connecting")
@@ -260,6 +262,33 @@ def _require_files(client: ControlClient) -> None:
             )
 
 
+def _require_usable_files(client: ControlClient) -> None:
+    """Raise ServerUnavailable if the files that the URL names for TLS are no certificates, or do not fit together.
+
+    A connection would report it as a server that does not answer.
+    """
+    settings = client.connection_pool.connection_kwargs
+    ca, certificate, key = (settings.get(option) for option in _FILES_OF_TLS)
+    if key and not certificate:
+        raise ServerUnavailable(
+            f"the address {client.where} names a client key without its certificate: write "
+            "?ssl_certfile=FILE&ssl_keyfile=FILE in the URL"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    options, files = "ssl_ca_certs=FILE", str(ca)
+    try:
+        if ca:
+            context.load_verify_locations(ca)
+        if certificate:
+            options, files = "ssl_certfile=FILE&ssl_keyfile=FILE", f"{certificate} and {key or 'no key'}"
+            context.load_cert_chain(certificate, key, settings.get("ssl_password") or "")
+    except (ssl.SSLError, OSError) as error:
+        raise ServerUnavailable(
+            f"{files} for {client.where} cannot be used ({getattr(error, 'reason', None) or error}): write ?{options} "
+            "with files in the PEM format, a certificate and the key that belongs to it, in the URL"
+        ) from None
+
+
 def _client_of_first(
     url: str, client_class: type[AnyClient], timeout_s: float, client_name: str | None
 ) -> tuple[AnyClient, list[Address]]:
@@ -330,8 +359,10 @@ def check_url(url: str) -> None:
 
 
 def _check_path(url: str) -> None:
-    """Refuse a path that is not a number, which redis-py takes for database 0 and would write there."""
+    """Refuse options of TLS without TLS, and a path that redis-py takes for database 0 and would write there."""
     parts = urlsplit(url)
+    if parts.scheme in ("redis", "unix") and (found := re.search(r"(?:^|&)(ssl_\w+)=", parts.query)):
+        raise ValueError(f"{found[1]} is an option of rediss://")
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
         raise ValueError(f"the path is a database number, found {database!r}")

@@ -194,3 +194,34 @@ def test_tls_talk_to_a_plain_port_says_that_there_may_be_no_tls(
     monkeypatch.setattr(connection, "CONNECT_TIMEOUT_S", 0.3)
     with pytest.raises(ServerUnavailable, match="without TLS"):
         connect(f"rediss://localhost:{any_server.port}")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ("ssl_ca_certs=JUNK", r"junk\.pem for .* cannot be used .*write \?ssl_ca_certs=FILE"),
+        ("ssl_ca_certs=CERT&ssl_certfile=CERT", r"no key for .*write \?ssl_certfile=FILE&ssl_keyfile=FILE"),
+        ("ssl_ca_certs=CERT&ssl_keyfile=KEY", r"a client key without its certificate: write \?ssl_certfile=FILE"),
+        ("ssl_ca_certs=CERT&ssl_certfile=JUNK&ssl_keyfile=KEY", r"junk\.pem and .* cannot be used"),
+        ("ssl_ca_certs=CERT&ssl_certfile=CERT&ssl_keyfile=OTHER", r"KEY_VALUES_MISMATCH.*the key that belongs to it"),
+    ],
+)
+def test_files_that_are_no_certificates_are_named(
+    certificate: tuple[Path, Path], tmp_path: Path, files: str, words: str
+) -> None:
+    """They were reported as a server that does not answer, or as a TypeError."""
+    (tmp_path / "junk.pem").write_text("no certificate\n")
+    names = {"JUNK": tmp_path / "junk.pem", "CERT": certificate[0], "KEY": certificate[1]}
+    if "OTHER" in files:
+        names["OTHER"] = made_certificate(tmp_path)[1]
+    for name, file in names.items():
+        files = files.replace(f"={name}", f"={file}")
+    with pytest.raises(ServerUnavailable, match=words) as caught:
+        connect(f"rediss://localhost:1?{files}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_options_of_tls_at_a_plain_address_name_the_scheme() -> None:
+    """The whole mistake is one letter in the URL."""
+    with pytest.raises(ServerUnavailable, match="ssl_ca_certs is an option of rediss://"):
+        connect("redis://localhost:1?ssl_ca_certs=ca.pem")
