@@ -130,7 +130,7 @@ class Nowhere:
         """Take one block."""
         self._see(block)
 
-    def settle(self) -> None:
+    def commit_all(self) -> None:
         """Do nothing, because nothing is kept."""
 
     def require_whole(self, end: int) -> None:

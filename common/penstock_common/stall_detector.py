@@ -103,7 +103,7 @@ class _Stall:
     where: str
     notify: Notify
     began_s: float
-    told_at_s: float
+    reported_s: float
     seen_s: float
     """The time when a late request was last seen."""
     asked_s: float
@@ -115,9 +115,9 @@ class _Stall:
         if is_late:
             self.seen_s = now
 
-    def told(self, now: float) -> None:
+    def report_at(self, now: float) -> None:
         """Note that the silence was reported."""
-        self.told_at_s = now
+        self.reported_s = now
 
 
 class StallDetector:
@@ -229,8 +229,8 @@ class StallDetector:
             _say(silence.notify, f"{readable_server(silence.where)} answers again, after {lasted_s:.0f} s")
         elif now - silence.asked_s > FORGET_S:
             self._silences.remove(silence)
-        elif silence.seen_s == now and now - silence.told_at_s >= REPEAT_S:
-            silence.told(now)
+        elif silence.seen_s == now and now - silence.reported_s >= REPEAT_S:
+            silence.report_at(now)
             _say(silence.notify, f"waiting: {no_answer(silence.where, lasted_s)}")
 
 

@@ -74,8 +74,8 @@ class Wait:
         self._clock = clock
         self._timeout_s = timeout_s
         self._began = clock()
-        self._told_at: float | None = None
-        self._told = ""
+        self._said_at_s: float | None = None
+        self._said = ""
 
     @property
     def seconds(self) -> float:
@@ -101,13 +101,13 @@ class Wait:
             why = no_answer(self._server, silent_s) if silent_s else reason()
             raise WaitTimeout(f"gave up after {self.seconds:.0f} s: {why}")
         now = self._clock()
-        due = first_word_s if self._told_at is None else REPEAT_S
-        since = self._began if self._told_at is None else self._told_at
-        changed = self._told_at is not None and kind != self._told and now - self._told_at >= FIRST_WORD_S
+        due = first_word_s if self._said_at_s is None else REPEAT_S
+        since = self._began if self._said_at_s is None else self._said_at_s
+        changed = self._said_at_s is not None and kind != self._said and now - self._said_at_s >= FIRST_WORD_S
         if (now - since >= due or changed) and not self._is_server_late():
             why = reason()  # it may ask the server, and meet its silence
             if not self._is_server_late():
-                self._told_at, self._told = now, kind
+                self._said_at_s, self._said = now, kind
                 self._notify(f"waiting: {why}")
 
     def _is_server_late(self) -> bool:
@@ -116,7 +116,7 @@ class Wait:
 
     def over(self) -> None:
         """Start again: the next wait is another one."""
-        self._began, self._told_at, self._told = self._clock(), None, ""
+        self._began, self._said_at_s, self._said = self._clock(), None, ""
 
 
 class Outage:
@@ -132,7 +132,7 @@ class Outage:
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
         """The limit; see `hurry`."""
         self._began: float | None = None
-        self._told_at, self._told = 0.0, ""
+        self._said_at_s, self._said = 0.0, ""
         self._pause_s = 0.0
 
     def hurry(self, patience_s: float) -> None:
@@ -158,9 +158,9 @@ class Outage:
 
     def _tell(self, error: ServerUnavailable, now: float) -> None:
         kind = type(error).__name__
-        if kind == self._told and now - self._told_at < REPEAT_S:
+        if kind == self._said and now - self._said_at_s < REPEAT_S:
             return
-        self._told, self._told_at = kind, now
+        self._said, self._said_at_s = kind, now
         if isinstance(error, ServerLoading):
             self._notify(f"waiting, to go on {self._doing}: {error}")
             return
@@ -169,7 +169,7 @@ class Outage:
 
     def over(self) -> None:
         """Note that the server answered."""
-        self._began, self._told, self._pause_s = None, "", 0.0
+        self._began, self._said, self._pause_s = None, "", 0.0
 
 
 def join(thread: threading.Thread, timeout_s: float | None = None) -> None:

@@ -231,7 +231,7 @@ class TestWaits:
         ):
             for number in range(10):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             batches = iter(loader)
             for _ in range(2):
                 next(batches)
@@ -246,7 +246,7 @@ class TestWaits:
             assert pending(any_client) == 0
             for number in range(10, 20):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             waiting.join(30)
 
     def test_a_wait_for_the_server_is_not_blamed_on_a_producer(self, fresh_server: Callable[..., Any]) -> None:
@@ -262,7 +262,7 @@ class TestWaits:
         ):
             for number in range(10):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             batches = iter(loader)
             found = [*next(batches)["y"], *next(batches)["y"]]  # from here on, acknowledging has its own connection
             admin.config_set("maxclients", len(admin.client_list()) - 1)
@@ -274,7 +274,7 @@ class TestWaits:
             admin.config_set("maxclients", 1000)
             for number in range(10, 15):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             found += [*next(iter(loader))["y"]]
         assert found == list(range(15))
 

@@ -156,7 +156,7 @@ class TestWaits:
             first = epoch.shard(0)
             for number in range(17):
                 first.write(sample(number))
-            first.settle()
+            first.commit_all()
             with rank_of(any_url, timeout_s=6, notify=said.append) as loader:
                 batches = iter(loader)
                 assert numbers([next(batches), next(batches)]) == list(range(16))
@@ -222,7 +222,7 @@ class TestWaits:
                 shard = epoch.shard(number)
                 for position in range(count):
                     shard.write(sample(30 * number + position))
-                shard.settle()
+                shard.commit_all()
                 shard.abort()
             epoch.abandon()
         assert interleaved(read_ranks(any_url, 2, 8)) == [*range(35), *range(13)]

@@ -13,7 +13,7 @@ def fill(shard: ShardWriter, start: int, count: int) -> None:
     """Commit samples without completing the shard."""
     for number in range(start, start + count):
         shard.write(sample(number))
-    shard.settle()
+    shard.commit_all()
 
 
 def test_a_share_that_has_all_its_steps_hears_that_the_epoch_is_complete(any_url: str) -> None:

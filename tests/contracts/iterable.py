@@ -85,7 +85,7 @@ class Sheet:
         """Write a hole."""
         self.written.append(reason)
 
-    def settle(self) -> None:
+    def commit_all(self) -> None:
         """Do nothing, because all of it is safe."""
 
 

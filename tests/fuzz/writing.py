@@ -131,7 +131,7 @@ class Writing(RuleBasedStateMachine):
                 writer.write({"x": np.full(3, value), "y": value})
             epoch.commit(shard, writer.position - 1, value)
             self.steps["written"] += 1
-        writer.settle()
+        writer.commit_all()
         if samples > epoch.sizes[shard] - start and epoch.is_planned:
             with pytest.raises(ShardMismatch):
                 writer.write({"x": np.zeros(3, np.int64), "y": 0})
@@ -198,7 +198,7 @@ class Writing(RuleBasedStateMachine):
             if of == number and writer.position == epoch.ends.get(shard, 0) < epoch.sizes[shard]:
                 with pytest.raises(EpochAbandoned):
                     writer.write({"x": np.zeros(3, np.int64), "y": 0})
-                    writer.settle()
+                    writer.commit_all()
         self.drop_writers(number)
 
     def compare_manifest(self, number: int) -> None:

@@ -218,7 +218,7 @@ class TestLive:
         with writer_of(any_url, spec=SPEC) as writer:
             shard = writer.epoch(0, sizes=[1]).shard(0)
             shard.write(sample(1))
-            shard.settle()
+            shard.commit_all()
             delete_stream(any_client, "t")
             with pytest.raises(StreamDeleted):
                 shard.close()

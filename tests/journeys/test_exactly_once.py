@@ -148,7 +148,7 @@ def test_everything_arrives_once_while_every_connection_is_cut(url: str, client:
             for number in EVERY:
                 shard.write(sample(number))
                 time.sleep(0.001)
-            shard.settle()
+            shard.commit_all()
             done.set()
             cutter.join()
             shard.close()

@@ -85,7 +85,7 @@ def write(epoch: EpochWriter | ShardWriter, first: int, end: int) -> None:
     """Commit these samples."""
     for number in range(first, end):
         epoch.write(sample(number))
-    epoch.flush() if isinstance(epoch, EpochWriter) else epoch.settle()
+    epoch.flush() if isinstance(epoch, EpochWriter) else epoch.commit_all()
 
 
 def training(url: str, said: list[str], **settings: Any) -> AbstractContextManager[Loader]:

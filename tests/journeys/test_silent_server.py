@@ -104,7 +104,7 @@ class Users:
         ):
             for number in range(COUNT):
                 shard.write({"y": number})
-                shard.settle()
+                shard.commit_all()
                 time.sleep(0.01)
         return list(range(COUNT))
 

@@ -197,7 +197,7 @@ def half_an_epoch(say: Callable[[Any], None]) -> None:
     with writer.epoch().shard(0) as lane:
         for number in range(300, 317):
             lane.write(sample(number))
-        lane.settle()
+        lane.commit_all()
         say(None)
 
 

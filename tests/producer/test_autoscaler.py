@@ -114,7 +114,7 @@ class World:
         groups = {(name, "one"): one for name, one in told.items() if name in self.steps_s}
         return load_of(ReportedRates({n: one for n, one in told.items() if n not in self.steps_s}, groups, {}))
 
-    def follow(self, staffing: WorkerTarget, until_s: float) -> list[tuple[float, int]]:
+    def follow(self, target: WorkerTarget, until_s: float) -> list[tuple[float, int]]:
         """(when, how many) of each look."""
         history = []
         while self.now < until_s:
@@ -123,7 +123,7 @@ class World:
                 self.now, _, action = heapq.heappop(self.events)
                 action()
             self.now = look
-            workers = staffing.decide(self.now, len(self.alive), self.load())
+            workers = target.decide(self.now, len(self.alive), self.load())
             self.resize(workers)
             history.append((self.now, workers))
         return history
@@ -181,11 +181,11 @@ def test_a_load_that_changes_is_followed() -> None:
     """A trainer that begins to train twice as fast, or half as fast, is given workers within the minute again."""
     world = World(0.03, {"resnet": 0.1}, 100_000)
     world.resize(1)
-    staffing = WorkerTarget(most=40)
-    history = world.follow(staffing, 200)
+    target = WorkerTarget(most=40)
+    history = world.follow(target, 200)
     for began, step_s in ((200.0, 0.05), (600.0, 0.16)):
         world.steps_s["resnet"] = step_s
-        changed = world.follow(staffing, began + 400)
+        changed = world.follow(target, began + 400)
         require_steady(changed, began, right_number(0.03, step_s))
     require_steady(history, 0.0, right_number(0.03, 0.1))
 

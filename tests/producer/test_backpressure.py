@@ -247,7 +247,7 @@ def test_who_goes_on_without_room_is_refused_and_what_waits_stays_as_it_was(any_
         reading.start()
         while shard.committed < given:
             with suppress(BudgetFull):
-                shard.settle()
+                shard.commit_all()
         shard.abort()
         epoch.abandon()
         reading.join(20)
@@ -268,7 +268,7 @@ def test_shards_that_are_ahead_leave_room_for_the_one_awaited(any_url: str, any_
         first = epoch.shard(0)
         for number in range(30):
             first.write(block(number))
-        first.settle()
+        first.commit_all()
         first.abort()
         assert accounted_bytes(any_client, "t")[0] == 100_000
 

@@ -125,7 +125,7 @@ def test_a_connection_cut_again_and_again_loses_and_doubles_nothing(url: str, cl
             for number in range(SIZE):
                 shard.write(sample(number))
                 time.sleep(0.0005)
-            shard.settle()
+            shard.commit_all()
     assert any("connection broke while writing" in line for line in said)
     require_exactly_once(url, client)
 
@@ -137,7 +137,7 @@ def test_a_server_that_forgot_its_scripts_is_taught_again(any_url: str, any_clie
         with epoch.shard(0) as shard:
             for number in range(SIZE):
                 if number == 200:
-                    shard.settle()
+                    shard.commit_all()
                     any_client.script_flush()
                 shard.write(sample(number))
     require_exactly_once(any_url, any_client)
@@ -149,12 +149,12 @@ def test_an_abandoned_epoch_takes_nothing_more(any_url: str, any_client: Client)
         shard = writer.epoch(0, sizes=[SIZE]).shard(0)
         for number in range(8):
             shard.write(sample(number))
-        shard.settle()
+        shard.commit_all()
         abandon_epoch(any_client, writer.stream, 0)
         with pytest.raises(EpochAbandoned, match="abandoned"):
             for number in range(8, 16):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
         shard.abort()
     assert stored(any_client, "t", 0).total() == 8
 
@@ -165,12 +165,12 @@ def test_a_server_that_lost_committed_blocks_is_named(any_url: str, any_client: 
         shard = writer.epoch(0, sizes=[SIZE]).shard(0)
         for number in range(8):
             shard.write(sample(number))
-        shard.settle()
+        shard.commit_all()
         any_client.delete(writer.stream.partitions[0].index(0, 0))
         with pytest.raises(ShardMismatch, match="lost data"):
             for number in range(8, 20):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
         shard.abort()
 
 
@@ -240,12 +240,12 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
         shard = writer.epoch(0, sizes=[8]).shard(0)
         for number in range(4):
             shard.write(sample(number))
-        shard.settle()
+        shard.commit_all()
         client.config_set("maxmemory", "1mb")
         for number in range(4, 8):
             shard.write(sample(number))
         with pytest.raises(BudgetFull, match=r"of its maxmemory 1(\.0)? MiB"):
-            shard.settle()
+            shard.commit_all()
         assert sent == [0, 4]
         client.config_set("maxmemory", 0)
         shard.close()

@@ -114,7 +114,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(any_url: str, any_client: Cli
             for number in range(60 * BLOCK):
                 shard.write(sample(number))
                 time.sleep(0.005 * (number % 100 == 0))
-            shard.settle()
+            shard.commit_all()
         states = sealed(any_client, writer.stream)
         assert len(states) >= 15
         assert all(states.values())
@@ -170,13 +170,13 @@ def test_a_block_whose_segment_was_sealed_is_stored_anew_in_another_one(
         with writer.epoch(0, sizes=[2 * BLOCK]).shard(0) as shard:
             for number in range(BLOCK):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             (name,) = sealed(any_client, stream)
             manifest = load_manifest(writer.client, stream, 0)
             seal_segments(writer.client, stream.partitions[0], manifest, [name], for_the_dead=True)
             for number in range(BLOCK, 2 * BLOCK):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
         (other,) = set(sealed(any_client, stream)) - {name}
     assert sent == [(0, name), (BLOCK, name), (BLOCK, other)]
     with Replay("t", url=any_url, epoch=0, batch_size=64, tuning=Tuning(notify=lambda _: None)) as replay:

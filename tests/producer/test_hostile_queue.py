@@ -31,7 +31,7 @@ from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.queue import FUNCTION, ShardJob, open_queue
 from penstock_producer.jobs.task import META_BYTES, UnreadableField, checked, inflated, readable_meta
-from penstock_producer.jobs.watchdog import WorkerDeath, suspect
+from penstock_producer.jobs.watchdog import WorkerDeath, note_crash
 from penstock_producer.jobs.worker import QUEUE
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import PATIENCE_S, dataset, numbers_in, options_of
@@ -207,7 +207,7 @@ def noted(job_id: str, key: bytes) -> dict[str, Any]:
     """Notes that a supervisor signs, of ten samples of a job that killed their workers."""
     notes: dict[str, Any] = {}
     for place in range(10):
-        suspect(notes, WorkerDeath("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
+        note_crash(notes, WorkerDeath("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
     return notes
 
 

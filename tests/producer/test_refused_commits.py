@@ -67,7 +67,7 @@ def test_what_does_not_come_next_is_taken_back_before_anybody_can_see_it(url: st
         with epoch.shard(0) as shard:
             for number in range(10):
                 shard.write(sample(number))
-            shard.settle()
+            shard.commit_all()
             held = load_roster(writer.client, partition).bytes
             for first in (0, 5, 12):  # all of it there, some of it, and with a gap before it
                 block = block_at(first)
@@ -94,7 +94,7 @@ def test_an_epoch_that_takes_nothing_more_is_left_as_it_is(url: str, client: Cli
         epoch = writer.epoch(0, sizes=[20])
         manifest, shard = load_manifest(writer.client, writer.stream, 0), epoch.shard(0)
         shard.write(sample(0))
-        shard.settle()
+        shard.commit_all()
         abandon_epoch(writer.client, writer.stream, 0)
         at, state, *_ = commit(writer.client, writer.stream, manifest, block_at(1))
         assert (at, state) == (b"1-0", f"abandoned:{manifest.id}".encode())
@@ -113,7 +113,7 @@ def test_the_answer_to_a_block_sent_behind_a_refused_one_is_read(any_url: str, a
         ours, theirs = (each.epoch(0, sizes=[8]).shard(0) for each in (writer, other))
         for number in range(6):
             theirs.write(sample(number))
-        theirs.settle()
+        theirs.commit_all()
         any_client.config_resetstat()
         for number in range(8):
             ours.write(sample(number))
@@ -150,7 +150,7 @@ def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(any_ur
     with writer_of(any_url, **settings) as writer, writer_of(any_url, **settings) as other:
         ahead = writer.epoch(0, sizes=[1, 3]).shard(1)  # of what the others leave, since shard 0 is not there
         ahead.write(wide(0))
-        ahead.settle()
+        ahead.commit_all()
         any_client.client_pause(60_000, all=False)
         ahead.write(wide(1))
         for connection in any_client.client_list():
@@ -168,6 +168,6 @@ def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(any_ur
         later.abort()
         while ahead.committed < 3:
             with suppress(BudgetFull):
-                ahead.settle()
+                ahead.commit_all()
         ahead.close()
     assert stored(any_client, "t", 0) == {(1, offset): 1 for offset in range(3)}

@@ -110,7 +110,7 @@ def test_a_restarted_server_finds_what_its_append_only_file_and_the_folder_hold(
     shard = writer.epoch(0, sizes=[300]).shard(0)
     for number in range(150):
         shard.write(sample(number))
-    shard.settle()
+    shard.commit_all()
     server.kill()
     del shard, writer
     again = fresh_server(executable, **settings, extra={"appendfsync": "always"})

@@ -59,7 +59,7 @@ def test_a_forged_record_does_not_make_a_writer_skip_samples_and_end_well(
         writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
     ):
         fill(shard, 8)
-        shard.settle()
+        shard.commit_all()
         entry = first_entry(any_client) if forged.get("e") == "first" else forged.get("e", "1-1")
         forge(any_client, 24, **{**forged, "e": entry})
         fill(shard, SIZE)
@@ -74,7 +74,7 @@ def test_a_forged_record_of_another_writer_ends_a_planned_shard(any_url: str, an
         writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
     ):
         fill(shard, 8)
-        shard.settle()
+        shard.commit_all()
         forge(any_client, 24, w="somebody")
         fill(shard, SIZE)
 
@@ -101,7 +101,7 @@ def test_records_that_were_deleted_meanwhile_are_missed(any_url: str, any_client
         writer.epoch(0, sizes=[SIZE]).shard(0) as shard,
     ):
         fill(shard, 20)
-        shard.settle()
+        shard.commit_all()
         any_client.xdel(writer.stream.partitions[0].index(0, 0), "8-0")
         fill(shard, SIZE)
 
@@ -127,7 +127,7 @@ def test_a_shard_that_another_run_began_ends_well(any_url: str, any_client: Clie
                 shard.quarantine("bad")
             else:
                 shard.write(sample(offset))
-        shard.settle()
+        shard.commit_all()
         shard.abort()
     with writer_of(any_url, **QUIET) as second, second.epoch(0, sizes=[SIZE]).shard(0) as again:
         assert again.position == 18
@@ -144,7 +144,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
     with writer_of(any_url, **QUIET) as first:
         shard = first.epoch(0, sizes=[SIZE]).shard(0)
         fill(shard, 20)
-        shard.settle()
+        shard.commit_all()
         shard.abort()
     partition = open_stream(any_client, "t").partitions[0]
     with loader_of(any_url, batch_size=4, start="earliest") as loader, writer_of(any_url, **QUIET) as second:

@@ -23,7 +23,7 @@ from penstock_producer.jobs.watchdog import (
     held_bytes,
     machine_bytes,
     memory_part,
-    suspect,
+    note_crash,
 )
 
 
@@ -137,8 +137,8 @@ def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: in
         watched.current.begin(9, 300.0)
         death = watched.death("me", 4711, code)
         assert death is not None
-        suspect(meta, replace(death, key=b"ours"), "job-0")
-        suspect(meta, replace(death, key=b"theirs"), "job-0")
+        note_crash(meta, replace(death, key=b"ours"), "job-0")
+        note_crash(meta, replace(death, key=b"theirs"), "job-0")
         assert list(readable_meta(json.dumps(meta).encode())) == ["at", "suspects"]
         (found,) = CrashRecord.of(meta, "job-0", b"ours").items()
         assert found == (9, CrashRecord(tried + 1, death.weight * (tried + 1), deed))
@@ -157,8 +157,8 @@ def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
     assert crashed is not None
     assert crashed.place is None
     meta: dict[str, Any] = {}
-    suspect(meta, WorkerDeath("me", "stopped"), "job-0")
-    suspect(meta, crashed, "job-0")
+    note_crash(meta, WorkerDeath("me", "stopped"), "job-0")
+    note_crash(meta, crashed, "job-0")
     assert meta == {}
 
 

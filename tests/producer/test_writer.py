@@ -275,7 +275,7 @@ class TestShards:
             first = epoch.shard(0)
             for number in range(5):
                 first.write(sample(number))
-            first.settle()
+            first.commit_all()
             first.abort()
             with epoch.shard(0) as again:
                 assert again.position == 5

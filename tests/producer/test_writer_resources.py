@@ -113,7 +113,7 @@ def test_a_shard_that_nobody_has_any_more_is_gone_at_once(any_url: str, memory_p
         shard = epoch.shard(0)
         for number in range(10):
             shard.write(sample(number))
-        shard.settle()
+        shard.commit_all()
         shard.abort()
         watched = weakref.ref(shard)
         gc.disable()
@@ -135,7 +135,7 @@ def test_a_shard_is_declared_complete_though_its_connection_or_the_script_is_gon
         for number in range(3):
             with epoch.shard(number) as shard:
                 shard.write(sample(number))
-                shard.settle()
+                shard.commit_all()
                 if trouble == "script flush":
                     client.script_flush()
                 else:
@@ -152,7 +152,7 @@ def test_what_is_refused_as_a_shard_is_declared_complete_is_named(url: str, clie
         epoch = writer.epoch(0, sizes=[1])
         shard = epoch.shard(0)
         shard.write(sample(0))
-        shard.settle()
+        shard.commit_all()
         client.hset(writer.stream.keys.manifest(0), "id", "another")
         with pytest.raises(EpochAbandoned, match="removed and made again"):
             shard.close()

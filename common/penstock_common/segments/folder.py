@@ -196,7 +196,7 @@ class SegmentFolder:
             self._check(what, why_not)  # it may give a better reason
             last = walk(self.root)[-1]
             raise SegmentsUnseen(
-                f"{what}: permission denied ({last.path}: {last.told()}); run as that user, or, where the mode begins "
+                f"{what}: permission denied ({last.path}: {last.words()}); run as that user, or, where the mode begins "
                 "with 2, as a member of that group"
             ) from None
         except OSError as error:

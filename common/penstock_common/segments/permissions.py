@@ -54,7 +54,7 @@ class PathStep:
         """Return whether the mode has a bit of `stat`."""
         return bool(self.mode & bit)
 
-    def told(self) -> str:
+    def words(self) -> str:
         """Return owner, group and mode in words."""
         return f"user {user_name(self.uid)}, group {group_name(self.gid)}, mode {S_IMODE(self.mode):04o}"
 
@@ -176,9 +176,9 @@ def why_not_write(
     if step is None:
         return None
     if step.uid in trust.owners and trust.is_open(step):
-        return _told_open(step)
+        return _open_step(step)
     return (
-        f"{step.path} belongs to another user ({step.told()}), who can replace its files: name a folder of "
+        f"{step.path} belongs to another user ({step.words()}), who can replace its files: name a folder of "
         f"user {user_name(user.uid)}, or run as user {user_name(step.uid)}"
     )
 
@@ -200,10 +200,10 @@ def why_not_read(
     if step is None:
         return None
     if step.uid in trust.owners and trust.is_open(step):
-        return _told_open(step)
+        return _open_step(step)
     share = shlex.quote(str(last.path))
     return (
-        f"{step.path} belongs to another user ({step.told()}), who can replace its files: run as user "
+        f"{step.path} belongs to another user ({step.words()}), who can replace its files: run as user "
         f"{user_name(step.uid)}, or have that user share the root with a group of both, before the stream is made: "
         f"chgrp GROUP {share} && chmod 2750 {share}"
     )
@@ -217,10 +217,10 @@ def _owners(steps: Sequence[PathStep], user: FileUser) -> set[int]:
     return {user.uid, SUPERUSER, steps[0].uid}
 
 
-def _told_open(step: PathStep) -> str:
+def _open_step(step: PathStep) -> str:
     path = shlex.quote(str(step.path))
     who = "every user" if step.has(S_IWOTH) else f"every member of group {group_name(step.gid)}"
     return (
-        f"{who} can replace the files in {step.path} ({step.told()}): remove that right (chmod go-w {path}), allow "
+        f"{who} can replace the files in {step.path} ({step.words()}): remove that right (chmod go-w {path}), allow "
         f"only owners to rename and remove (chmod +t {path}), or name another folder"
     )

@@ -101,8 +101,8 @@ class SegmentReader:
         """Name to a locked file and its array, which owns the descriptor."""
         self._open: OrderedDict[str, _Source] = OrderedDict()
         weakref.finalize(self, _close_all, self._open)
-        self._ahead, self._is_told = Readahead(), False
-        """``_is_told``: whether callers announce what they read next, so that the reader does not guess."""
+        self._ahead, self._is_announced = Readahead(), False
+        """``_is_announced``: whether callers announce what they read next, so that the reader does not guess."""
 
     def require(self) -> None:
         """Raise SegmentsUnseen unless this process sees the folder."""
@@ -141,12 +141,12 @@ class SegmentReader:
     def expect(self, ref: SegmentRef) -> None:
         """Ask the kernel for a payload that will be read soon, out of order. A failure shows when it is read."""
         if not self.lies_in_memory:
-            self._is_told = True
+            self._is_announced = True
             self._ahead.fetch(self._folder.path / ref.file, ref.at, ref.end)
 
     def _ask(self, source: _Source, ref: SegmentRef) -> None:
         """Ask the kernel for the bytes after this payload, if a file is read from start to end."""
-        if not source.reads_on(ref) or self._is_told:
+        if not source.reads_on(ref) or self._is_announced:
             return
         if (wanted := source.take_ahead(ref.end)) is not None:
             self._ahead.fetch(self._folder.path / source.segment.name, *wanted)

@@ -182,8 +182,8 @@ def commit_commands(
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
     numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
     noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
-    told = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), writer.encode(), *noted]
-    script = (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *told)
+    args = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), writer.encode(), *noted]
+    script = (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *args)
     if not fields:
         return [script]
     appended = [part for field in fields for part in field]
@@ -453,9 +453,9 @@ def _listed(
 
 def _without_gone(replies: Iterable[Any], where: Client) -> list[Any]:
     """Return the replies without those for released epochs. Raises any other error."""
-    told = [reply for reply in replies if not (isinstance(reply, ResponseError) and is_gone(reply))]
-    raise_errors(told, where)
-    return told
+    left = [reply for reply in replies if not (isinstance(reply, ResponseError) and is_gone(reply))]
+    raise_errors(left, where)
+    return left
 
 
 def _pending(one: dict[str, Any]) -> PendingEntry:

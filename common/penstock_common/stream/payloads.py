@@ -166,8 +166,8 @@ def seal_segments(
 
 def seal_command(partition: PartitionKeys, manifest: Manifest, names: Iterable[str]) -> Command:
     """Return the command by which their own writer seals segments. It is sent with others, and may be repeated."""
-    told = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
-    return (b"EVAL", _SEAL_SEGMENTS.encode(), *[text.encode() for text in told])
+    args = ["2", *_keys_of(partition, manifest), manifest.id, "1", *names]
+    return (b"EVAL", _SEAL_SEGMENTS.encode(), *[text.encode() for text in args])
 
 
 def _keys_of(partition: PartitionKeys, manifest: Manifest) -> list[str]:

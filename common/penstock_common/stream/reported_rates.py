@@ -104,13 +104,13 @@ class RateReporter:
 
     def __init__(self, client: Client, stream: Stream, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self.stream, self._name, self._clock = client, stream, name, clock
-        self._told_s = self._swept_s = float("-inf")
+        self._reported_s = self._swept_s = float("-inf")
         self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
         """(when, seconds spent on each kind by then): the newest that is as old as `RECENT_S`, and all since."""
 
     def report(self, rate: RateMeter) -> None:
         """Report the rate, if that is due."""
-        if self._clock() - self._told_s >= REPORT_EVERY_S:
+        if self._clock() - self._reported_s >= REPORT_EVERY_S:
             look = rate.look()
             shares = {kind: round(share, 3) for kind, share in look.shares.items()}
             now = self._shares_lately(look.spent_s)
@@ -131,7 +131,7 @@ class RateReporter:
     def send(self, value: Mapping[str, Any]) -> None:
         """Report this now."""
         now = self._clock()
-        self._told_s = now
+        self._reported_s = now
         sweep = now - self._swept_s >= SWEEP_S
         keys = [self.stream.keys.paces, self.stream.keys.meta]
         args: list[Arg] = [self.stream.id, self._name, json.dumps(value), GONE_MS if sweep else 0]
@@ -150,25 +150,25 @@ def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
     """Return the reports of the last ten seconds, and which workers are silent."""
     found = decoded(client.hgetall(stream.keys.paces))
     now_ms = server_ms(client, stream.keys.paces) if found else 0
-    paces = ReportedRates({}, {}, {})
+    rates = ReportedRates({}, {}, {})
     for name, text in sorted(found.items()):
         said = json.loads(text)
         kind, _, rest = name.partition(":")
         if (ago_ms := now_ms - int(said["seen"])) > SILENT_MS:
             if kind == "w" and ago_ms <= GONE_MS and is_name(rest):
-                paces.silent[rest] = ago_ms / 1000
+                rates.silent[rest] = ago_ms / 1000
             continue
         if kind == "f":
-            paces.fleets[rest] = FleetReport(int(said["most"]), int(said["now"]))
+            rates.fleets[rest] = FleetReport(int(said["most"]), int(said["now"]))
         elif kind == "w":
-            paces.workers[rest] = _told(said)
+            rates.workers[rest] = _parsed(said)
         else:
             group, _, member = rest.partition(":")
-            paces.trainers[group, member] = _told(said)
-    return paces
+            rates.trainers[group, member] = _parsed(said)
+    return rates
 
 
-def _told(said: dict[str, Any]) -> ReportedRate:
+def _parsed(said: dict[str, Any]) -> ReportedRate:
     rate = said.get("rate")
     shares, now = (_shares(said.get(name)) for name in ("shares", "now"))
     return ReportedRate(

@@ -46,7 +46,7 @@ class Autoscaler:
         """
         self._client: Client = connect(url)
         self._name, self._most, self._streams, self._clock = name, most, streams, clock
-        self._staffing = WorkerTarget(most=1 << 16)  # for all fleets together; each has its own limit
+        self._target = WorkerTarget(most=1 << 16)  # for all fleets together; each has its own limit
         self._reporters: dict[str, RateReporter] = {}
         """Stream id -> what reports there how many processes this fleet has."""
         self._known: dict[str, float] = {}
@@ -74,12 +74,12 @@ class Autoscaler:
 
     def _decide(self, now: int) -> int:
         heard = [self._hear(name, now) for name in self._current()]
-        self.load = together([load_of(paces) for paces in heard])
-        fleets = {name: fleet for paces in heard for name, fleet in paces.fleets.items()}
+        self.load = together([load_of(reported) for reported in heard])
+        fleets = {name: fleet for reported in heard for name, fleet in reported.fleets.items()}
         fleets[self._name] = FleetReport(self._most, now)
         following = sum(fleet.now for fleet in fleets.values())
         others = max(0, self.load.workers - following)
-        wanted = self._staffing.decide(self._clock(), others + following, self.load)
+        wanted = self._target.decide(self._clock(), others + following, self.load)
         return min(self._most, part_of(self._name, wanted, fleets, others))
 
     def _current(self) -> list[str]:
@@ -112,7 +112,7 @@ SHRINK_AFTER_S = 16.0
 a worker that waits."""
 NEARLY_AFTER_S = 40.0
 """The time for which it must stay there if it differs by one worker only, which is noise."""
-SETTLE_S = 10.0
+REST_S = 10.0
 """The pause after a change, until new workers have shown their rate and their waits."""
 LEAP = 4.0
 """The largest factor of one step: the rates are those of the present number of workers on the present cores."""
@@ -163,20 +163,20 @@ class StreamLoad:
         return ", ".join(parts) or f"{self.streams} streams are served"
 
 
-def load_of(paces: ReportedRates) -> StreamLoad:
+def load_of(reported: ReportedRates) -> StreamLoad:
     """Add up what all workers and trainers reported."""
     demand: dict[str, float] = {}
-    for (group, _), told in paces.trainers.items():
-        if told.rate is not None:
-            demand[group] = demand.get(group, 0.0) + told.rate
-    rates = [told.rate for told in paces.workers.values() if told.rate is not None]
-    shares = [told.shares for told in paces.workers.values() if told.shares]
+    for (group, _), one in reported.trainers.items():
+        if one.rate is not None:
+            demand[group] = demand.get(group, 0.0) + one.rate
+    rates = [one.rate for one in reported.workers.values() if one.rate is not None]
+    shares = [one.shares for one in reported.workers.values() if one.shares]
 
     def mean(kind: str, otherwise: float) -> float:
         return fmean(share.get(kind, 0.0) for share in shares) if shares else otherwise
 
     return StreamLoad(
-        workers=len(paces.workers),
+        workers=len(reported.workers),
         rate=fmean(rates) if rates else None,
         busy=mean("busy", 1.0),
         room=mean("room", 0.0),
@@ -240,14 +240,14 @@ class WorkerTarget:
         self._since_s: float | None = None
         """The time since which the wish has been above, or below, the number of workers."""
         self._side = 0
-        self._settled_s = float("-inf")
+        self._rests_until_s = float("-inf")
         self._heard: list[float] = []
         """The wishes since then."""
 
     def decide(self, now_s: float, workers: int, load: StreamLoad) -> int:
         """Return how many workers there should be, given how many there are. Ask it every second or two."""
         wanted = wish(load)
-        if wanted is None or now_s < self._settled_s:
+        if wanted is None or now_s < self._rests_until_s:
             return self._bounded(workers)
         side = (wanted > workers + ABOVE * max(1.0, workers / 10)) - (wanted <= workers - BELOW)
         side = 0 if self._bounded(workers + side) == workers else side
@@ -262,7 +262,7 @@ class WorkerTarget:
             return self._bounded(workers)
         target = math.ceil(fmean(self._heard[-LATEST:]) - ABOVE)
         target = self._bounded(min(max(target, workers + 1), math.ceil(workers * LEAP)) if side > 0 else target)
-        self._settled_s, self._side, self._since_s = now_s + SETTLE_S, 0, None
+        self._rests_until_s, self._side, self._since_s = now_s + REST_S, 0, None
         self._heard.clear()
         return target
 

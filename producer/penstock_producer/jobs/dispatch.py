@@ -192,12 +192,14 @@ class Dispatcher:
         failed = self._failed(set(planned))
         forged = [job for job in failed if not _is_as_planned(job, planned[str(job.id)])]
         self._renew_changed([planned[str(job.id)] for job in forged])
-        untold = [job for job in failed if not job.is_told(self._key) and job not in forged]
-        for job in untold:
+        unreported = [job for job in failed if not job.has_report(self._key) and job not in forged]
+        for job in unreported:
             self._tell_of_stranger(str(job.worker_name or ""), planned[str(job.id)])
-        self._renew([planned[str(job.id)] for job in untold])
-        told = next((job for job in failed if job not in forged and job not in untold), None)
-        return None if told is None else (str(told.description), str(told.meta.get("error") or told.why_lost()))
+        self._renew([planned[str(job.id)] for job in unreported])
+        reported = next((job for job in failed if job not in forged and job not in unreported), None)
+        if reported is None:
+            return None
+        return str(reported.description), str(reported.meta.get("error") or reported.why_lost())
 
     def _renew(self, tasks: list[ShardTask]) -> None:
         """Queue jobs at the front as they were planned, with Penstock's notes, whatever happened to them."""
@@ -245,7 +247,7 @@ class Dispatcher:
 
     def clean(self) -> None:
         """Return jobs of workers that are silent to the queue. Workers do the same."""
-        self._queue.asked(self._queue.tidy, self._notify)
+        self._queue.asked(self._queue.clean_up, self._notify)
 
     def return_jobs(self, death: WorkerDeath) -> None:
         """Return a dead worker's job at once, and remove the worker from rq's list."""

@@ -235,13 +235,13 @@ class _ProgressReporter:
     """The reports to the owner. Progress is not sent more often than the owner looks."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._told = pipe, 0.0
+        self._pipe, self._said = pipe, 0.0
         self._sending = threading.Lock()
         """The lock for each message: the stall detector speaks from a thread of its own."""
 
     def at(self, fed: FeedProgress, *, is_due: bool = False) -> None:
-        if is_due or time.monotonic() - self._told >= TELL_S:
-            self._told = time.monotonic()
+        if is_due or time.monotonic() - self._said >= TELL_S:
+            self._said = time.monotonic()
             self._send("at", vars(fed))
 
     def bad(self, reason: str) -> None:
@@ -291,7 +291,7 @@ class _Feeder:
                 except BudgetFull:
                     if not self._stop.is_set:
                         raise
-                self._settle()
+                self._commit_rest()
         finally:
             self._source.close()
 
@@ -347,7 +347,7 @@ class _Feeder:
         else:
             self._writer.quarantine(reason)
 
-    def _settle(self) -> None:
+    def _commit_rest(self) -> None:
         """Commit the rest. Samples that find no quota while it is stopped are lost, and reported."""
         self._fed.saw(self._watch)
         try:

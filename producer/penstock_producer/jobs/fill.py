@@ -65,7 +65,7 @@ class FailureLimit:
     spec that was inferred from another sample, the spec was wrong, and the epoch ends."""
     current: CurrentSample = field(default_factory=CurrentSample)
     """This process's note for its supervisor of the sample that it makes."""
-    suspects: Mapping[int, CrashRecord] = field(default_factory=dict)
+    crashes: Mapping[int, CrashRecord] = field(default_factory=dict)
     """Offset in the shard -> what the sample there did to workers that made it before."""
     sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
@@ -76,19 +76,19 @@ class FailureLimit:
         if self.should_stop():
             raise FillStopped
 
-    def make(self, place: int, key: str, make: Callable[[], T], settle: Callable[[], None]) -> T:
+    def make(self, place: int, key: str, make: Callable[[], T], commit_all: Callable[[], None]) -> T:
         """Make a sample, or a block of them that begins at this offset, while the supervisor watches.
 
         Raises SampleError.
 
-        A sample that ended a worker before is made once everything before it is safe, which ``settle`` ensures. If it
-        ends another worker, nothing else is lost. After too many such ends it is not tried any more.
+        A sample that ended a worker before is made once everything before it is safe, which ``commit_all`` ensures. If
+        it ends another worker, nothing else is lost. After too many such ends it is not tried any more.
         """
-        suspicion = self.suspects.get(place)
-        if suspicion is not None:
-            settle()
-            if suspicion.is_enough:
-                raise SampleError(f"{key}: {suspicion}")
+        record = self.crashes.get(place)
+        if record is not None:
+            commit_all()
+            if record.is_enough:
+                raise SampleError(f"{key}: {record}")
         self.current.begin(place, self.sample_limit_s)
         try:
             return make()
@@ -175,7 +175,7 @@ def fill_samples(
         number, key = int(item), source.key(int(item))
         made: Sample | SampleError
         try:
-            made = watch.make(offset, key, partial(source.read, number, seeded(shard, offset)), writer.settle)
+            made = watch.make(offset, key, partial(source.read, number, seeded(shard, offset)), writer.commit_all)
         except SampleError as error:
             made = error
         put(writer, watch, key, made)
@@ -209,7 +209,7 @@ def fill_batches(
         key, read = source.key(item), partial(source.read, item, seed.of(shard, first))
         _write_rows(
             writer,
-            partial(watch.make, first, key, read, writer.settle),
+            partial(watch.make, first, key, read, writer.commit_all),
             skip=writer.position - first,
             count=source.size(item),
             key=key,
@@ -264,7 +264,7 @@ class ItemFiller:
             self._watch.before_sample()
             try:
                 make = partial(self._source.make, item, position, seed.of(0, position))
-                made = self._watch.make(position, self._source.key(position), make, self.settle)
+                made = self._watch.make(position, self._source.key(position), make, self.commit_all)
             except SampleError as error:
                 if skip:
                     skip -= 1  # the size of a bad batch is not known: it took one offset
@@ -276,7 +276,7 @@ class ItemFiller:
             except SpecMismatch as error:
                 spec = None if self._writer is None or self._source.batched else self._writer.spec
                 self._quarantine(self._watch.saw_misfit(named(error, self._source.key(position), spec, made)))
-        self.settle()
+        self.commit_all()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
 
@@ -284,10 +284,10 @@ class ItemFiller:
         """Continue after complete shards of these sizes, in the middle of the shard of ``writer``."""
         self.sizes, self._writer = list(done), writer
 
-    def settle(self) -> None:
+    def commit_all(self) -> None:
         """Commit everything that was given so far."""
         if self._writer is not None:
-            self._writer.settle()
+            self._writer.commit_all()
 
     def close(self) -> None:
         """Complete the last shard."""
@@ -391,7 +391,7 @@ class BlockFiller:
         for place in places:
             read = partial(self.source.read, int(self.items[place]), self.seed.of(self.shard, place))
             try:
-                made[place] = self.watch.make(place, self._key(place), read, self.writer.settle)
+                made[place] = self.watch.make(place, self._key(place), read, self.writer.commit_all)
             except SampleError as error:
                 made[place] = error
         return made
@@ -400,7 +400,7 @@ class BlockFiller:
         good = {place: sample for place, sample in read.items() if not isinstance(sample, SampleError)}
         if not good:
             return read
-        if not self._is_suspected(read):
+        if not self._has_crashed(read):
             try:
                 return read | dict(zip(good, self._call(good), strict=True))
             except SampleError:
@@ -416,16 +416,16 @@ class BlockFiller:
     def _call(self, samples: dict[int, Sample]) -> list[Sample]:
         first = min(samples)
         make = partial(self.transform, list(samples.values()), self.seed.of(self.shard, first), self._key(first))
-        made: list[Sample] = self.watch.make(first, self._key(first), make, self.writer.settle)
+        made: list[Sample] = self.watch.make(first, self._key(first), make, self.writer.commit_all)
         return made
 
-    def _is_suspected(self, places: Made) -> bool:
+    def _has_crashed(self, places: Made) -> bool:
         """Return whether too many workers died with this block.
 
         A death in a block is noted against its first sample.
         """
-        found = (self.watch.suspects.get(place) for place in places)
-        return any(suspicion.weight >= HUNG for suspicion in found if suspicion is not None)
+        found = (self.watch.crashes.get(place) for place in places)
+        return any(record.weight >= HUNG for record in found if record is not None)
 
     def _key(self, place: int) -> str:
         return self.source.key(int(self.items[place]))

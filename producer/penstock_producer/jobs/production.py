@@ -63,7 +63,7 @@ from penstock_producer.jobs.progress import (
     bad_reasons,
     look,
 )
-from penstock_producer.jobs.spec_inference import taste
+from penstock_producer.jobs.spec_inference import infer_spec
 from penstock_producer.jobs.task import ShardTask
 from penstock_producer.jobs.task_runner import first_good
 from penstock_producer.jobs.watchdog import WorkerDeath
@@ -145,12 +145,12 @@ class Production:
             self._makes_stream = find_stream(client, plan.stream) is None
         self._config = pin(plan.source, self._source).model_dump(mode="json")
         self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
-        self._tasted = seen_through(self._source, plan.block_transform)
-        is_inferred = plan.spec is None and self._tasted.spec is None and self._source.unit != "item"
+        self._source_seen = seen_through(self._source, plan.block_transform)
+        is_inferred = plan.spec is None and self._source_seen.spec is None and self._source.unit != "item"
         first = None
         if self._makes_stream and is_inferred:  # a stream that never gets a sample would keep its budget
             first = self._first_sample(plan.numbers[0] if plan.numbers else 0)
-        self._writer = open_writer(plan, options.url, self._notify, spec=self._tasted.spec, info=self._source.info)
+        self._writer = open_writer(plan, options.url, self._notify, spec=self._source_seen.spec, info=self._source.info)
         self._client = self._writer.client
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)
@@ -161,7 +161,7 @@ class Production:
             )
         self._shard_samples = self._choose_shard_samples(earlier, workers)
         self._cared = time.monotonic()
-        self._lookout = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
+        self._details = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
         if self._writer.stream.spec is None and self._source.unit != "item":
             WriterHooks(self._writer).require_spec(self._first_sample(self.epochs[0]) if first is None else first)
 
@@ -304,7 +304,7 @@ class Production:
         items = EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle).first(HOPELESS)
         if source.unit == "batch":  # a framework's, which may not survive a fork
             return first_good(source, items, replace(seed, sets_globals=False), 0)
-        return taste(self._tasted, items, seed, plan.sample_limit_s, self._notify)
+        return infer_spec(self._source_seen, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
@@ -400,7 +400,7 @@ class Production:
             samples=self._planned(),
             pids=tuple(self._fleet.pids),
         )
-        return self._lookout.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
+        return self._details.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
 
     def _find(self, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch in work, or None if it is gone, even if another epoch has its number."""

@@ -139,7 +139,7 @@ class ProgressDetails:
         self._counted_s = float("-inf")
         self._workers = self._waiting = 0
         self._bad_seen = 0
-        self._bad_told: set[str] = set()
+        self._bad_reported: set[str] = set()
 
     def explained(
         self, progress: ProductionProgress, stream: Stream, unfinished: Iterable[str], held_back: str
@@ -161,13 +161,13 @@ class ProgressDetails:
         )
 
     def _new_bad(self, progress: ProductionProgress, stream: Stream) -> tuple[str, ...]:
-        if progress.bad == self._bad_seen or len(self._bad_told) >= SHOWN_BAD:
+        if progress.bad == self._bad_seen or len(self._bad_reported) >= SHOWN_BAD:
             return ()
         self._bad_seen = progress.bad
         newest = max(seen.epoch for seen in progress.epochs if seen.bad)
         reasons = bad_reasons(self._client, stream, newest, SHOWN_BAD)
-        new = tuple(reason for reason in reasons if reason not in self._bad_told)
-        self._bad_told.update(new)
+        new = tuple(reason for reason in reasons if reason not in self._bad_reported)
+        self._bad_reported.update(new)
         return new
 
     def _why_still(self, jobs: Sequence[str], has_workers: bool) -> str:

@@ -27,7 +27,7 @@ from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
 from penstock_producer.jobs.task_runner import JobReport, SourceChanged, TaskRunner
-from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, sign, suspect
+from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, note_crash, sign
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
 """The name that every job carries in the queue. It is no import path: `ShardJob.func` gives the function for it.
@@ -41,7 +41,7 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 DEATHS = 15
 """Workers that may be killed in a row without any progress before their shard fails. A machine short of memory, or an
 impatient operator, kills some by chance. The watchdog finds a sample that kills workers before that."""
-MENDED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
+CURED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
 ENDLESS = 1 << 30
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
@@ -60,7 +60,7 @@ PAGE: Final = 1000
 ABANDONED: Final = "its worker was not heard of any more"
 """The reason why a job of a silent host is returned."""
 _JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
-TOLD: Final = 1000
+MOST_REFUSED: Final = 1000
 """The number of refused jobs that a process remembers having reported."""
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class _JobNote(JobReport):
         super().__init__(CrashRecord.of(job.meta, str(job.id), key))
         self._job, self._runner, self._task = job, runner, task
         self._looked_s = time.monotonic()
-        self._is_told = False
+        self._is_reported = False
         """Whether this run has noted progress."""
         self._began_at: int | None = None
         job.meta["workers"] = sorted({*job.meta.get("workers", []), job.worker_name})  # the next write saves it
@@ -160,9 +160,9 @@ class _JobNote(JobReport):
 
     def is_at(self, committed: int) -> None:
         """Note how many samples of the shard are committed, the first time that a run has made progress."""
-        if self._is_told or committed == self._began_at:
+        if self._is_reported or committed == self._began_at:
             return
-        self._is_told, self._began_at = self._began_at is not None, committed
+        self._is_reported, self._began_at = self._began_at is not None, committed
         if committed <= int(self._job.meta.get("at", 0)):
             return
         self._job.got_on(committed)
@@ -236,7 +236,7 @@ class ShardJob(Job):
         """Note that its worker died. It costs no retry, but too many deaths in a row fail the job."""
         if death.is_to_blame:
             self.meta["deaths"] = int(self.meta.get("deaths", 0)) + 1
-            suspect(self.meta, death, str(self.id))
+            note_crash(self.meta, death, str(self.id))
         is_hopeless = int(self.meta.get("deaths", 0)) >= DEATHS
         self.retries_left = 0 if is_hopeless else (self.retries_left or 0) + 1
 
@@ -245,7 +245,7 @@ class ShardJob(Job):
         left = self.retries_left or 0
         if isinstance(error, FillStopped):
             self.retries_left = left + 1  # the job is not to blame
-        elif not isinstance(error, MENDED_BY_RETRY) or isinstance(error, SourceChanged):
+        elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged):
             self.retries_left = 0
         else:
             self.count_failure()
@@ -275,7 +275,7 @@ class ShardJob(Job):
         self.meta["error"], self.meta["told_by"] = error, str(self.worker_name or "")
         self.meta["signature"] = self._sign(key, is_final=not self.retries_left)
 
-    def is_told(self, key: bytes | None) -> bool:
+    def has_report(self, key: bytes | None) -> bool:
         """Return True if a worker reported that the last try failed and none is left.
 
         Args:
@@ -359,7 +359,7 @@ class ShardQueue(Queue):
                 if isinstance(job, ShardJob):
                     yield job
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Return jobs of workers that are silent or died as they took one, and forget what has expired."""
         self._return_abandoned()
         for registry in (FinishedJobRegistry, FailedJobRegistry):
@@ -548,7 +548,7 @@ def _answer(answer: Any) -> Any:
 
 
 _tell_refusal: Notify = lambda text: None  # noqa: E731 - who does jobs says it, who only looks does not
-_told: set[str] = set()
+_reported_ids: set[str] = set()
 
 
 def tell_refusals(notify: Notify) -> None:
@@ -558,11 +558,11 @@ def tell_refusals(notify: Notify) -> None:
 
 
 def _refuse(job_id: str, reason: str) -> None:
-    if job_id in _told:
+    if job_id in _reported_ids:
         return
-    if len(_told) >= TOLD:
-        _told.clear()
-    _told.add(job_id)
+    if len(_reported_ids) >= MOST_REFUSED:
+        _reported_ids.clear()
+    _reported_ids.add(job_id)
     _tell_refusal(f"refused job {shown(job_id)}: {reason}; this worker only runs {FUNCTION}")
 
 

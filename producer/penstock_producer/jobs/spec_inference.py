@@ -25,7 +25,7 @@ DEATHS = 5
 _LOOK_S = 0.1
 
 
-def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: Notify) -> Spec:
+def infer_spec(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: Notify) -> Spec:
     """Return the spec of the first item of shard 0 that can be made.
 
     The process is forked, so that an open source need not be opened again. Raises TooManyBad, and errors that no sample
@@ -44,15 +44,15 @@ def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: N
             process.start()
         theirs.close()
         found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)
-        sight = watchdog.current.look()
+        current = watchdog.current.look()
         process.join()
         death = watchdog.death("", process.pid, process.exitcode or 0)
         if found is not None:
             return _read(found)
-        if death is None or sight.place is None:
+        if death is None or current.place is None:
             raise TooManyBad("the first sample cannot be made: the process that should make it ended and said nothing")
-        start = sight.place + 1
-        last = f"{source.key(int(items[sight.place]))}: {death.deed}"
+        start = current.place + 1
+        last = f"{source.key(int(items[current.place]))}: {death.deed}"
         if start >= len(items):
             break
     raise TooManyBad(f"none of the first {start} samples can be made; the last: {last}")
@@ -60,14 +60,14 @@ def taste(source: Source, items: Any, seed: EpochSeed, limit_s: float, notify: N
 
 def _await(process: BaseProcess, pipe: Connection, watchdog: WorkerWatchdog, key: Any, notify: Notify) -> str | None:
     """Return what the process found, or None if it died."""
-    is_told = False
+    is_explained = False
     with pipe:
         while not pipe.poll(_LOOK_S):
             watchdog.look_after(process)
-            sight = watchdog.current.look()
-            if not is_told and sight.place is not None and time.monotonic() - sight.since > FIRST_WORD_S:
-                is_told = True
-                notify(f"the first sample, {key(sight.place)}, is being made since {FIRST_WORD_S:g} s")
+            current = watchdog.current.look()
+            if not is_explained and current.place is not None and time.monotonic() - current.since > FIRST_WORD_S:
+                is_explained = True
+                notify(f"the first sample, {key(current.place)}, is being made since {FIRST_WORD_S:g} s")
         try:
             return pipe.recv_bytes().decode()
         except EOFError:

@@ -224,9 +224,9 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-def _are_suspects(value: object) -> bool:
+def _are_crashes(value: object) -> bool:
     return isinstance(value, dict) and all(
-        _SUSPECT.fullmatch(name)
+        _CRASHED_AT.fullmatch(name)
         and isinstance(noted, list)
         and len(noted) == 4
         and _is_count(noted[0])
@@ -236,10 +236,10 @@ def _are_suspects(value: object) -> bool:
     )
 
 
-_SUSPECT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
-"""An offset in the shard, and the supervisor whose note it is (``watchdog.suspect``)."""
+_CRASHED_AT: Final = re.compile(r"[0-9]{1,18}\.[0-9a-f]{8}")
+"""An offset in the shard, and the supervisor whose note it is (``watchdog.note_crash``)."""
 _NOTES: Final[Mapping[str, Callable[[object], bool]]] = {
     "workers": _is_texts, "bytes": _is_count, "waits": _is_text, "at": _is_count, "deaths": _is_count,
-    "failures": _is_count, "error": _is_text, "told_by": _is_text, "signature": _is_text, "suspects": _are_suspects,
+    "failures": _is_count, "error": _is_text, "told_by": _is_text, "signature": _is_text, "suspects": _are_crashes,
 }  # fmt: skip
 """All notes of Penstock in a job's ``meta``."""

@@ -79,8 +79,8 @@ class JobReport:
     it keeps of a job, and decides whether the job makes place for another.
     """
 
-    def __init__(self, suspects: Mapping[int, CrashRecord] | None = None) -> None:
-        self.suspects: Mapping[int, CrashRecord] = suspects or {}
+    def __init__(self, crashes: Mapping[int, CrashRecord] | None = None) -> None:
+        self.crashes: Mapping[int, CrashRecord] = crashes or {}
         """Offset in the shard -> what the sample there did to workers that made it in earlier runs."""
         self.good = self.bad = 0
         self.nbytes = 0
@@ -149,7 +149,7 @@ class TaskRunner:
             source = self._open_source(task)
             watch = FailureLimit(
                 self._should_stop, task.on_error, task.max_bad, manifest.samples, task.spec_is_declared,
-                current=self._current, suspects=report.suspects, sample_limit_s=task.sample_limit_s,
+                current=self._current, crashes=report.crashes, sample_limit_s=task.sample_limit_s,
             )  # fmt: skip
             run = self._run_items if source.unit == "item" else self._run_sized
             try:
@@ -281,7 +281,7 @@ class TaskRunner:
             else:
                 fill = fill_batches if source.unit == "batch" else fill_samples
                 fill(source, items, shard, task.shard, seed, watch)
-            shard.settle()
+            shard.commit_all()
             # other jobs have committed theirs: the last shard's job sees every bad sample before it ends the epoch
             watch.require_few(_bad_samples(writer, manifest), manifest.samples)
             self._report.is_committed(
@@ -289,7 +289,7 @@ class TaskRunner:
             )
             shard.close()
         except FillStopped:
-            shard.settle()  # keeps what was made; the worker interrupts this if there is no quota
+            shard.commit_all()  # keeps what was made; the worker interrupts this if there is no quota
             raise
         finally:
             shard.abort()
@@ -327,7 +327,7 @@ class TaskRunner:
             filler.close()
             size_epoch(writer.client, writer.stream, manifest, filler.sizes)
         except FillStopped:
-            filler.settle()
+            filler.commit_all()
             raise
         finally:
             filler.abort()
@@ -374,7 +374,7 @@ class MeteredTaskRunner(TaskRunner):
     def __init__(self, url: str, name: str, **how: Any) -> None:
         super().__init__(url, **how)
         self._name = name
-        self.pace = RateMeter(BUSY)
+        self.meter = RateMeter(BUSY)
         self._stream: Stream | None = None
         """The stream that it last worked for."""
         self._seen: int | None = None
@@ -387,36 +387,36 @@ class MeteredTaskRunner(TaskRunner):
     def produce(self, task: ShardTask, report: JobReport) -> None:
         """See `TaskRunner.produce`."""
         self._seen, self._counted = None, 0
-        self.pace.enter(BUSY)
+        self.meter.enter(BUSY)
         try:
             super().produce(task, report)
         finally:
             if (rest := report.good + report.bad - self._counted) > 0:
-                self.pace.enter(BUSY)
-                self.pace.count(rest)
+                self.meter.enter(BUSY)
+                self.meter.count(rest)
 
     def _at(self, committed: int) -> None:
-        if committed == self._seen and self.pace.kind == BUSY:
+        if committed == self._seen and self.meter.kind == BUSY:
             return  # true before nearly every sample
-        self.pace.enter(BUSY)
+        self.meter.enter(BUSY)
         if self._seen is None:
             self._seen = committed
             self._begin_telling()
         elif committed > self._seen:
-            self.pace.count(committed - self._seen)
+            self.meter.count(committed - self._seen)
             self._counted += committed - self._seen
             self._seen = committed
         super()._at(committed)
 
     def _should_yield(self) -> bool:
         """Return whether to make way. It is asked only while the run waits for quota."""
-        self.pace.enter(ROOM)
+        self.meter.enter(ROOM)
         return super()._should_yield()
 
     def rest(self) -> None:
         """Note that there is no job."""
         if self._stream is not None:
-            self.pace.enter(IDLE)
+            self.meter.enter(IDLE)
 
     def leave(self) -> None:
         """Note that the worker ends, so that its rate is no longer reported."""
@@ -428,7 +428,7 @@ class MeteredTaskRunner(TaskRunner):
         assert self._writer is not None
         self._stream = self._writer.stream
         if self._reporting is None:
-            self._reporting = threading.Thread(target=self._report_on, name="penstock-pace", daemon=True)
+            self._reporting = threading.Thread(target=self._report_on, name="penstock-rate", daemon=True)
             self._reporting.start()
 
     def _report_on(self) -> None:
@@ -446,7 +446,7 @@ class MeteredTaskRunner(TaskRunner):
                 if reporter is not None:
                     reporter.leave()
                 reporter = RateReporter(client, stream, worker_field(self._name))
-            reporter.report(self.pace)
+            reporter.report(self.meter)
         if reporter is not None:
             reporter.leave()
         if client is not None:

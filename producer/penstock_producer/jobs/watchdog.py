@@ -138,17 +138,17 @@ class CrashRecord:
         return f"{self.deed}, {self.times} times"
 
 
-def suspect(meta: dict[str, Any], death: WorkerDeath, job_id: str) -> None:
+def note_crash(meta: dict[str, Any], death: WorkerDeath, job_id: str) -> None:
     """Note in a job's meta which sample ended a worker, and forget samples that were committed since."""
     if death.place is None or not death.weight:
         return
     known = CrashRecord.of(meta, job_id, death.key).get(death.place, CrashRecord(0, 0, ""))
     noted = (known.times + 1, known.weight + death.weight, death.deed)
     name = f"{death.place}.{sign(death.key)[:8]}"  # other supervisors have notes of their own
-    suspects = meta.setdefault("suspects", {})
-    suspects[name] = [*noted, sign(death.key, job_id, name, *noted)]
-    for old in [old for old in suspects if int(old.partition(".")[0]) < int(meta.get("at", 0))]:
-        del suspects[old]
+    crashes = meta.setdefault("suspects", {})
+    crashes[name] = [*noted, sign(death.key, job_id, name, *noted)]
+    for old in [old for old in crashes if int(old.partition(".")[0]) < int(meta.get("at", 0))]:
+        del crashes[old]
 
 
 def sign(key: bytes, *signed: object) -> str:
@@ -170,16 +170,16 @@ class WorkerWatchdog:
     def look_after(self, process: BaseProcess) -> None:
         """End a worker that hangs in a sample at once, and one that holds too much memory after its sample."""
         now = self._clock()
-        sight = self.current.look()
-        if sight.is_overdue(now):
-            self._kill(process, f"took its worker longer than {sight.limit_s:g} s (--sample-limit)")
+        sample = self.current.look()
+        if sample.is_overdue(now):
+            self._kill(process, f"took its worker longer than {sample.limit_s:g} s (--sample-limit)")
         elif self._grown is not None:
-            if sight == self._grown[0] and sight.place is not None and now - self._grown[1] > GROWN_S:
+            if sample == self._grown[0] and sample.place is not None and now - self._grown[1] > GROWN_S:
                 self._kill(process, f"grew its worker beyond {_size(self._memory_bytes or 0)}")
         elif self._memory_bytes and now - self._looked >= LOOK_S and now - self._began >= RIPE_S:
             self._looked = now
             if process.pid and held_bytes(process.pid) > self._memory_bytes:
-                self._grown = (sight, now)
+                self._grown = (sample, now)
                 process.terminate()
 
     def _kill(self, process: BaseProcess, deed: str) -> None:
@@ -189,20 +189,20 @@ class WorkerWatchdog:
 
     def death(self, name: str, pid: int | None, code: int) -> WorkerDeath | None:
         """Return how a worker ended, or None if it had nothing more to do."""
-        sight, who = self.current.look(), f"worker process {pid}"
+        sample, who = self.current.look(), f"worker process {pid}"
         if self._verdict:
             weight = CRASHED if self._grown else HUNG
-            return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sight.place, self._verdict, weight)
+            return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sample.place, self._verdict, weight)
         if self._grown:
             return WorkerDeath(name, f"{who} held more than {_size(self._memory_bytes or 0)} of memory", False)
-        if code == 0 and sight.place is None:
+        if code == 0 and sample.place is None:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
         how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
         # a kill -9 of a worker that waits for quota or for the server is not the shard's fault
-        is_to_blame = not (sight.is_between and code == -signal.SIGKILL)
-        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sight.place, deed, weight)
+        is_to_blame = not (sample.is_between and code == -signal.SIGKILL)
+        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sample.place, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:

@@ -91,7 +91,7 @@ class FolderWatch:
         self._plan, self._options, self._config, self._notify = plan, options, plan.source, notify
         self._left, self.epochs, self.files = epochs, 0, 0
         self._sightings = FileSightings(whole_after_s)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._folders: tuple[str, ...] = ()
         """The sub-folders that hold images now."""
         images_below(self._config.path)  # raises for a missing folder before anything is made
@@ -169,8 +169,8 @@ class FolderWatch:
         return False
 
     def _tell_once(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             self._notify(text)
 
     @property

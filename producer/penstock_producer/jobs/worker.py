@@ -36,8 +36,8 @@ from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.allowlist import Allowlist, PlannedTasks
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.queue import (
+    MOST_REFUSED,
     OTHERS_S,
-    TOLD,
     TRIES,
     ShardJob,
     ShardQueue,
@@ -114,7 +114,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
     _forget_owners_handlers()
     keep_freed()
     tell_refusals(to_stderr)
-    STALL_DETECTOR.speak_through(_teller(options))  # a job's waits are noted on a server, which may be the silent one
+    STALL_DETECTOR.speak_through(_notifier(options))  # a job's waits are noted on a server, which may be the silent one
     try:
         own = None if planned_tasks is None else PlannedTasks(planned_tasks)
         if own is None:
@@ -125,7 +125,7 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
             current=CurrentSample(cells),
         )  # fmt: skip
         set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
-        queue = open_queue(connect_patiently(options.queue_url, _teller(options)), options.queue)
+        queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
         worker = ShardWorker(queue, options, stopping, runner.rest, own)
         threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
         threading.Thread(target=worker.send_heartbeats, name="penstock-heartbeat", daemon=True).start()
@@ -208,7 +208,7 @@ class ShardWorker(SimpleWorker):
 
     def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: float | None = None) -> Any:
         """Do what rq does, but look often whether to stop: an interrupted BLMOVE may have moved a job already."""
-        outage = Outage(_teller(self._options), doing="waiting for jobs")
+        outage = Outage(_notifier(self._options), doing="waiting for jobs")
         while not self._stopping.is_set() and self.waited_in_vain is None:
             if self._planned_tasks is not None and not self._planned_tasks.are_given:
                 self.heartbeat()
@@ -279,7 +279,7 @@ class ShardWorker(SimpleWorker):
         """Maintain this queue only. rq's own maintenance looks at everything that any program left on the server."""
         self.last_cleaned_at = now()  # type: ignore[assignment]
         try:
-            self._queue.tidy()
+            self._queue.clean_up()
         except Refused as error:
             self._set_aside(error)
 
@@ -369,7 +369,7 @@ class ShardWorker(SimpleWorker):
     def _is_new_refusal(self, job_id: str) -> bool:
         """Return whether to report this refusal. Each try of a job is refused alike, so one sentence is enough."""
         is_new = job_id not in self._refused
-        if len(self._refused) < TOLD:
+        if len(self._refused) < MOST_REFUSED:
             self._refused.add(job_id)
         return is_new
 
@@ -398,7 +398,7 @@ def _forget_owners_handlers() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
-def _teller(options: WorkerOptions) -> Notify:
+def _notifier(options: WorkerOptions) -> Notify:
     """Return what reports the waits of a worker. A dispatcher reports those of its own workers."""
     return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
 

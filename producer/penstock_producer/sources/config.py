@@ -221,13 +221,14 @@ class SplitConfig(_Config):
     @model_validator(mode="after")
     def _parts_add_up(self) -> Self:
         names = [name for name, _ in self.parts]
-        told = ",".join(f"{name}:{fraction:g}" for name, fraction in self.parts)
+        fractions = ",".join(f"{name}:{fraction:g}" for name, fraction in self.parts)
         if (total := sum(fraction for _, fraction in self.parts)) > 1 + 1e-9:
             raise ValueError(
-                f"{told} add up to {total:g}, and fractions add up to at most 1: lower one, as in train:0.9,val:0.1"
+                f"{fractions} add up to {total:g}, and fractions add up to at most 1: lower one, as in "
+                "train:0.9,val:0.1"
             )
         if len(set(names)) != len(names):
-            raise ValueError(f"{told} name a part more than once: give each a name of its own")
+            raise ValueError(f"{fractions} name a part more than once: give each a name of its own")
         if self.part not in names:
             raise ValueError(f"no part {self.part!r}; there are {', '.join(names)}")
         return self

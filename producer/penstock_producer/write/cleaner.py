@@ -52,7 +52,7 @@ class CleanupTimer:
         self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """The event that ends the thread. Setting it does not wait for the end."""
-        self._thread = threading.Thread(target=self._run, name=f"penstock-tidying-{stream.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"penstock-cleaner-{stream.name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. Its first pass comes after one interval."""
@@ -208,8 +208,8 @@ def clean_up(
     if found is None or found.id != stream.id:
         raise deleted(client, stream)
     expired = _expire_vanished(client, stream, SILENT_MS if silent_ms is None else silent_ms, notify)
-    now_ms, told = fetch_rosters(client, stream)
-    rosters = [parse_roster(client, *one) for one in zip(stream.partitions, told, strict=True)]
+    now_ms, replies = fetch_rosters(client, stream)
+    rosters = [parse_roster(client, *one) for one in zip(stream.partitions, replies, strict=True)]
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
         unlink_epoch(client, stream, epoch, manifest_id)
     policy = policy or parse_policy(found.retention)
@@ -242,8 +242,8 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
     It looks twice. After a jump of the server's clock every member looks silent until it renews a second later.
     """
     expired: set[str] = set()
-    now_ms, told = fetch_rosters(client, stream)
-    pairs = list(zip(stream.partitions, told, strict=True))
+    now_ms, replies = fetch_rosters(client, stream)
+    pairs = list(zip(stream.partitions, replies, strict=True))
     looked = [find_silent(partition, reply, now_ms - silent_ms) for partition, reply in pairs]
     if any(looked):
         time.sleep(LOOK_AGAIN_S)

@@ -184,7 +184,7 @@ class Committer:
         while True:
             # asked once, because only the next answer shows that the folder refused
             if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
-                self.settle()  # a wait asks the server, which must not owe other answers then
+                self.commit_all()  # a wait asks the server, which must not owe other answers then
                 self._wait_for_admission(sum(sizes))
             if self._segment_writer is None:
                 return memory_for(spec, count)
@@ -222,7 +222,7 @@ class Committer:
     def _follow(self, before: SentBlock, block: Block, bad: Mapping[int, str]) -> bool:
         """Send the block. If the one before it was refused, this one is refused, too, because it does not come next.
 
-        Returns False if the caller must `settle`: the block before is then committed, or sent again.
+        Returns False if the caller must `commit_all`: the block before is then committed, or sent again.
         """
         fields = self._stored(block)
         if fields is None:
@@ -242,7 +242,7 @@ class Committer:
         self._send(before.block, before.bad)
         return False
 
-    def settle(self) -> None:
+    def commit_all(self) -> None:
         """Wait until everything sent is committed, and send again what was not."""
         self._drain()
         self._sealer.now(self.run_script)

@@ -139,13 +139,13 @@ def trimming_groups(roster: Roster, epoch: int) -> list[str]:
 
 
 def plan_trim(
-    records: Iterable[IndexRecord], settled: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
+    records: Iterable[IndexRecord], acknowledged: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
 ) -> list[IndexRecord]:
     """Return entries that every group has acknowledged, in order, until ``need_bytes`` are free.
 
     Args:
         records: Index records of one shard, in order.
-        settled: One array of bits per group, for the offsets from ``base`` on. Holes count as acknowledged.
+        acknowledged: One array of bits per group, for the offsets from ``base`` on. Holes count as acknowledged.
         need_bytes: Payload bytes to free.
         base: Offset of the first bit.
     """
@@ -154,7 +154,7 @@ def plan_trim(
     for record in records:
         if freed >= need_bytes:
             break
-        if record.entry_id and all(_covers(bits, record, base) for bits in settled):
+        if record.entry_id and all(_covers(bits, record, base) for bits in acknowledged):
             plan.append(record)
             freed += record.nbytes
     return plan

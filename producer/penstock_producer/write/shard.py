@@ -237,19 +237,19 @@ class ShardWriter:
         self._linger_s = min(2 * self._linger_s, LINGER_S)
         self._due = self._clock() + self._linger_s
 
-    def settle(self) -> None:
+    def commit_all(self) -> None:
         """Flush, and return once everything is committed."""
         while True:
             self.flush()
             try:
-                return self._committer.settle()
+                return self._committer.commit_all()
             except ShardTaken as error:
                 self._move(error)
 
-    def _settle_whole(self) -> None:
+    def _commit_whole(self) -> None:
         """Commit everything, and check once whether the server holds all of the shard."""
         while True:
-            self.settle()
+            self.commit_all()
             try:
                 return self._committer.require_whole(self.position)
             except ShardTaken as error:
@@ -278,7 +278,7 @@ class ShardWriter:
     def close(self) -> None:
         """Commit the rest and declare the shard complete. Raises ShardMismatch if fewer samples came than planned."""
         self._require_free()
-        self._settle_whole()
+        self._commit_whole()
         if self._size is not None and self.position != self._size:
             raise ShardMismatch(
                 f"shard {self._shard} was closed after {self.position} samples, its manifest plans {self._size}: "
@@ -293,7 +293,7 @@ class ShardWriter:
     def close_as_committed(self) -> None:
         """Declare the shard complete with what is committed, for a writer that ends by an error. The rest is lost."""
         self._is_ended = True
-        self._committer.settle()
+        self._committer.commit_all()
         self._committer.require_whole(self._committer.position)
         self._finish(self._committer.position)
         self._committer.finish()

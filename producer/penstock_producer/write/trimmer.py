@@ -190,17 +190,17 @@ class Trimmer:
     ) -> dict[int, _AcknowledgedRanges]:
         """Return the shards in which every group has acknowledged something."""
         spans = {shard: (memory.floors.get(shard, 0), end) for shard, end in ends.items()}
-        told = [
+        by_group = [
             bits_of_shards(self._client, self._stream, memory.manifest, group, roster.groups[group], spans, may_go=True)
             for group in groups
         ]
         found = {}
         for shard, (floor, _) in spans.items():
-            bits = [one[shard] for one in told]
-            settled = np.flatnonzero(np.logical_and.reduce(bits))
-            if len(settled):
+            bits = [one[shard] for one in by_group]
+            acknowledged = np.flatnonzero(np.logical_and.reduce(bits))
+            if len(acknowledged):
                 # an entry that ends later is not acknowledged, or ends in holes and waits for the next pass
-                found[shard] = _AcknowledgedRanges(bits, floor, floor + int(settled[-1]) + 1, floor)
+                found[shard] = _AcknowledgedRanges(bits, floor, floor + int(acknowledged[-1]) + 1, floor)
         return found
 
 

@@ -402,7 +402,7 @@ class Writer:
     def flush(self) -> None:
         """Return once everything written to the endless feed is committed."""
         if self._feed is not None:
-            self._feed.settle()
+            self._feed.commit_all()
 
     def close(self) -> None:
         """End the feed's epoch, if one was begun, and close the connection."""
@@ -651,7 +651,7 @@ class EpochWriter:
     def flush(self) -> None:
         """Return once all samples written before are committed."""
         if self._current is not None:
-            self._current.settle()
+            self._current.commit_all()
 
     def close(self) -> None:
         """Complete the epoch. Shards that are written by number are complete when their jobs close them."""

@@ -94,7 +94,7 @@ def world(any_url: str, any_client: redis.Redis) -> Iterator[World]:
         shard = writer.epoch(0, sizes=[10, 10]).shard(0)
         for number in range(10):
             shard.write(sample(number))
-        shard.settle()
+        shard.commit_all()
         shard.abort()
         feed = open_epoch(client, writer.stream, kind="feed")
         yield _joined(client, writer, feed)

@@ -120,8 +120,8 @@ class _PartitionJudgement:
             for entry_id, reason in sorted(group.dead.items()):
                 where = self._indexed.get(entry_id)
                 what = _identity(where[0], where[1]) if where else "which no index record names"
-                told = entry_id.decode("utf-8", "backslashreplace")
-                self._find(f"group {name}: entry {told} ({what}) is a dead letter: {reason[:200]}")
+                shown = entry_id.decode("utf-8", "backslashreplace")
+                self._find(f"group {name}: entry {shown} ({what}) is a dead letter: {reason[:200]}")
 
     # --- entries ---
 

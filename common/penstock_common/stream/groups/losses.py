@@ -185,8 +185,8 @@ class LossDetector:
         if self._client.hget(self._stream.keys.meta, "id") != self._stream.id.encode():
             return  # the stream was deleted, and all its users get that error
         with self._lock:
-            told = {epoch for epoch, _ in self._ends} | {epoch for epoch, _, _ in self._entries} | {*self._positions}
-        for epoch in sorted(told):
+            epochs = {epoch for epoch, _ in self._ends} | {epoch for epoch, _, _ in self._entries} | {*self._positions}
+        for epoch in sorted(epochs):
             self._compare_epoch(epoch)
 
     def _compare_epoch(self, epoch: int) -> None:
@@ -209,10 +209,10 @@ class LossDetector:
     def _ends_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
         """Return the shards that a writer had committed further than their indexes now reach."""
         with self._lock:
-            told = {shard: ends for (number, shard), ends in self._ends.items() if number == epoch}
-        heads = self._heads(epoch, [s for s, (of, _, _) in told.items() if manifest and manifest.id == of])
+            confirmed = {shard: ends for (number, shard), ends in self._ends.items() if number == epoch}
+        heads = self._heads(epoch, [s for s, (of, _, _) in confirmed.items() if manifest and manifest.id == of])
         losses = []
-        for shard, (of, end, token) in told.items():
+        for shard, (of, end, token) in confirmed.items():
             found, writer = heads.get(shard, (0, token))
             if writer != token:
                 found = 0  # the shard was given out again: nothing in it is this writer's

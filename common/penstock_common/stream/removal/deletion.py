@@ -228,9 +228,9 @@ def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
     run_scripts(client, _RETIRE_EPOCH, calls)
     shards = begun_shards(client, stream, ours) if ours is not None else range(0)
-    _, told = fetch_rosters(client, stream)
+    _, replies = fetch_rosters(client, stream)
     with client.pipeline(transaction=False) as pipe:
-        for partition, reply in zip(stream.partitions, told, strict=True):
+        for partition, reply in zip(stream.partitions, replies, strict=True):
             groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
             _unlink(pipe, _keys_of(stream, partition, epoch, groups, shards))
         pipe.execute()
