@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from penstock.cli import COMMANDS, Parser, load_command
+from penstock.cli import COMMANDS, parser_of
 
 SHARED = ("choice of samples", "production")
 """The titles of groups that are told once if several commands have the same options."""
@@ -24,10 +24,7 @@ def reference() -> str:
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield each command line, such as ``penstock produce images``, and its parser."""
     for name in COMMANDS:
-        command = load_command(name)
-        parser = Parser(f"penstock {name}", description=command.HELP)
-        command.add_arguments(parser)
-        yield from _with_choices(parser)
+        yield from _with_choices(parser_of(name))
 
 
 def _with_choices(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -24,7 +24,7 @@ import pytest
 
 import penstock
 from docs.img import figures
-from penstock.cli import Parser, load_command
+from penstock.cli import parser_of
 from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
 from penstock_common.server.connection import check_url
 from penstock_common.server.sentinel import _OWN_LOGIN as SENTINEL_LOGIN
@@ -359,10 +359,8 @@ def test_every_command_line_of_a_page_is_understood() -> None:
     refused, seen = [], 0
     for where, (name, *arguments) in command_lines():
         seen += 1
-        parser = Parser(f"penstock {name}")
-        load_command(name).add_arguments(parser)
         try:
-            parser.parse_args(arguments)
+            parser_of(name).parse_args(arguments)
         except SystemExit:
             refused.append(where)
     assert seen > 100

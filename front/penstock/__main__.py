@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from penstock.cli import COMMANDS, Parser, WrongUsage, load_command
+from penstock.cli import COMMANDS, WrongUsage, load_command, parser_of
 from penstock.cli.console import Console
 from penstock_common.errors import PenstockError
 
@@ -46,10 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: list[str], console: Console) -> int:
     name = argv[0] if argv else ""
     if name in COMMANDS:
-        command = load_command(name)
-        parser = Parser(f"penstock {name}", description=command.HELP)
-        command.add_arguments(parser)
-        return command.run(parser.parse_args(argv[1:]), console)
+        return load_command(name).run(parser_of(name).parse_args(argv[1:]), console)
     if name in ("-V", "--version"):
         import penstock
 

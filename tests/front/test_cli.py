@@ -407,7 +407,7 @@ def test_an_error_of_several_lines_is_still_one_line(
 def _add_command(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Add a command to the table, which is found like the real ones."""
     (folder / "extra_command.py").write_text(
-        "from penstock_common.errors import PenstockError\nNAME, HELP = 'extra', 'one more'\n"
+        "from penstock_common.errors import PenstockError\nNAME, HELP, EPILOG = 'extra', 'one more', ''\n"
         f"def add_arguments(parser): pass\ndef run(args, console): {body}\n"
     )
     monkeypatch.syspath_prepend(folder)

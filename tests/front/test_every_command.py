@@ -17,18 +17,11 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock.cli import COMMANDS, Parser, load_command
+from penstock.cli import COMMANDS, parser_of
 from penstock.cli.completion import SHELLS, places
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
 SECTIONS = dict(re.findall(r"^### penstock (\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
-
-
-def parser_of(name: str) -> Parser:
-    """Return the parser of a command, as at its call."""
-    parser = Parser(f"penstock {name}")
-    load_command(name).add_arguments(parser)
-    return parser
 
 
 def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from penstock import Writer
-from penstock.cli import Parser, load_command
+from penstock.cli import parser_of
 from penstock_common.stream.servers.embedded import ALLOCATOR_ENVIRONMENT, find_servers, server_label
 from tests.journeys.compose_services import (
     ROOT,
@@ -123,9 +123,7 @@ def test_a_worker_runs_the_transform_of_the_producer_and_reads_its_folder_and_no
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Return the parsed arguments of one of our commands."""
-    parser = Parser(f"penstock {command}")
-    load_command(command).add_arguments(parser)
-    return parser.parse_args(arguments)
+    return parser_of(command).parse_args(arguments)
 
 
 def test_volumes_that_are_used_are_declared() -> None:

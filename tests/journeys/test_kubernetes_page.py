@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.cli import Parser, load_command
+from penstock.cli import parser_of
 from tests.journeys.compose_services import ROOT, SECRETS, Service, Stack, load_services, make_secrets, running
 
 FOLDER = ROOT / "docker" / "kubernetes"
@@ -149,9 +149,7 @@ def test_every_command_of_the_page_can_be_typed() -> None:
     assert len(ours) > 2
     for line in ours:
         command, *arguments = line.split()
-        parser = Parser(f"penstock {command}")
-        load_command(command).add_arguments(parser)
-        parser.parse_args(arguments)
+        parser_of(command).parse_args(arguments)
     for path in re.findall(r"docker/kubernetes/(\w+\.yaml)", PAGE):
         assert (FOLDER / path).is_file()
     named = {found for line in lines for found in re.findall(r"(?:deployment|job|statefulset)/([a-z-]+)", line)}

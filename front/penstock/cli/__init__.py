@@ -1,7 +1,7 @@
 """The table of commands, one file each, and the options they share. A command's file is imported when it is called.
 
-A command is a module with ``NAME``, ``HELP`` (one line), ``add_arguments(parser)`` (which also sets ``parser.epilog``
-to an example) and ``run(args, console) -> exit code``.
+A command is a module with ``NAME``, ``HELP`` (one line), ``EPILOG`` (an example, and what else its help says),
+``add_arguments(parser)`` and ``run(args, console) -> exit code``.
 """
 
 from __future__ import annotations
@@ -231,9 +231,10 @@ class Command(Protocol):
 
     NAME: str
     HELP: str
+    EPILOG: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add this command's options, and set ``parser.epilog`` to an example."""
+        """Add this command's options."""
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Run the command and return its exit code. A PenstockError becomes one line and exit code 1."""
@@ -242,6 +243,14 @@ class Command(Protocol):
 def load_command(name: str) -> Command:
     """Import the module of a command in the table."""
     return cast("Command", importlib.import_module(COMMANDS[name].module))
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of a command in the table."""
+    command = load_command(name)
+    parser = Parser(f"penstock {name}", description=command.HELP, epilog=command.EPILOG)
+    command.add_arguments(parser)
+    return parser
 
 
 def add_url(parser: argparse._ActionsContainer) -> None:

@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repair", nargs=argparse.REMAINDER, metavar="SOURCE",
         help="make missing samples again; comes last: the rest of the line names the source",
     )  # fmt: skip
-    parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

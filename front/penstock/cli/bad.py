@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--group", help="for this group")
     who.add_argument("--all-groups", action="store_true", help="for every group; forged entries are then deleted")
     drop.add_argument("--reason", default="dropped by an operator", help="kept with the identity")
-    parser.epilog = EPILOG
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

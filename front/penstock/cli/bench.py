@@ -47,13 +47,15 @@ class _BenchParser(Parser):
         add_json(self)
 
 
+EPILOG = (
+    "example:\n  penstock bench images photos/ --resize 224x224 --transform augment:flip\n\n"
+    "It starts a server of its own. Trainers only take batches: what is compared is who feeds them faster."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_sources(parser, _BenchParser, production=False)
-    parser.epilog = (
-        "example:\n  penstock bench images photos/ --resize 224x224 --transform augment:flip\n\n"
-        "It starts a server of its own. Trainers only take batches: what is compared is who feeds them faster."
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

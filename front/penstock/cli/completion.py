@@ -19,16 +19,18 @@ HELP = "print a script that lets a shell complete penstock's commands"
 SHELLS = ("bash", "zsh", "fish")
 
 
+EPILOG = (
+    "example:\n"
+    '  eval "$(penstock completion bash)"                                  # in ~/.bashrc\n'
+    '  eval "$(penstock completion zsh)"                                   # in ~/.zshrc, after compinit\n'
+    "  penstock completion fish > ~/.config/fish/completions/penstock.fish\n\n"
+    "Made of the commands of this version: make it again after an update, or let the shell's start do so."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("shell", choices=SHELLS, help="%(choices)s")
-    parser.epilog = (
-        "example:\n"
-        '  eval "$(penstock completion bash)"                                  # in ~/.bashrc\n'
-        '  eval "$(penstock completion zsh)"                                   # in ~/.zshrc, after compinit\n'
-        "  penstock completion fish > ~/.config/fish/completions/penstock.fish\n\n"
-        "Made of the commands of this version: make it again after an update, or let the shell's start do so."
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
@@ -50,14 +52,12 @@ class CompletionPoint:
 
 def places() -> dict[str, CompletionPoint]:
     """Return every completion point by its words."""
-    from penstock.cli import COMMANDS, Parser, load_command
+    from penstock.cli import COMMANDS, parser_of
 
     start = CompletionPoint({name: entry.help for name, entry in COMMANDS.items()}, {"--help": "", "--version": ""})
     found = {"penstock": start}
     for name in COMMANDS:
-        parser = Parser(f"penstock {name}")
-        load_command(name).add_arguments(parser)
-        _walk(parser, f"penstock {name}", found)
+        _walk(parser_of(name), f"penstock {name}", found)
     return found
 
 

@@ -19,6 +19,16 @@ NAME = "delete"
 HELP = "remove a stream with all its epochs and groups"
 
 
+EPILOG = (
+    "example:\n  penstock delete train --yes\n  penstock delete --segments /dev/shm/penstock\n\n"
+    "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"
+    "Its segments go along, where this host sees them. --segments DIR is for what a server left that was\n"
+    "emptied or killed: it lists them, with --yes it removes them. It knows this server alone: see that no other\n"
+    "has streams there. What is in use stays.\n\n"
+    "exit codes: 0 it is gone, or listed; 1 not confirmed, being read or written, or another error; 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
@@ -29,14 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--force", action="store_true", help="also under trainers and producers, which stop with an error"
-    )
-    parser.epilog = (
-        "example:\n  penstock delete train --yes\n  penstock delete --segments /dev/shm/penstock\n\n"
-        "Nothing of it stays on the server, and nothing brings it back. A deletion that was interrupted is run again.\n"
-        "Its segments go along, where this host sees them. --segments DIR is for what a server left that was\n"
-        "emptied or killed: it lists them, with --yes it removes them. It knows this server alone: see that no other\n"
-        "has streams there. What is in use stays.\n\n"
-        "exit codes: 0 it is gone, or listed; 1 not confirmed, being read or written, or another error; 2 wrong usage"
     )
 
 

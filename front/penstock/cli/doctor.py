@@ -23,6 +23,16 @@ BAD = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
 
+EPILOG = (
+    "example:\n  penstock doctor\n  penstock doctor train --all\n"
+    "  penstock doctor --strict --no-probe --json | jq '.findings[] | select(.severity == \"error\")'\n\n"
+    "It changes nothing; the throughput probe writes a scratch key and removes it. error: data or runs will be\n"
+    "lost, or nothing works; warning: it will hurt; note: good to know.\n\n"
+    f"exit codes: 0 no errors, {BAD} at least one error (with --strict: or warning), 1 could not check: no such\n"
+    "stream or no server, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: all streams")
@@ -35,14 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
     add_url(parser)
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock doctor\n  penstock doctor train --all\n"
-        "  penstock doctor --strict --no-probe --json | jq '.findings[] | select(.severity == \"error\")'\n\n"
-        "It changes nothing; the throughput probe writes a scratch key and removes it. error: data or runs will be\n"
-        "lost, or nothing works; warning: it will hurt; note: good to know.\n\n"
-        f"exit codes: 0 no errors, {BAD} at least one error (with --strict: or warning), 1 could not check: no such\n"
-        "stream or no server, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -15,6 +15,13 @@ NAME = "epochs"
 HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept"
 
 
+EPILOG = (
+    "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n"
+    "  penstock epochs pin train 2\n  penstock epochs retain train epochs:3\n\n"
+    "Stop the producers before closing: what they commit afterwards is not part of the epoch."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", action=Actions)
@@ -35,11 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("epoch", type=EPOCH_NUMBER, help="its number, as `penstock epochs list` shows it")
         if name == "abandon":
             action.add_argument("--force", action="store_true", help="also an epoch that is complete")
-    parser.epilog = (
-        "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n"
-        "  penstock epochs pin train 2\n  penstock epochs retain train epochs:3\n\n"
-        "Stop the producers before closing: what they commit afterwards is not part of the epoch."
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -16,6 +16,14 @@ NAME = "export"
 HELP = "copy a stream's epochs to files, bit-exact"
 
 
+EPILOG = (
+    "example:\n  penstock export train /data/train\n  penstock export train /data/train --epoch 3\n"
+    "  python -c \"import penstock; print(len(penstock.Files('/data/train', epoch=3, batch_size=64)))\"\n\n"
+    "An epoch counts once all of it is on the disk; what is not complete is named .part. Run again after a break,\n"
+    "or with new epochs, it adds what is missing. `penstock import` is the way back."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
@@ -26,12 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="N",
         help="this epoch; may be repeated (default: all produced)",
-    )
-    parser.epilog = (
-        "example:\n  penstock export train /data/train\n  penstock export train /data/train --epoch 3\n"
-        "  python -c \"import penstock; print(len(penstock.Files('/data/train', epoch=3, batch_size=64)))\"\n\n"
-        "An epoch counts once all of it is on the disk; what is not complete is named .part. Run again after a break,\n"
-        "or with new epochs, it adds what is missing. `penstock import` is the way back."
     )
 
 

@@ -26,6 +26,15 @@ DEFAULT_PORT = 9465
 LOOK_S = 2.0
 
 
+EPILOG = (
+    "example:\n  penstock exporter --port 9465 --bind 0.0.0.0\n  curl -s localhost:9465/metrics | grep lag\n\n"
+    "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
+    "the server comes back (penstock_up is 0 meanwhile). It has no login: whoever reaches the port can read it.\n"
+    "docker/monitoring has alert rules and a Grafana dashboard; docs/monitoring.md lists the metrics.\n\n"
+    "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no server or no free port, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--port", type=PORT, default=DEFAULT_PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
@@ -43,13 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
     )
     parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
-    parser.epilog = (
-        "example:\n  penstock exporter --port 9465 --bind 0.0.0.0\n  curl -s localhost:9465/metrics | grep lag\n\n"
-        "It looks at the streams every 2 seconds, whether or not somebody scrapes, reads no payload, and goes on when\n"
-        "the server comes back (penstock_up is 0 meanwhile). It has no login: whoever reaches the port can read it.\n"
-        "docker/monitoring has alert rules and a Grafana dashboard; docs/monitoring.md lists the metrics.\n\n"
-        "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no server or no free port, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

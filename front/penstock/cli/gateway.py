@@ -21,6 +21,18 @@ DEFAULT_PORT = 8466
 GRANT = accepted_by("penstock.gateway.tokens:parse_grant")
 
 
+EPILOG = (
+    "example:\n  penstock gateway train/resnet\n"
+    "  penstock gateway --make-token train/resnet\n"
+    "  penstock gateway --tokens tokens.txt --bind 0.0.0.0 --origin https://lab.example.org\n\n"
+    'A page reads with load("train", { group: "resnet", url: "ws://localhost:8466", token, batchSize: 64 }).\n'
+    "Each client becomes a member of its group, and leaves it when it closes: its batches go to the others.\n"
+    "A token opens one group. The gateway speaks no TLS: on a network, a proxy with TLS belongs before it.\n"
+    "docs/gateway.md has the steps, docs/gateway-messages.md the messages.\n\n"
+    "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no free port or no file of tokens, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument(
@@ -64,16 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_url(parser)
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock gateway train/resnet\n"
-        "  penstock gateway --make-token train/resnet\n"
-        "  penstock gateway --tokens tokens.txt --bind 0.0.0.0 --origin https://lab.example.org\n\n"
-        'A page reads with load("train", { group: "resnet", url: "ws://localhost:8466", token, batchSize: 64 }).\n'
-        "Each client becomes a member of its group, and leaves it when it closes: its batches go to the others.\n"
-        "A token opens one group. The gateway speaks no TLS: on a network, a proxy with TLS belongs before it.\n"
-        "docs/gateway.md has the steps, docs/gateway-messages.md the messages.\n\n"
-        "exit codes: 0 ended by Ctrl-C, SIGTERM or SIGHUP, 1 no free port or no file of tokens, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

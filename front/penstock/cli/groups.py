@@ -18,6 +18,16 @@ NAME = "groups"
 HELP = "list a stream's groups; declare, reset or drop one"
 
 
+EPILOG = (
+    "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
+    "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n\n"
+    "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
+    "and a declared group's until it is dropped. A group is reset only while nobody reads it; until its trainer\n"
+    "comes back nothing is kept for it unless it is declared.\n\n"
+    "exit codes: 0 done, 1 no such stream or group, or it is being read, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION", action=Actions)
@@ -38,14 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="also under members that are reading; they stop with an error"
     )
     reset.add_argument("epoch", type=_epoch, help="a retained epoch, or 'earliest': the first that is still whole")
-    parser.epilog = (
-        "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"
-        "  penstock groups reset train resnet 2\n  penstock groups drop train resnet\n\n"
-        "A trainer's group needs no declaring; but what it has not read is kept only while a member is there,\n"
-        "and a declared group's until it is dropped. A group is reset only while nobody reads it; until its trainer\n"
-        "comes back nothing is kept for it unless it is declared.\n\n"
-        "exit codes: 0 done, 1 no such stream or group, or it is being read, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -21,6 +21,13 @@ another worker after this time.
 """
 
 
+EPILOG = (
+    "example:\n  penstock health worker\n  penstock health trainer train --group resnet\n\n"
+    "For the health check of a container: a process that is stopped, or cut off from its server, gives no sign.\n\n"
+    "exit codes: 0 there was a sign, 1 there was none, or no server answers, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
@@ -40,11 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument(
             "--within", type=seconds(1, 3600), default=WITHIN_S, metavar="S", help="how lately (default: %(default)g s)"
         )
-    parser.epilog = (
-        "example:\n  penstock health worker\n  penstock health trainer train --group resnet\n\n"
-        "For the health check of a container: a process that is stopped, or cut off from its server, gives no sign.\n\n"
-        "exit codes: 0 there was a sign, 1 there was none, or no server answers, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -15,6 +15,14 @@ NAME = "import"
 HELP = "bring exported epochs back into a stream"
 
 
+EPILOG = (
+    "example:\n  penstock import /data/train train\n"
+    "  penstock import /data/train train --payload segments:/mnt/nvme/penstock --retention epochs:1\n\n"
+    "Epochs keep their numbers. Run again after a break, it goes on where it was; what is there is not written\n"
+    "again, and another epoch under the same number is an error. Files are checked before they are believed."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("directory", metavar="DIR", help="what `penstock export` made")
@@ -36,12 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_url(parser)
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock import /data/train train\n"
-        "  penstock import /data/train train --payload segments:/mnt/nvme/penstock --retention epochs:1\n\n"
-        "Epochs keep their numbers. Run again after a break, it goes on where it was; what is there is not written\n"
-        "again, and another epoch under the same number is an error. Files are checked before they are believed."
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -19,19 +19,21 @@ NAME = "inspect"
 HELP = "show streams, or one stream's epochs, groups, lag and bytes"
 
 
+EPILOG = (
+    "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
+    "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
+    "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
+    "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with\n"
+    "segments (docs/segments.md) what the files take: more than the bytes held.\n\n"
+    "exit codes: 0 shown, 1 an error, such as a damaged stream; the others are shown, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: a table of all streams")
     add_url(parser)
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
-        "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
-        "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
-        "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with\n"
-        "segments (docs/segments.md) what the files take: more than the bytes held.\n\n"
-        "exit codes: 0 shown, 1 an error, such as a damaged stream; the others are shown, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -26,6 +26,18 @@ _SHORTEST_S = 0.1
 """The shortest interval, because the server's time is for data."""
 
 
+EPILOG = (
+    "example:\n  penstock monitor train\n  penstock monitor --web\n"
+    "  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
+    "q or Ctrl-C ends it. It changes nothing and reads no payload. On a terminal without rich, each look is\n"
+    "printed below the last. Where stdout is no terminal it prints a line for each look and stream; with --json\n"
+    "each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
+    "The page of --web also shows the newest samples as pictures. Only this host reaches it, and only with the\n"
+    "token in its address.\n\n"
+    "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("stream", nargs="?", type=STREAM_NAME, help="left out: all streams")
@@ -41,16 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=PORT, default=0, help="of the page (default: a free one)")
     add_url(parser)
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock monitor train\n  penstock monitor --web\n"
-        "  penstock monitor train --once --json | jq -r '.[].bottleneck.text'\n\n"
-        "q or Ctrl-C ends it. It changes nothing and reads no payload. On a terminal without rich, each look is\n"
-        "printed below the last. Where stdout is no terminal it prints a line for each look and stream; with --json\n"
-        "each look is a line of JSON. docs/monitoring.md explains every number.\n\n"
-        "The page of --web also shows the newest samples as pictures. Only this host reaches it, and only with the\n"
-        "token in its address.\n\n"
-        "exit codes: 0 ended, 1 no server, no such stream, or with --once a damaged one, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

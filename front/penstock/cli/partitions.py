@@ -18,15 +18,17 @@ NAME = "partitions"
 HELP = "show where a stream's partitions lie, and how to even them out"
 
 
+EPILOG = (
+    "example:\n  penstock partitions train\n  penstock partitions train --json | jq -r '.commands[]'\n\n"
+    "It changes nothing. The commands that it prints are for the operator of a cluster. They move single slots,\n"
+    "so that each master has as many partitions of the stream. Writers and trainers go on meanwhile.\n\n"
+    "exit codes: 0 shown, 1 no such stream or no server, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
-    parser.epilog = (
-        "example:\n  penstock partitions train\n  penstock partitions train --json | jq -r '.commands[]'\n\n"
-        "It changes nothing. The commands that it prints are for the operator of a cluster. They move single slots,\n"
-        "so that each master has as many partitions of the stream. Writers and trainers go on meanwhile.\n\n"
-        "exit codes: 0 shown, 1 no such stream or no server, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

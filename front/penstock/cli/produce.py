@@ -27,15 +27,17 @@ class _ProduceParser(Parser):
         add_json(self)
 
 
+EPILOG = (
+    "example:\n  penstock produce images photos/ --resize 224x224 --epochs 3 --workers 4\n"
+    "  penstock produce dataset mydata:train --transform augment:flip --stream train\n"
+    "  penstock produce dataset mydata:train --follow --ahead 3\n"
+    "  penstock produce images --watch incoming/ --resize 224x224"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_sources(parser, _ProduceParser)
-    parser.epilog = (
-        "example:\n  penstock produce images photos/ --resize 224x224 --epochs 3 --workers 4\n"
-        "  penstock produce dataset mydata:train --transform augment:flip --stream train\n"
-        "  penstock produce dataset mydata:train --follow --ahead 3\n"
-        "  penstock produce images --watch incoming/ --resize 224x224"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -69,14 +69,16 @@ class _RunParser(Parser):
         return given.index(first[0]) if first and not first[0].startswith("-") else len(given)
 
 
+EPILOG = (
+    "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py\n\n"
+    "exit codes: the training command's own (128 + n where signal n ended it), 1 the production failed and the\n"
+    "command was ended for it, 2 wrong usage, 130 Ctrl-C"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_sources(parser, _RunParser, " -- python train.py")
-    parser.epilog = (
-        "example:\n  penstock run images photos/ --resize 224x224 --epochs 3 -- python train.py\n\n"
-        "exit codes: the training command's own (128 + n where signal n ended it), 1 the production failed and the\n"
-        "command was ended for it, 2 wrong usage, 130 Ctrl-C"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -19,6 +19,15 @@ DEFAULT_PORT = 6379
 """The port that a Writer or Loader without a URL tries."""
 
 
+EPILOG = (
+    "example:\n  penstock server --port 6400 --maxmemory 2gb\n"
+    '  export PENSTOCK_URL="$(penstock server --print-url --port 6400)"\n\n'
+    "The server asks for a random password. Your own Python programs on this host find its URL in a file that\n"
+    "only you can read, unless PENSTOCK_URL names another. Node programs need PENSTOCK_URL. --aof DIR keeps\n"
+    "the password in DIR, so it stays the same."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("--port", type=PORT, help=f"0 takes a free one (default: {DEFAULT_PORT})")
@@ -30,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-password", action="store_true", help="let in every user of this host, to run any code")
     parser.add_argument(
         "--print-url", action="store_true", help="start none: print the URL, with the password, of the one that runs"
-    )
-    parser.epilog = (
-        "example:\n  penstock server --port 6400 --maxmemory 2gb\n"
-        '  export PENSTOCK_URL="$(penstock server --print-url --port 6400)"\n\n'
-        "The server asks for a random password. Your own Python programs on this host find its URL in a file that\n"
-        "only you can read, unless PENSTOCK_URL names another. Node programs need PENSTOCK_URL. --aof DIR keeps\n"
-        "the password in DIR, so it stays the same."
     )
 
 

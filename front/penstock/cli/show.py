@@ -36,6 +36,15 @@ def _png(text: str) -> Path:
     return Path(text)
 
 
+EPILOG = (
+    "example:\n  penstock show train\n  penstock show train --out sheet.png --count 64 --seed 1\n"
+    "  penstock show train --class cat\n  penstock show train --id 3/7/20\n"
+    "  penstock show train --live --out now.png\n\n"
+    "Nothing is delivered or acknowledged: no group is involved. Pictures need a terminal with colours; with\n"
+    "NO_COLOR they are drawn in letters, and into a pipe only identities and labels are printed."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
@@ -63,13 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_no_lease(parser)
     parser.add_argument("--updates", type=whole_number(1, 10_000), metavar="N", help="of --live: end after N pictures")
-    parser.epilog = (
-        "example:\n  penstock show train\n  penstock show train --out sheet.png --count 64 --seed 1\n"
-        "  penstock show train --class cat\n  penstock show train --id 3/7/20\n"
-        "  penstock show train --live --out now.png\n\n"
-        "Nothing is delivered or acknowledged: no group is involved. Pictures need a terminal with colours; with\n"
-        "NO_COLOR they are drawn in letters, and into a pipe only identities and labels are printed."
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

@@ -21,6 +21,15 @@ HELP = "follow what is written to a stream: a line for each entry, no payloads"
 _LOOK_S = 0.5
 
 
+EPILOG = (
+    "example:\n  penstock tail train\n  penstock tail train -n 100 --once\n"
+    "  penstock tail train --json | jq -c 'select(.bad > 0)'\n\n"
+    "Each line tells epoch, shard, offsets [first, end) of the shard, payload bytes, age, and the entry's id. It\n"
+    "reads indexes only, never a payload; with --json each line is an object. Ctrl-C ends it.\n\n"
+    "exit codes: 0 ended, 1 no such stream, deleted, or no server, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
@@ -28,13 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--last", type=whole_number(0), default=10, metavar="N", help="begin with so many (default: 10)"
     )
     parser.add_argument("--once", action="store_true", help="print those, and end")
-    parser.epilog = (
-        "example:\n  penstock tail train\n  penstock tail train -n 100 --once\n"
-        "  penstock tail train --json | jq -c 'select(.bad > 0)'\n\n"
-        "Each line tells epoch, shard, offsets [first, end) of the shard, payload bytes, age, and the entry's id. It\n"
-        "reads indexes only, never a payload; with --json each line is an object. Ctrl-C ends it.\n\n"
-        "exit codes: 0 ended, 1 no such stream, deleted, or no server, 2 wrong usage"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:

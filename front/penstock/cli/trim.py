@@ -20,6 +20,15 @@ HELP = "release what a stream's retention gives up, now"
 SHOWN = 5
 
 
+EPILOG = (
+    "example:\n  penstock trim train\n  penstock trim train --keep 2\n  penstock trim train --bytes 500mb\n\n"
+    "Without an option it goes by the stream's retention (`penstock epochs retain`), as writers and workers do by\n"
+    "themselves every 10 seconds. What some group has not acknowledged, what is pinned and what a replay holds is\n"
+    "never released: it says which epochs stay, and for whom.\n\n"
+    "exit codes: 0 done, also where nothing could go; 1 no such stream or no server, 2 wrong usage"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     add_stream(parser)
@@ -32,13 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     less.add_argument(
         "--bytes", type=byte_size, metavar="SIZE", help="this once: acknowledged epochs up to so many bytes, as 500mb"
-    )
-    parser.epilog = (
-        "example:\n  penstock trim train\n  penstock trim train --keep 2\n  penstock trim train --bytes 500mb\n\n"
-        "Without an option it goes by the stream's retention (`penstock epochs retain`), as writers and workers do by\n"
-        "themselves every 10 seconds. What some group is owed, what is pinned and what a replay holds is never\n"
-        "released: it says which epochs stay, and for whom.\n\n"
-        "exit codes: 0 done, also where nothing could go; 1 no such stream or no server, 2 wrong usage"
     )
 
 

@@ -26,6 +26,19 @@ NAME = "worker"
 HELP = "do the jobs of penstock produce, here or on another host"
 
 
+EPILOG = (
+    "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8 --allow team --root /data\n"
+    "  penstock worker --auto --max 16 --allow team\n\n"
+    "Whoever can write to the queue can write jobs, and a job names code and files. So a worker does only what\n"
+    "--allow and --root name. On your own `penstock server` it needs neither. On any other server it needs one of\n"
+    "them, or --allow-any.\n\n"
+    "Ctrl-C, SIGTERM or SIGHUP ends it: a worker may take 3 s for the sample it is making, what it has made is\n"
+    "kept, and others go on with its shard from there. One that has not ended after 10 s is killed, and loses\n"
+    "nothing that was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it\n"
+    "by their --max."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument(
@@ -53,17 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="jobs may run any code and read any file: for a queue to which nobody writes but yourself",
     )  # fmt: skip
     add_queue(parser)
-    parser.epilog = (
-        "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8 --allow team --root /data\n"
-        "  penstock worker --auto --max 16 --allow team\n\n"
-        "Whoever can write to the queue can write jobs, and a job names code and files. So a worker does only what\n"
-        "--allow and --root name. On your own `penstock server` it needs neither. On any other server it needs one of\n"
-        "them, or --allow-any.\n\n"
-        "Ctrl-C, SIGTERM or SIGHUP ends it: a worker may take 3 s for the sample it is making, what it has made is\n"
-        "kept, and others go on with its shard from there. One that has not ended after 10 s is killed, and loses\n"
-        "nothing that was committed. --auto follows what `penstock inspect` shows as wished; several hosts share it\n"
-        "by their --max."
-    )
 
 
 def _allowed_name(text: str) -> str:

@@ -44,6 +44,13 @@ class DemoResult(NamedTuple):
     seconds: float
 
 
+EPILOG = (
+    "example:\n  penstock demo\n  penstock demo --trainer numpy --keep digits/\n\n"
+    "exit codes: 0 the audit is clean and the models learned, 1 they did not, or an error, 2 wrong usage, 130\n"
+    "Ctrl-C"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument(
@@ -56,11 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer", choices=("keras", "numpy"), help="default: keras if TensorFlow is installed")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="write the images there and leave them")
     add_json(parser)
-    parser.epilog = (
-        "example:\n  penstock demo\n  penstock demo --trainer numpy --keep digits/\n\n"
-        "exit codes: 0 the audit is clean and the models learned, 1 they did not, or an error, 2 wrong usage, 130\n"
-        "Ctrl-C"
-    )
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
