@@ -1,7 +1,7 @@
 // Streams on a real cluster of three masters: what Node writes and reads there, beside Python, and masters that die.
 import assert from "node:assert/strict";
 import { after, afterEach, before, test } from "node:test";
-import { load, openWriter, replay, ServerUnsuitable } from "../dist/index.js";
+import { load, openWriter, ReplayTruncated, replay, ServerUnsuitable } from "../dist/index.js";
 import { all, killAll, names, startMember } from "./members.mjs";
 import { startPeer, told } from "./peer.mjs";
 import { sampleOf } from "./samples.mjs";
@@ -124,4 +124,17 @@ test("what no cluster can do is refused with what to write", async () => {
 test("a host that is away is passed over", async () => {
   await write("passed", { url: url.replace("@", "@127.0.0.1:1,") });
   await assertClean("passed");
+});
+
+test("a writer waits for room on the masters, and a member makes it", async () => {
+  const loader = begin("full", { batchSize: 5, prefetchBytes: 10_000 });
+  const reading = (async () => {
+    const found = [];
+    for await (const batch of loader) found.push([...batch.identities()]);
+    return found;
+  })();
+  await write("full", { partitions: 3, budgetBytes: 120_000, between: () => loader.open() });
+  assert.deepEqual(names(await reading).sort(), all(SIZES).sort());
+  await assert.rejects(collect(replay("full", { epoch: 0, batchSize: 5, url })), ReplayTruncated);
+  await assertClean("full");
 });

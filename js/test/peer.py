@@ -237,15 +237,16 @@ def kill_server() -> None:
     SERVERS.pop().kill()
 
 
-CLUSTERS = ExitStack()
-"""What ends the clusters that were started."""
+CLUSTERS: list[ExitStack] = []
+"""What ends each cluster that was started."""
 CLUSTER: list[Cluster] = []
 """The clusters that were started, the last one last."""
 
 
 def start_cluster(replicas: int = 0) -> list[str]:
     """Start a cluster of three masters, and return its URL and that of each master."""
-    CLUSTER.append(CLUSTERS.enter_context(started_cluster(find_servers()[0], replicas=replicas)))
+    CLUSTERS.append(ExitStack())
+    CLUSTER.append(CLUSTERS[-1].enter_context(started_cluster(find_servers()[0], replicas=replicas)))
     return [CLUSTER[-1].url, *(node.url for node in CLUSTER[-1].masters)]
 
 
@@ -271,18 +272,21 @@ def move_slot(key: str) -> None:
     CLUSTER[-1].move_slot_of(key)
 
 
-def half_move(key: str, is_begun: bool) -> None:
-    """Begin to move a key's slot without its keys, as a tool does that is killed, or take that back."""
-    cluster = CLUSTER[-1]
+def half_move(key: str) -> None:
+    """Move a key's slot to the next master, as a tool does that is killed before its last step."""
+    cluster, slot = CLUSTER[-1], slot_of(key)
     old = cluster.master_of(key)
     new = cluster.masters[(cluster.masters.index(old) + 1) % len(cluster.masters)]
-    steps = [(new, "IMPORTING", old), (old, "MIGRATING", new)]
-    for node, word, other in steps:
-        states = [word, cluster.asked(other, "CLUSTER", "MYID").decode()] if is_begun else ["STABLE"]
-        cluster.asked(node, "CLUSTER", "SETSLOT", slot_of(key), *states)
-    if is_begun:
-        moved = list(cluster.asked(old, "CLUSTER", "GETKEYSINSLOT", slot_of(key), 100))
-        cluster.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *moved)
+    for node, word, other in ((new, "IMPORTING", old), (old, "MIGRATING", new)):
+        cluster.asked(node, "CLUSTER", "SETSLOT", slot, word, cluster.asked(other, "CLUSTER", "MYID"))
+    keys = cluster.asked(old, "CLUSTER", "GETKEYSINSLOT", slot, 100)
+    cluster.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+
+
+def end_cluster() -> None:
+    """End the cluster that was started last."""
+    CLUSTERS.pop().close()
+    CLUSTER.pop()
 
 
 def cluster_tags(stream: str, stream_id: str, count: int) -> list[str]:
@@ -451,7 +455,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         globals()[sys.argv[1]](**json.loads(sys.argv[2]))
         return
-    with CLUSTERS, EmbeddedServer() as server:
+    with EmbeddedServer() as server:
         say({"url": server.url})
         for line in sys.stdin:
             name, options = json.loads(line)
@@ -461,6 +465,8 @@ def main() -> None:
                 say({"error": f"{type(error).__name__}: {error}"})
             else:
                 say({"answer": answer})
+        while CLUSTERS:
+            end_cluster()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+// Masters that die, stand still or give slots away under a member and a writer in Node: all goes on, and nothing is lost.
+import assert from "node:assert/strict";
+import { after, afterEach, before, test } from "node:test";
+import { load, openWriter } from "../dist/index.js";
+import { all, names } from "./members.mjs";
+import { startPeer } from "./peer.mjs";
+import { sampleOf } from "./samples.mjs";
+
+const SPEC = { x: ["uint8", [1000]], y: ["int64", []] };
+const SIZES = [60, 60, 60, 60, 60, 60];
+const PARTITIONS = 3;
+let peer;
+
+before(async () => {
+  peer = await startPeer();
+});
+
+after(async () => {
+  await peer.close();
+});
+
+const loaders = [];
+
+async function closeAll() {
+  await Promise.all(loaders.splice(0).map((loader) => loader.close()));
+}
+
+afterEach(closeAll);
+
+/**
+ * Write an epoch in Node, and read it in Node meanwhile, in a shared and in an ordered group. `between` is called in the
+ * middle of each shard, with the keys of the stream and of its partitions.
+ *
+ * @returns The identities of each group's batches, and what was said.
+ */
+async function pass(url, stream, between) {
+  const said = [];
+  const notify = (line) => said.push(line);
+  const writer = await openWriter(stream, { url, spec: SPEC, blockBytes: 10_000, partitions: PARTITIONS, notify });
+  const epoch = await writer.epoch(0, { sizes: SIZES });
+  const keys = await peer.ask("keys_of", { stream });
+  const [shared, ordered] = [[], []];
+  const read = async (found, options) => {
+    const loader = load(stream, { batchSize: 10, url, notify, prefetchBytes: 30_000, ...options });
+    loaders.push(loader);
+    for await (const batch of loader) found.push([...batch.identities()]);
+  };
+  const reading = Promise.all([read(shared, { group: "g" }), read(ordered, { group: "r", rank: 0, worldSize: 1 })]);
+  reading.catch(() => {}); // the error is raised where it is awaited
+  for (const [number, size] of SIZES.entries()) {
+    const shard = await epoch.shard(number);
+    while (shard.position < size) {
+      if (shard.position === 30) await between(number, keys, shared);
+      await shard.write(sampleOf(SPEC, 1000 * number + shard.position));
+    }
+    await shard.close();
+  }
+  await epoch.close();
+  await writer.close();
+  await reading;
+  await closeAll();
+  assert.deepEqual(names(ordered), all(SIZES));
+  return { shared, said };
+}
+
+async function assertClean(stream, url) {
+  const report = await peer.ask("audit_report", { stream, url });
+  assert.deepEqual(report.findings, []);
+  assert.equal(report.clean, true);
+}
+
+for (const fault of ["kill", "stop"]) {
+  test(`a master is lost (${fault}) under a writer and members, and no sample is`, async () => {
+    const [url] = await peer.ask("start_cluster", { replicas: 1 });
+    let began;
+    const { shared } = await pass(url, "lost", async (number, keys, given) => {
+      if (number !== 2) return;
+      while (given.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+      await peer.ask("lose_master", { key: keys[1 + number], fault });
+      began = Date.now();
+    });
+    if (fault === "stop") assert.ok(Date.now() - began < 25_000, "it is waited for until another one has its slots");
+    assert.deepEqual([...new Set(names(shared))].sort(), all(SIZES).sort());
+    await assertClean("lost", url);
+    await peer.ask("end_cluster");
+  });
+}
+
+test("a slot that moves costs no sample, and one that is half moved is an outage in words", async () => {
+  const [url] = await peer.ask("start_cluster");
+  const moved = await pass(url, "moved", (number, keys) => peer.ask("move_slot", { key: keys[number % keys.length] }));
+  assert.deepEqual(names(moved.shared).sort(), all(SIZES).sort());
+  await assertClean("moved", url);
+  const half = await pass(url, "half", async (number, keys) => {
+    if (number !== 2) return;
+    const key = keys[1 + number];
+    await peer.ask("half_move", { key });
+    setTimeout(() => void peer.ask("move_slot", { key }), 1000);
+  });
+  assert.deepEqual([...new Set(names(half.shared))].sort(), all(SIZES).sort());
+  const line = half.said.find((one) => one.includes("half moved")) ?? half.said.join("\n");
+  assert.match(line, /^the server refused while .* \(.*redis-cli --cluster fix HOST:PORT`\); trying again/);
+  await assertClean("half", url);
+  await peer.ask("end_cluster");
+});
