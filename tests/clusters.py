@@ -73,6 +73,10 @@ class Cluster:
 
     def move_slot_of(self, key: str) -> None:
         """Move a key's slot to the next master, key by key, as ``redis-cli --cluster reshard`` does."""
+        self.half_move_slot_of(key)()
+
+    def half_move_slot_of(self, key: str) -> Callable[[], None]:
+        """Begin to move a key's slot: all keys are moved, and no node knows of it. Return what finishes that."""
         slot, old = slot_of(key), self.master_of(key)
         new = self.masters[(self.masters.index(old) + 1) % len(self.masters)]
         ids = {node: self.asked(node, "CLUSTER", "MYID").decode() for node in (old, new)}
@@ -80,8 +84,12 @@ class Cluster:
         self.asked(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
         while keys := self.asked(old, "CLUSTER", "GETKEYSINSLOT", slot, 10):
             self.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
-        for node in (new, old, *self.masters):
-            self.asked(node, "CLUSTER", "SETSLOT", slot, "NODE", ids[new])
+
+        def finish() -> None:
+            for node in (new, old, *self.masters):
+                self.asked(node, "CLUSTER", "SETSLOT", slot, "NODE", ids[new])
+
+        return finish
 
     def master_of(self, key: str) -> EmbeddedServer:
         """The master that a node names for a key's slot."""

@@ -209,6 +209,12 @@ class ServerUnavailable(PenstockError, ConnectionError):
         self.borne_s = seconds
         return self
 
+    def of(self, what: str) -> Self:
+        """Return this error with a text that begins with what the server has. '' leaves the text as it is."""
+        if what:
+            self.args = (f"{what}: {self}", *self.args[1:])
+        return self
+
 
 class ServerLoading(ServerUnavailable):
     """The server is reading its data from disk. Clients wait for as long as it reports that."""

@@ -126,9 +126,16 @@ class Outage:
     """
 
     def __init__(
-        self, notify: Notify, patience_s: float | None = None, doing: str = "waiting", clock: Clock = time.monotonic
+        self,
+        notify: Notify,
+        patience_s: float | None = None,
+        doing: str = "waiting",
+        clock: Clock = time.monotonic,
+        *,
+        what: str = "",
     ) -> None:
-        self._notify, self._doing, self._clock = notify, doing, clock
+        """``doing`` is said in notices. ``what`` the server has is said, too, and in the error; '' says nothing."""
+        self._notify, self._doing, self._clock, self._what = notify, f"{doing} {what}".rstrip(), clock, what
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
         """The limit; see `hurry`."""
         self._began: float | None = None
@@ -149,9 +156,9 @@ class Outage:
         if self._began is None or isinstance(error, ServerLoading):
             self._began = now
         elif now - self._began > self.patience_s:
-            raise error.borne(now - self._began)
+            raise error.borne(now - self._began).of(self._what)
         if error.borne_s >= self.patience_s:
-            raise error
+            raise error.of(self._what)
         self._tell(error, now)
         time.sleep(self._pause_s)
         self._pause_s = min(max(0.02, self._pause_s * 2), BETWEEN_TRIES_S)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock_common.errors import ServerUnavailable
+from penstock_common.server.slots import slot_of
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import find_servers
@@ -102,5 +104,40 @@ def test_partitions_elsewhere_go_on_while_a_master_is_away(cluster: Cluster, los
     )
     assert handed.longest_pause_s(since_s, lost) < PAUSE_S + LOAD_S
     assert handed.again_after_s(since_s, lost) < FAILOVER_S + 3 + LOAD_S
+    with connect(cluster.url) as client:
+        assert audit_stream(client, "train").findings == []
+
+
+def test_a_slot_that_stays_half_moved_is_named_with_the_command_that_repairs_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tool that moved it may have died, and nothing but an operator ends that."""
+    written(cluster.url)
+    for module in ("waiting", "server.connection", "stream.groups.outbox"):
+        monkeypatch.setattr(f"penstock_common.{module}.OUTAGE_S", 3.0)
+    handed, told = Handed(), list[str]()
+    with connect(cluster.url) as client:
+        stream = load_stream(client, "train")
+    lost = next(p for p in stream.partitions if cluster.master_of(p.roster) is not cluster.master_of(stream.keys.meta))
+    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, notify=told.append)
+    with (
+        pytest.raises(ServerUnavailable) as caught,
+        penstock.Loader("train", group="g", batch_size=BATCH, url=cluster.url, tuning=tuning) as loader,
+    ):
+        for batch in loader:
+            handed.take(batch)
+            if len(handed.at_s) == BATCH:
+                finish = cluster.half_move_slot_of(lost.roster)
+    words = f"partition {lost.number} of 'train'"
+    slot, node = slot_of(lost.roster), cluster.master_of(lost.roster)
+    assert words in str(caught.value)
+    assert f"slot {slot} moves from redis://127.0.0.1:{node.port} to" in str(caught.value)
+    assert f"`redis-cli --cluster fix 127.0.0.1:{node.port}`" in str(caught.value)
+    assert any(f"reading {words}" in one for one in told), told
+    finish()
+    with penstock.Loader("train", group="g", batch_size=BATCH, url=cluster.url) as loader:
+        for batch in loader:
+            handed.take(batch)
+    assert set(handed.every) == set(range(SHARDS * EACH))
     with connect(cluster.url) as client:
         assert audit_stream(client, "train").findings == []

@@ -37,6 +37,8 @@ _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
 _WITH_TLS = ("rediss:", "rediss+sentinel:", "valkeys:")
 _CLIENT_CERTIFICATE = "name it with ?ssl_certfile=FILE&ssl_keyfile=FILE in the URL"
+_NODE = re.compile(r"://(?:[^@]*@)?([^/]+)")
+"""The host and port in a server's address."""
 _CLOSED = re.compile("while reading|while writing|closed|reset|Broken pipe")
 
 
@@ -191,7 +193,7 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         return WritesRefused(f"{server_at(place)} is a read-only replica: {instead}")
     if text.startswith("UNBLOCKED"):
         cause = (
-            "the stream, or an epoch of it, was deleted, released or lost (FLUSHALL)"
+            "the stream, or an epoch of it, was deleted, released or lost (FLUSHALL), or moves to another server"
             if "no longer exists" in text
             else "somebody ended that with CLIENT UNBLOCK"
         )
@@ -236,7 +238,10 @@ def _resharded(error: foreign.ResponseError, text: str, place: str) -> str:
         if isinstance(error, foreign.AskError)
         else f"a slot moves away from {place}"
     )
-    return f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix HOST:PORT`"
+    node = _NODE.search(place)
+    return (
+        f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {node[1] if node else ''}`"
+    )
 
 
 def is_unknown_command(error: BaseException) -> bool:

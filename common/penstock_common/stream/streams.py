@@ -71,6 +71,13 @@ class Stream:
         """Return the partition of a shard: shard s belongs to partition s mod P."""
         return self.partitions[shard % len(self.partitions)]
 
+    def named(self, numbers: Sequence[int]) -> str:
+        """Return the name of some partitions in messages, or '' for all of them."""
+        if len(numbers) == len(self.partitions):
+            return ""
+        which = f"partition {numbers[0]}" if len(numbers) == 1 else f"partitions {', '.join(map(str, numbers))}"
+        return f"{which} of {self.name!r}"
+
     def require_spec(self) -> Spec:
         """Return the spec of a stream that has samples. Raises DamagedKey if it is gone."""
         if self.spec is None:

@@ -179,7 +179,9 @@ class Heartbeat:
         """The members of the group that lived at the last look."""
         self.error: Exception | None = None
         """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
-        self._outage = Outage(lambda _: None, doing="renewing", clock=clock)  # others report the outage
+        what = who.stream.named([partition.number for partition in self.partitions])
+        # others report the outage
+        self._outage = Outage(lambda _: None, doing="renewing", clock=clock, what=what)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-heartbeat-{who.group}", daemon=True)
 

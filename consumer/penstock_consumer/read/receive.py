@@ -37,10 +37,11 @@ from penstock_consumer.stages.stats import ReaderTimes
 class ReaderConnection:
     """A reader's connection, opened when it is needed and again after an outage. One thread uses it."""
 
-    def __init__(self, client: Client, queue: ReaderQueue, notify: Notify) -> None:
-        self._client, self._queue = client, queue
+    def __init__(self, client: Client, queue: ReaderQueue, notify: Notify, what: str = "") -> None:
+        """``what`` is read through it, in messages; '' for a whole stream."""
+        self._client, self._queue, self._what = client, queue, what
         self._channel: Channel | None = None
-        self._outage = Outage(notify, doing="reading")
+        self._outage = Outage(notify, doing="reading", what=what)
 
     @property
     def client(self) -> Client:
@@ -63,7 +64,7 @@ class ReaderConnection:
         while True:
             if self._queue.is_stopped:
                 raise error
-            self._queue.tell_trouble(str(error))
+            self._queue.tell_trouble(f"{self._what}: {error}" if self._what else str(error))
             self._outage.bear(error)
             try:
                 self.open()

@@ -176,7 +176,8 @@ class SharedReader:
         self._commit_check = claim.commit_checks[server]
         self._commit_check.begin(claim.heartbeat.members)
         self._receivers, self._dead_letters = receivers, dead_letters
-        self._connection = ReaderConnection(claim.client, queue, claim.notify)
+        what = claim.stream.named(claim.servers[server])
+        self._connection = ReaderConnection(claim.client, queue, claim.notify, what)
         budget_bytes = queue.budget_bytes // len(claim.servers)
         self._planner = FetchPlanner(len(self._partitions), budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)

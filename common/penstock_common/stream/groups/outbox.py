@@ -58,7 +58,7 @@ class Outboxes:
         self, client: Client, who: Membership, servers: Sequence[Sequence[int]], *, notify: Notify = to_stderr
     ) -> None:
         """``servers`` has the numbers of the partitions on each server."""
-        boxes = [Outbox(client, who, notify=notify) for _ in servers]
+        boxes = [Outbox(client, who, notify=notify, what=who.stream.named(numbers)) for numbers in servers]
         self._boxes: Sequence[AnyOutbox] = boxes if len(boxes) == 1 else [OutboxThread(box) for box in boxes]
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
 
@@ -98,9 +98,10 @@ class Outbox:
     `flush` waits until all are answered.
     """
 
-    def __init__(self, client: Client, who: Membership, *, notify: Notify = to_stderr) -> None:
+    def __init__(self, client: Client, who: Membership, *, notify: Notify = to_stderr, what: str = "") -> None:
+        """``what`` is acknowledged through it, in messages; '' for a whole stream."""
         self._client, self._who = client, who
-        self._outage = Outage(notify, OUTAGE_S, doing="acknowledging")
+        self._outage = Outage(notify, OUTAGE_S, doing="acknowledging", what=what)
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
         self._scripts: dict[str, bool] = {}
