@@ -39,6 +39,15 @@ class EpochIndexes:
     def __init__(self, client: Client, stream: Stream, epoch: int) -> None:
         self._client, self._stream, self._epoch = client, stream, epoch
 
+    def beside_first(self, wants: Sequence[IndexRange]) -> Sequence[IndexRange]:
+        """Return the wants that the server of the first one answers, so that no other server holds it up."""
+        servers = self._client.by_server([self._key(want.shard) for want in wants])
+        return wants if len(servers) <= 1 else [wants[number] for number in servers[0]]
+
+    def are_together(self, shard: int, other: int) -> bool:
+        """Return whether one server answers for both shards."""
+        return len(self._client.by_server([self._key(shard), self._key(other)])) == 1
+
     def read(self, wants: Sequence[IndexRange], follows: Sequence[int] = ()) -> IndexPages:
         """Return the present records, and how far the shards are that the reader ``follows``."""
         commands = self._commands(wants, follows)

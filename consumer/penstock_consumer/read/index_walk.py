@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
+from penstock_common.server.aside import Aside
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, IndexRecord
@@ -154,7 +155,10 @@ class IndexWalk:
         self._go_on()
         before, wants = self.end, self._unknown(ranges)
         awaited, after = self._awaited(position)
-        shards = range(self._shard, min(awaited + 2, max(self._begun.stop, awaited + 1)))  # and the next one
+        stop = min(awaited + 2, max(self._begun.stop, awaited + 1))  # and the next one
+        if stop > awaited + 1 and not self._indexes.are_together(awaited, awaited + 1):
+            stop = awaited + 1
+        shards = range(self._shard, stop)
         found = self._indexes.await_more(channel, awaited, after, block_ms, wants, shards)
         for shard, end in zip((awaited, *shards), found.ends, strict=True):
             self._committed(shard, end)
@@ -207,13 +211,15 @@ class IndexWalk:
         """Forget the pieces that end at or before ``below``, which are not needed any more."""
         self._known.forget(below)
 
-    def _unknown(self, ranges: Iterable[Positions]) -> list[IndexRange]:
+    def _unknown(self, ranges: Iterable[Positions]) -> Sequence[IndexRange]:
         """Return what to ask for, or nothing if the first of the ranges is known."""
         todo = iter(ranges)
         first = next(todo, None)
         if first is None or all(self._known.at(position) is not None for position in (first[0], first[1] - 1)):
             return []
-        return [want for lo, hi in self._joined(chain([first], todo)) for want in self._wants(lo, hi)]
+        return self._indexes.beside_first(
+            [want for lo, hi in self._joined(chain([first], todo)) for want in self._wants(lo, hi)]
+        )
 
     def _joined(self, ranges: Iterable[Positions]) -> list[Positions]:
         """Join near ranges, up to a page of records. While the length of records is unknown, return only the first."""
@@ -301,6 +307,10 @@ class NotCommittedYet(Exception):
     """Raised when the next positions are not committed yet."""
 
 
+ELSEWHERE_S = 0.2
+"""How long a reader waits for news of an epoch that another server has. Its own partitions stand still meanwhile."""
+
+
 class CanonicalIndex:
     """The index of an epoch that may still be written, in canonical order. Behind the epoch's end it begins again."""
 
@@ -315,6 +325,7 @@ class CanonicalIndex:
         """A walk from the first position of the epoch, for what runs on beyond its end."""
         self._broken_off: int | None = None
         """The end of an abandoned epoch."""
+        self._news = Aside[Manifest](is_elsewhere=len(client.by_server([p.roster for p in stream.partitions])) > 1)
         self.renew_with(manifest)
 
     @property
@@ -323,8 +334,10 @@ class CanonicalIndex:
         return self._broken_off if self._broken_off is not None else self.manifest.samples
 
     def renew(self) -> None:
-        """Read the manifest again."""
-        self.renew_with(renewed(self._client, self._stream, self.manifest))
+        """Read the manifest again. It may lie on another server than what is read, which is not waited for."""
+        manifest = self._news.ask(lambda: renewed(self._client, self._stream, self.manifest), ELSEWHERE_S)
+        if manifest is not None:
+            self.renew_with(manifest)
 
     def renew_with(self, manifest: Manifest) -> None:
         """Take the current manifest, in which more shards may be complete."""

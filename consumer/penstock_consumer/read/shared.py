@@ -37,6 +37,7 @@ from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.dead_letters import DeadLetters, EpochReadable, cause_of, crash_notice
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
+from penstock_consumer.read.index_walk import ELSEWHERE_S
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.stages.batch import Assembler
 from penstock_consumer.stages.buffers import ArrayPool
@@ -146,10 +147,6 @@ class SharedReceivers:
             self._claim.stream.spec, assembler, where, partition.number, self.received.append, self._segments,
             self._commit_check,
         )  # fmt: skip
-
-
-ELSEWHERE_S = 0.2
-"""How long a reader waits for news of an epoch that another server has. Its own partitions stand still meanwhile."""
 
 
 class SharedReader:
