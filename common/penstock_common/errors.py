@@ -195,6 +195,9 @@ class ServerUnavailable(PenstockError, ConnectionError):
     borne_s: float = 0.0
     """The seconds for which the request was repeated without success before this was raised."""
 
+    what = ""
+    """What the server has, or '' if that is everything."""
+
     def __init__(self, *args: object, is_said: bool = False) -> None:
         super().__init__(*args)
         self.is_said = is_said
@@ -211,9 +214,12 @@ class ServerUnavailable(PenstockError, ConnectionError):
 
     def of(self, what: str) -> Self:
         """Return this error with a text that begins with what the server has. '' leaves the text as it is."""
-        if what:
-            self.args = (f"{what}: {self}", *self.args[1:])
+        self.what = what
         return self
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{self.what}: {text}" if self.what else text
 
 
 class ServerLoading(ServerUnavailable):
