@@ -25,6 +25,7 @@ from penstock.__main__ import main
 from penstock.cli.exporter import look
 from penstock.views.exporter import StreamMetrics
 from penstock_common.errors import PenstockError
+from penstock_common.explain.servers import ServerLooks
 from penstock_common.stream.client import connect
 from penstock_common.stream.damage import KINDS, kind_of
 from penstock_common.stream.directory import StreamLister
@@ -185,7 +186,7 @@ def scrape(url: str) -> None:
     """Take one round of the exporter, and what Prometheus gets from it."""
     streams, registry = StreamMetrics(), CollectorRegistry()
     with connect(url) as client:
-        damaged = look(client, StreamLister(client).names, {}, streams)
+        damaged = look(client, StreamLister(client).names, {}, ServerLooks(client), streams)
     registry.register(streams)
     generate_latest(registry)
     if damaged:

@@ -47,8 +47,8 @@ def read_all_details(client: Client) -> tuple[list[StreamDetails], dict[str, Dam
 
 def read_details(client: Client, name: str) -> StreamDetails:
     """Return one stream with its details. Raises StreamNotFound."""
-    stream = load_stream(client, name)
     snapshot = StreamMonitor(client, name).snapshot()
+    stream = load_stream(client, name)
     epochs = {}
     for seen in snapshot.epochs:
         manifest = find_manifest(client, stream, seen.epoch)

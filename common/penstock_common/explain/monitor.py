@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from penstock_common.explain.backlog import NOTHING, ShardBacklog, ShardLog
+from penstock_common.explain.servers import ServerLooks
 from penstock_common.explain.snapshot import (
     EpochSnapshot,
     GroupSnapshot,
@@ -26,7 +27,7 @@ from penstock_common.stream.index import due_shards, read_backward, read_forward
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.reported_rates import load_reported_rates
-from penstock_common.stream.servers.suitability import read_memory
+from penstock_common.stream.servers.suitability import combined_memory
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
 PENDING_SEEN: Final = 100
@@ -117,6 +118,7 @@ class StreamMonitor:
 
     def __init__(self, client: Client, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._name, self._clock = client, name, clock
+        self._servers = ServerLooks(client, clock)
         self._id = ""
         self._begin("")
 
@@ -127,9 +129,12 @@ class StreamMonitor:
         self._given: dict[str, list[int]] = {}
 
     def snapshot(self) -> StreamSnapshot:
-        """Return the stream as it is now. Raises StreamNotFound."""
+        """Return the stream as it is now. Raises StreamNotFound, and PartitionsAway while a server is away."""
         client = self._client
+        self._servers.look()
+        self._servers.require(self._name)
         stream = load_stream(client, self._name)
+        servers = self._servers.servers_of(stream)
         if stream.id != self._id:
             self._begin(stream.id)
         rosters = [load_roster(client, partition) for partition in stream.partitions]
@@ -153,7 +158,9 @@ class StreamMonitor:
             groups=tuple(self._group(name, each, rosters, now_ms) for name, each in sums.items()),
             waiting=waiting,
             waited_s=max(((now_ms - waiter.since_ms) / 1000 for waiter in waiting.values()), default=0.0),
-            rates=load_reported_rates(client, stream), memory=read_memory(client), payload=stream.payload,
+            rates=load_reported_rates(client, stream),
+            memory=combined_memory(server.memory for server in servers if not server.failure),
+            payload=stream.payload, servers=servers,
             replays=tuple(
                 (epoch, (till - now_ms) / 1000) for epoch, till in rosters[0].replays.values() if till > now_ms
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock_common.server.nodes import ReplicaState
 from penstock_common.stream.commands import Client, ms_of, readable
 from penstock_common.stream.groups.presence import Liveness, is_returned
 from penstock_common.stream.groups.roster import Roster, WaitingWriter, parse_roster
@@ -109,6 +110,24 @@ class EpochSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerSnapshot:
+    """One server that holds keys of streams."""
+
+    where: str
+    """Its address without its password."""
+    role: str
+    """``master`` or ``slave`` in the words of the server, or '' while it does not answer."""
+    memory: ServerMemory
+    replicas: tuple[ReplicaState, ...]
+    partitions: tuple[int, ...]
+    """The stream's partitions that lie there."""
+    failure: str = ""
+    """The reason why nothing else is known of it, or '' if it answered."""
+    away_s: float = 0.0
+    """The time for which it has not answered, as far as this process looked."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSnapshot:
     """One stream."""
 
@@ -138,6 +157,7 @@ class StreamSnapshot:
     """(epoch, seconds until its lease ends) of each replay that holds an epoch."""
     now_ms: int = 0
     """The server's time."""
+    servers: tuple[ServerSnapshot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def _ask(node: ControlClient) -> tuple[float, list[Any], float]:
         pipe.time()
         if node.is_of_cluster:
             pipe.execute_command("CLUSTER", "NODES")
-        return begun, pipe.execute(raise_on_error=False), time.time()
+        return begun, pipe.execute(raise_on_error=not node.is_of_cluster), time.time()
 
 
 def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception) -> NodeState:

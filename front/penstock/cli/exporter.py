@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.views.exporter import StreamMetrics
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.explain.queues import QueueSnapshot
+    from penstock_common.explain.servers import ServerLooks
     from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Serve metrics until Ctrl-C, SIGTERM or SIGHUP."""
     from penstock.views.exporter import StreamMetrics
     from penstock_common.errors import PenstockError
+    from penstock_common.explain.servers import ServerLooks
     from penstock_common.extras import needed
     from penstock_common.stream.client import connect
     from penstock_common.stream.directory import StreamLister
@@ -69,8 +71,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     streams, registry = StreamMetrics(), CollectorRegistry()
     with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
         names = (lambda: args.stream) if args.stream else StreamLister(client).names
+        looks = ServerLooks(client)
         monitors: dict[str, StreamMonitor] = {}
-        damaged = _tell(look(client, names, monitors, streams), {}, console)
+        damaged = _tell(look(client, names, monitors, looks, streams), {}, console)
         streams.take_queues(jobs.look(streams.snapshots))
         registry.register(streams)
         try:
@@ -82,7 +85,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(LOOK_S)
-                damaged = _tell(look(client, names, monitors, streams), damaged, console)
+                damaged = _tell(look(client, names, monitors, looks, streams), damaged, console)
                 streams.take_queues(jobs.look(streams.snapshots))
         except KeyboardInterrupt:
             return 0
@@ -123,7 +126,11 @@ class QueueMetrics:
 
 
 def look(
-    client: Client, names: Callable[[], Sequence[str]], monitors: dict[str, StreamMonitor], streams: StreamMetrics
+    client: Client,
+    names: Callable[[], Sequence[str]],
+    monitors: dict[str, StreamMonitor],
+    looks: ServerLooks,
+    streams: StreamMetrics,
 ) -> dict[str, str]:
     """Take a snapshot of each stream. Missing and damaged streams are left out, and all of them if the server is away.
 
@@ -132,6 +139,7 @@ def look(
     """
     from penstock_common.errors import ServerUnavailable, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
+    from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.streams import look_at_each
 
     def snapshot(name: str) -> StreamSnapshot | None:
@@ -140,13 +148,16 @@ def look(
         except StreamNotFound:
             monitors.pop(name)
             return None
+        except PartitionsAway:
+            return None
 
     try:
+        looks.look()
         found, damaged = look_at_each(names(), snapshot)
     except ServerUnavailable:
-        streams.take(None)
+        streams.take(None, looks.servers())
         return {}
-    streams.take({one.name: one for one in found})
+    streams.take({one.name: one for one in found}, looks.servers())
     for name in damaged:
         del monitors[name]  # it was deleted during the look
     return {name: str(error) for name, error in damaged.items()}

@@ -86,6 +86,8 @@ def _print_streams(streams: list[StreamDetails], console: Console) -> None:
 
 
 def _print_stream(details: StreamDetails, console: Console) -> None:
+    from penstock.views.servers import HEAD, is_worth_showing, server_json, server_rows
+
     stream, seen = details.stream, details.snapshot
     final = "" if seen.final is None else f" of {seen.final} planned"
     released = f"; released: {details.released}" if details.released else ""
@@ -111,6 +113,9 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
         console.table([_group_row(group) for group in seen.groups], head=head)
     else:
         console.line(f"no group reads it yet: start a trainer, or `penstock groups declare {seen.name} NAME`")
+    if is_worth_showing(seen.servers):
+        console.line()
+        console.table(server_rows([server_json(server) for server in seen.servers]), head=HEAD)
     members = [row for group in seen.groups for row in _member_rows(group)]
     if members:
         console.line()

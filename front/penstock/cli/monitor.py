@@ -81,10 +81,12 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     from penstock.views.monitor import seen
     from penstock_common.errors import DamagedKey, StreamNotFound
     from penstock_common.explain.monitor import StreamMonitor
+    from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.directory import StreamLister
 
     name: str | None = args.stream
-    lister, monitors = StreamLister(client), dict[str, StreamMonitor]()
+    lister = StreamLister(client)
+    monitors: dict[str, StreamMonitor] = {}
     before: dict[str, StreamSnapshot] = {}
     due = time.monotonic()
     while True:
@@ -97,6 +99,9 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
                 if name is not None:
                     raise
                 continue  # deleted since it was listed
+            except PartitionsAway as error:
+                records.append({"stream": each, "error": str(error)})
+                continue
             except DamagedKey as error:
                 if name is not None:
                     raise

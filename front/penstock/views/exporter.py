@@ -6,12 +6,12 @@ without limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.views.monitor import hosts, silent_hosts, waits
 from penstock_common.explain.queues import QueueSnapshot
-from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
+from penstock_common.explain.snapshot import GroupSnapshot, ServerSnapshot, StreamSnapshot
 from penstock_common.extras import needed
 from penstock_common.stream.groups.roster import WHYS
 from penstock_producer.jobs.autoscaler import load_of, shown
@@ -109,6 +109,10 @@ TABLE = (
         "penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)
     ),
     MetricSpec("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
+    MetricSpec(
+        "penstock_stream_partitions", "Partitions of the stream on each server.",
+        lambda s: [((server.where,), float(len(server.partitions))) for server in s.servers], ("node",),
+    ),
     MetricSpec("penstock_worker_idle_ratio", "What part of it they have no job.", _hosts("idle"), ("host",)),
     _of_groups(
         "penstock_group_given_samples", "Samples given to members.", lambda g: g.given_samples, is_counter=True
@@ -171,6 +175,29 @@ def queue_metrics(queues: QueueSnapshot | None) -> Iterator[Metric]:
         yield family
 
 
+NODE_TABLE: tuple[tuple[str, str, Callable[[ServerSnapshot], float | None]], ...] = (
+    ("penstock_node_up", "1 if this server of the streams answered last.", lambda node: float(not node.failure)),
+    ("penstock_node_used_bytes", "Its memory.", lambda node: None if node.failure else node.memory.used_bytes),
+    ("penstock_node_limit_bytes", "Its maxmemory, 0 for none.",
+     lambda node: None if node.failure else node.memory.limit_bytes),
+    ("penstock_node_replicas", "Replicas that follow it.",
+     lambda node: None if node.failure else sum(one.is_online for one in node.replicas)),
+    ("penstock_node_replica_lag_bytes", "What the last of its replicas has not confirmed.",
+     lambda node: max((one.lag_bytes for one in node.replicas), default=None)),
+)  # fmt: skip
+"""Metric, help and value of each server that holds keys."""
+
+
+def node_metrics(servers: Sequence[ServerSnapshot]) -> Iterator[Metric]:
+    """Yield the facts about each server."""
+    for name, told, value in NODE_TABLE:
+        family = GaugeMetricFamily(name, told, labels=["node"])
+        for server in servers:
+            if (found := value(server)) is not None:
+                family.add_metric([server.where], found)
+        yield family
+
+
 class StreamMetrics(Collector):
     """The metrics of the last snapshots."""
 
@@ -178,12 +205,14 @@ class StreamMetrics(Collector):
         self.snapshots: Mapping[str, StreamSnapshot] = {}
         """The snapshots, replaced as a whole after each round, and empty while the server is away."""
         self.is_up = False
+        self.servers: Sequence[ServerSnapshot] = ()
+        """The servers of the streams at the last round."""
         self.queues: QueueSnapshot | None = None
         """The queue's server, replaced at each look, or None while it is away."""
 
-    def take(self, snapshots: Mapping[str, StreamSnapshot] | None) -> None:
-        """Take a round of snapshots by stream, or None while the server is away."""
-        self.snapshots, self.is_up = snapshots or {}, snapshots is not None
+    def take(self, snapshots: Mapping[str, StreamSnapshot] | None, servers: Sequence[ServerSnapshot] = ()) -> None:
+        """Take a round of snapshots by stream, or None while the server is away, and of the servers."""
+        self.snapshots, self.is_up, self.servers = snapshots or {}, snapshots is not None, servers
 
     def take_queues(self, queues: QueueSnapshot | None) -> None:
         """Take a snapshot of the queues, or None while their server is away."""
@@ -194,6 +223,7 @@ class StreamMetrics(Collector):
         snapshots = list(self.snapshots.values())
         yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
         yield from queue_metrics(self.queues)
+        yield from node_metrics(self.servers)
         if snapshots:
             memory = snapshots[0].memory
             yield GaugeMetricFamily("penstock_server_used_bytes", "The server's memory.", value=memory.used_bytes)

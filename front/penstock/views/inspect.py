@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.views.monitor import staffing
+from penstock.views.servers import server_json
 from penstock_common.explain.details import EpochDetails, StreamDetails
 from penstock_common.explain.snapshot import EpochSnapshot, GroupSnapshot
 from penstock_common.stream.reported_rates import ReportedRate
@@ -47,6 +48,7 @@ def stream_json(details: StreamDetails) -> dict[str, Any]:
             for (group, member), told in seen.rates.trainers.items()
         ],
         "staffing": staffing(seen),
+        "servers": [server_json(server) for server in seen.servers],
     }
 
 

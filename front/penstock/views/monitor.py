@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.views.bottleneck import Bottleneck, GroupSituation, StreamSituation, judge
+from penstock.views.servers import is_worth_showing, server_json
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED, rank_member
 from penstock_common.stream.reported_rates import ReportedRate
@@ -49,6 +50,7 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
         },
         "replays": len(now.replays),
         "server": {"used_bytes": now.memory.used_bytes, "limit_bytes": now.memory.limit_bytes},
+        "servers": [server_json(server) for server in now.servers] if is_worth_showing(now.servers) else [],
     }  # fmt: skip
     found = verdict(now, load.rate, shown(load))
     record["bottleneck"] = {"cause": found.cause, "text": found.text, "remedy": found.remedy}

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rq import Queue
 
 import penstock
-from penstock.views.exporter import QUEUE_TABLE, TABLE
+from penstock.views.exporter import NODE_TABLE, QUEUE_TABLE, TABLE
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from tests.contracts.processes import child
@@ -187,7 +187,8 @@ def test_rules_and_panels_ask_for_metrics_that_there_are() -> None:
     there |= {"penstock_queue_used_bytes", "penstock_queue_limit_bytes", *(name for name, _ in QUEUE_TABLE.values())}
     asked = [(query, set(re.findall(r"penstock_\w+", query))) for query in queries()]
     assert [query for query, names in asked if not names or names - there] == []
-    labels = {"stream", "queue", *(label for line in TABLE for label in line.labels)}
+    there |= {name for name, *_ in NODE_TABLE}
+    labels = {"stream", "queue", "node", *(label for line in TABLE for label in line.labels)}
     used = {label for query, _ in asked for label in re.findall(r"[{,]\s*(\w+)\s*=", query)}
     assert used <= labels
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()

@@ -49,6 +49,17 @@ RECORD: dict[str, Any] = {
     "workers": [{"host": "maker-1", "workers": 16, "samples_per_s": 12345.0, "busy": 0.91, "room": 0.05, "idle": 0.04}],
     "silent_workers": [{"host": "maker-2", "workers": 8, "seen_s": 34.0}],
     "server": {"used_bytes": 3 << 30, "limit_bytes": 4 << 30},
+    "servers": [
+        {
+            "server": "redis://node-1:6379", "role": "master", "partitions": [0, 3], "used_bytes": 1 << 30,
+            "limit_bytes": 2 << 30, "usable_bytes": 1 << 30, "away": "", "away_s": 0.0,
+            "replicas": [{"replica": "node-4:6379", "is_online": True, "lag_bytes": 5 << 20}],
+        },
+        {
+            "server": "redis://node-2:6379", "role": "", "partitions": [1, 2], "used_bytes": 0, "limit_bytes": 0,
+            "usable_bytes": None, "away": "it is gone", "away_s": 3.0, "replicas": [],
+        },
+    ],
     "bottleneck": {"cause": "trainers", "text": "producers wait for trainers", "remedy": ""},
 }  # fmt: skip
 

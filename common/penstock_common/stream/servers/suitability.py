@@ -86,7 +86,12 @@ def read_memories(client: Client) -> dict[str, ServerMemory]:
 
 def read_memory(client: Client) -> ServerMemory:
     """Ask for the memory of the server. Several servers are as many as the fullest one, because keys spread evenly."""
-    told = list(read_memories(client).values())
+    return combined_memory(read_memories(client).values())
+
+
+def combined_memory(memories: Iterable[ServerMemory]) -> ServerMemory:
+    """Return the memory of several servers as if each were as full as the fullest one."""
+    told = list(memories)
     limits = [memory.limit_bytes for memory in told]
     policies = sorted({memory.policy for memory in told}, key=may_evict, reverse=True)
     return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])

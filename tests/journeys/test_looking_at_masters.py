@@ -1,0 +1,154 @@
+"""Looking at a cluster: each server with memory, replicas and partitions, and since when one is away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import penstock
+from penstock.__main__ import main
+from penstock.cli.exporter import look
+from penstock.views.exporter import StreamMetrics
+from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.servers import PartitionsAway, ServerLooks
+from penstock_common.server.nodes import look_at_nodes
+from penstock_common.stream.client import connect
+from penstock_common.stream.directory import StreamLister
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.streams import load_stream
+from tests.clusters import Cluster, started_cluster, until
+
+MAXMEMORY = 200 << 20
+
+
+@pytest.fixture(scope="module", params=find_servers(), ids=server_label)
+def lasting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of each version found, with replicas."""
+    with started_cluster(request.param, replicas=1, settings={"maxmemory": str(MAXMEMORY)}) as started:
+        yield started
+
+
+def written(url: str) -> None:
+    """Write a stream of six partitions."""
+    with penstock.Writer("train", url=url, partitions=6) as writer, writer.epoch() as epoch:
+        for number in range(30):
+            epoch.write({"x": np.full(1000, number, np.uint8)})
+
+
+def test_every_server_is_shown_with_its_partitions_memory_and_replicas(
+    lasting: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fullest master and the slowest replica limit a cluster, not their sum."""
+    written(lasting.url)
+    capsys.readouterr()
+    assert main(["inspect", "train", "--json", "--url", lasting.url]) == 0
+    servers = json.loads(capsys.readouterr().out)["servers"]
+    assert sorted(number for one in servers for number in one["partitions"]) == list(range(6))
+    assert [len(one["partitions"]) for one in servers] == [2, 2, 2]
+    for one, master in zip(servers, lasting.masters, strict=True):
+        assert one["server"] == f"redis://127.0.0.1:{master.port}"
+        assert (one["role"], one["limit_bytes"], one["away"]) == ("master", MAXMEMORY, "")
+        assert 0 < one["used_bytes"] < one["usable_bytes"] < MAXMEMORY
+        (replica,) = one["replicas"]
+        assert replica["is_online"]
+        assert 0 <= replica["lag_bytes"] < 1 << 20
+    for words in (["inspect", "train"], ["monitor", "train", "--once", "--every", "0.1"]):
+        assert main([*words, "--url", lasting.url]) == 0
+        told = capsys.readouterr().out
+        assert all(f"redis://127.0.0.1:{master.port}" in told for master in lasting.masters)
+        assert "replica lag" in told
+
+
+def test_the_exporter_has_a_series_for_each_server(lasting: Cluster) -> None:
+    """An alert on the mean of all masters comes too late."""
+    written(lasting.url)
+    streams, registry = StreamMetrics(), CollectorRegistry()
+    with connect(lasting.url) as client:
+        look(client, StreamLister(client).names, {}, ServerLooks(client), streams)
+    registry.register(streams)
+    text = generate_latest(registry).decode()
+    found = {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+    for master in lasting.masters:
+        node = ("node", f"redis://127.0.0.1:{master.port}")
+        assert found["penstock_node_up", node] == 1
+        assert found["penstock_node_limit_bytes", node] == MAXMEMORY
+        assert 0 < found["penstock_node_used_bytes", node] < MAXMEMORY
+        assert found["penstock_node_replicas", node] == 1
+        assert found["penstock_node_replica_lag_bytes", node] >= 0
+        assert found["penstock_stream_partitions", node, ("stream", "train")] == 2
+
+
+def test_a_half_moved_slot_is_seen_on_both_sides(lasting: Cluster) -> None:
+    """A tool that died leaves it, and every request for its keys fails until somebody finishes the move."""
+    first, second = lasting.masters[:2]
+    ids = [lasting.asked(node, "CLUSTER", "MYID").decode() for node in (first, second)]
+    lasting.asked(second, "CLUSTER", "SETSLOT", 7, "IMPORTING", ids[0])
+    lasting.asked(first, "CLUSTER", "SETSLOT", 7, "MIGRATING", ids[1])
+    try:
+        with connect(lasting.url) as client:
+            states = look_at_nodes(client)
+    finally:
+        for node in (first, second):
+            lasting.asked(node, "CLUSTER", "SETSLOT", 7, "STABLE")
+    found = [[(half.slot, half.is_leaving, half.other) for half in state.half_moved] for state in states]
+    assert found == [[(7, True, ids[1])], [(7, False, ids[0])], []]
+    assert all(abs(state.clock_ahead_s) < 1 + state.round_trip_s for state in states)
+
+
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_a_master_that_is_away_is_named_with_its_partitions_and_not_waited_for(
+    fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that waits for one server would say nothing of all others during an outage."""
+    with started_cluster(find_servers()[0]) as cluster:
+        url = cluster.url
+        written(url)
+        now = [100.0]
+        with connect(url) as client:
+            stream = load_stream(client, "train")
+            own = cluster.master_of(stream.keys.meta)
+            lost: EmbeddedServer = next(node for node in reversed(cluster.masters) if node is not own)
+            numbers = [p.number for p in stream.partitions if cluster.master_of(p.roster) is lost]
+            monitor = StreamMonitor(client, "train", clock=lambda: now[0])
+            assert len(monitor.snapshot().servers) == 3
+            pid = cluster.asked_pid(lost)
+            if fault == "kill":
+                lost.kill()
+            else:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                for now[0], said in ((101.0, "since 0 s"), (104.0, "since 3 s")):
+                    began = time.monotonic()
+                    with pytest.raises(PartitionsAway) as caught:
+                        monitor.snapshot()
+                    assert time.monotonic() - began < 5
+                    named = ", ".join(map(str, numbers))
+                    assert f"{said} partitions {named} of stream 'train' have no master" in str(caught.value)
+                    assert f"127.0.0.1:{lost.port}" in str(caught.value)
+                capsys.readouterr()
+                assert main(["inspect", "train", "--url", url]) == 1
+                assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
+                assert main(["monitor", "train", "--once", "--every", "0.1", "--url", url]) == 1
+                assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
+                looks = ServerLooks(client)
+                looks.look()
+                assert sorted(bool(server.failure) for server in looks.servers()) == [False, False, True]
+            finally:
+                if fault == "stop":
+                    os.kill(pid, signal.SIGCONT)
+        if fault == "stop":
+            with connect(url) as client:
+                again = StreamMonitor(client, "train")
+                until(lambda: len(again.snapshot().servers) == 3)
