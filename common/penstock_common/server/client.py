@@ -120,6 +120,8 @@ class ControlClient(redis.Redis):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.patience = RetryPolicy()
+        self.memory_bytes = 0
+        """The memory of each server, as the address names it, or 0. It counts where the server names no maxmemory."""
         self._where: str | None = None
         self._is_node = False
         self._slots: SlotMap | None = None
@@ -161,6 +163,10 @@ class ControlClient(redis.Redis):
         """Connect to this node from now on, with the same login."""
         self.connection_pool.connection_kwargs |= {"host": where[0], "port": where[1]}
         self._where = None
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Note that each server has this much memory."""
+        self.memory_bytes = nbytes
 
     def serve_slots(self) -> None:
         """Note that this client is of one node of a cluster."""
@@ -281,6 +287,7 @@ class ControlClient(redis.Redis):
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
             node.serve_slots()
+            node.limit_memory(self.memory_bytes)
             self._nodes.setdefault(where, node)
         return self._nodes[where]
 
@@ -291,6 +298,7 @@ class ControlClient(redis.Redis):
         client = type(self)(connection_pool=self.connection_pool)
         client.patience.tell(self.patience.notify)
         client.join(client.patience, self._slots, self._nodes)
+        client.limit_memory(self.memory_bytes)
         return client
 
     def hurry(self, patience_s: float, reply_s: float) -> None:

@@ -42,6 +42,8 @@ A proxy in between may be starting. But the URL may also be wrong (a port that w
 
 AnyClient = TypeVar("AnyClient", bound=ControlClient)
 
+MEMORY_OPTION: Final = "server_memory"
+"""The option of an address that names the memory of a server that does not tell it."""
 _OTHER_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 """Schemes that mean the same as one of redis-py's."""
 _FILES_OF_TLS: Final = {"ssl_ca_certs": "CA file", "ssl_certfile": "client certificate", "ssl_keyfile": "client key"}
@@ -317,6 +319,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
     """Return a client that is not connected. A wrong URL shows here, not at the first command."""
     url = _with_usual_scheme(url)
     try:
+        url, memory_bytes = _split_memory(url)
         if not is_sentinel_url(url):
             _check_path(url)
         options: dict[str, Any] = {
@@ -337,6 +340,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
         if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
             raise ValueError("decode_responses and protocol=3 are not supported")
         connections_of(client)  # from the first one on
+        client.limit_memory(memory_bytes)
         pool.connection_class(**pool.connection_kwargs)  # an unknown ?option= is a TypeError only here
     except (ValueError, TypeError, redis.RedisError) as error:
         text = " ".join(str(error).replace(url, redacted(url)).split())
@@ -351,6 +355,25 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
             ) from None
         raise ServerUnavailable(f"{redacted(url)!r} is no Redis URL ({text}): {_FORMS}") from None
     return cast(AnyClient, client)
+
+
+def with_memory(url: str, nbytes: int | None) -> str:
+    """Return an address that names the memory of its servers, or the same without a number."""
+    return url if nbytes is None else f"{url}{'&' if '?' in url else '?'}{MEMORY_OPTION}={nbytes}"
+
+
+def _split_memory(url: str) -> tuple[str, int]:
+    """Return an address without the option of Penstock's own, and the bytes that it names, or 0."""
+    found = re.search(rf"[?&]{MEMORY_OPTION}=([^&#]*)", url)
+    if found is None:
+        return url, 0
+    size = re.fullmatch(r"([0-9]{1,18})([kmgt]?)b?", found[1].lower())
+    if size is None:
+        raise ValueError(f"{MEMORY_OPTION} is a number of bytes as 8gb, found {found[1]!r}")
+    rest = url[: found.start()] + url[found.end() :]
+    if "?" not in rest:
+        rest = rest.replace("&", "?", 1)
+    return rest, int(size[1]) << 10 * ("kmgt".find(size[2]) + 1 if size[2] else 0)
 
 
 def check_url(url: str) -> None:

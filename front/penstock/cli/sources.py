@@ -191,6 +191,12 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="a worker that holds more is replaced (default: its part of 80%% of memory)",
     )
+    parser.add_argument(
+        "--server-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="of the streams' server, if that names no maxmemory, as some managed services do not",
+    )
 
 
 def _queue_name(text: str) -> str:
@@ -257,13 +263,16 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 
 def options_of(args: argparse.Namespace) -> WorkerOptions:
     """Return the servers of streams and jobs."""
+    from penstock_common.server.connection import with_memory
     from penstock_common.settings import Settings
     from penstock_producer.jobs.worker import WorkerOptions
 
     settings = Settings.from_environment()
     url = args.url or settings.url
     queue_url = args.queue_url or settings.named_queue_url or url
-    return WorkerOptions(url=url, queue_url=queue_url, queue=args.queue, memory_bytes=args.worker_memory)
+    return WorkerOptions(
+        url=with_memory(url, args.server_memory), queue_url=queue_url, queue=args.queue, memory_bytes=args.worker_memory
+    )
 
 
 def worker_count(args: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ from penstock_common.stream.manifest import (
     size_epoch,
 )
 from penstock_common.stream.servers.budgets import admit_stream
+from penstock_common.stream.servers.command_size import require_takes_blocks
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
 from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
@@ -137,6 +138,7 @@ class Writer:
         checked_name("stream", stream)
         budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
         require_capacity(self._client, stream, payload, budget_bytes)
+        require_takes_blocks(self._client, stream, block_bytes, payload, notify)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,

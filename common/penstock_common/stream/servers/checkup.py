@@ -97,6 +97,7 @@ class ServerFacts:
 def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
     """Read all facts. The probe writes and reads 32 MB in a scratch key, unless that would fill the server."""
     info: dict[str, Any] = client.info("everything")
+    info["maxmemory"] = int(info.get("maxmemory", 0)) or client.memory_bytes
     version = str(info.get("valkey_version") or info.get("redis_version", "0"))
     limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
     left_out = "" if probe else "not wanted"

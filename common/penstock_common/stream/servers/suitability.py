@@ -81,7 +81,7 @@ class ServerMemory:
 
 def read_memories(client: Client) -> dict[str, ServerMemory]:
     """Ask for the memory of each server that holds keys. Returns address -> memory, in the order of slots."""
-    return dict(client.on_each(lambda node: (node.where, memory_of(node.info("memory")))))
+    return dict(client.on_each(lambda node: (node.where, memory_of(node.info("memory"), node.memory_bytes))))
 
 
 def read_memory(client: Client) -> ServerMemory:
@@ -97,10 +97,11 @@ def combined_memory(memories: Iterable[ServerMemory]) -> ServerMemory:
     return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])
 
 
-def memory_of(told: Mapping[str, Any]) -> ServerMemory:
-    """Return the memory in an answer of INFO."""
+def memory_of(told: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
+    """Return the memory in an answer of INFO. ``named_bytes`` is the limit that counts if the server names none."""
     policy = str(told.get("maxmemory_policy", "noeviction"))
-    return ServerMemory(int(told.get("used_memory", 0)), int(told.get("maxmemory", 0)), policy)
+    limit_bytes = int(told.get("maxmemory", 0)) or named_bytes
+    return ServerMemory(int(told.get("used_memory", 0)), limit_bytes, policy)
 
 
 def may_evict(policy: str, *, has_jobs: bool = False) -> bool:
