@@ -95,6 +95,12 @@ class NpmPackage(SphinxDirective):
         return sections
 
 
+def name_files(app: Sphinx, page: str, text: list[str]) -> None:
+    """Show the file name that a fence has after its language, which Markdown leaves out, above the block."""
+    block = r"\1```{code-block} \2\n\1:caption: \3\n"
+    text[0] = re.sub(r"^( *)```(\w+) (\S+\.\w+)$", block, text[0], flags=re.MULTILINE)
+
+
 def list_further_pages(app: Sphinx, page: str, text: list[str]) -> None:
     """Append a menu of the pages in docs/ that no menu of index.md names, so that a new page is on the site."""
     if page == root_doc:
@@ -130,6 +136,7 @@ def setup(app: Sphinx) -> None:
     app.add_directive("command-line", CommandLine)
     app.add_directive("npm-package", NpmPackage)
     app.connect("autodoc-process-signature", without_mistakes)
+    app.connect("source-read", name_files)
     app.connect("source-read", list_further_pages)
     app.connect("doctree-read", link_folders)
     app.connect("doctree-read", link_names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,15 +94,29 @@ def test_the_site_is_built_without_a_warning(site: Site) -> None:
     assert site.build.returncode == 0
 
 
+def pages() -> list[Path]:
+    """Return the pages of the repository that the site shows."""
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+
+
 def test_every_page_is_in_the_navigation(site: Site) -> None:
     """A page that no menu names is not read; add it to a toctree of docs/index.md."""
     index = site.folder / "docs" / "index.html"
     menu = BeautifulSoup(index.read_text(), "html.parser").select("div.sidebar-tree a.reference.internal")
     shown = {(index.parent / urldefrag(str(link["href"])).url).resolve() for link in menu} | {index}
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-    built = {page: (site.folder / page.relative_to(ROOT)).with_suffix(".html") for page in pages}
+    built = {page: (site.folder / page.relative_to(ROOT)).with_suffix(".html") for page in pages()}
     assert len(built) > 70
     assert [str(page.relative_to(ROOT)) for page, html in built.items() if html not in shown] == []
+
+
+def test_a_block_shows_the_name_of_its_file(site: Site) -> None:
+    """The commands below a block name its file, and a reader who pastes the block has to save it under that name."""
+    fences = {page: re.findall(r"^ *```\w+ (\S+\.\w+)$", page.read_text(), re.MULTILINE) for page in pages()}
+    assert len([name for names in fences.values() for name in names]) > 40
+    for page, names in fences.items():
+        html = BeautifulSoup((site.folder / page.relative_to(ROOT)).with_suffix(".html").read_text(), "html.parser")
+        captions = html.select(".literal-block-wrapper .code-block-caption .caption-text")
+        assert [caption.get_text() for caption in captions] == names, page
 
 
 def test_every_link_leads_somewhere(site: Site) -> None:

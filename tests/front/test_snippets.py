@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import penstock
 from penstock.__main__ import main
@@ -68,3 +70,32 @@ def test_the_snippets_of_a_page_run_as_they_stand(
     )
     assert done.returncode == 0, done.stderr
     assert audit_stream(any_client, "train").delivered == PAGES[page]
+
+
+@pytest.mark.slow
+def test_the_script_of_two_ranks_runs_by_the_command_below_it(tmp_path: Path) -> None:
+    """DDP hangs if ranks have different numbers of steps, and a newcomer starts with this script."""
+    pytest.importorskip("torch")
+    page = (DOCS / "pytorch.md").read_text().partition("\n## DDP\n")[2].partition("\n## ")[0]
+    [script] = re.findall(r"^```python ddp.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    [command] = re.findall(r"^```sh\npenstock (.*?)\n```", page, re.MULTILINE)
+    (tmp_path / "ddp.py").write_text(script)
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 8, 8, 3), np.uint8)
+    for number, picture in enumerate(pixels):
+        path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *command.split()],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = [f"rank {rank}, epoch {epoch}: 3 steps" for epoch in range(2) for rank in range(2)]
+    assert sorted(re.findall(r"rank \d, epoch \d: \d+ steps", done.stdout)) == sorted(steps)

@@ -31,6 +31,8 @@ BLOCKS: list[tuple[str, str, str]] = re.findall(
 )
 QUIET = penstock.Tuning(notify=lambda _: None)
 IMPATIENT = penstock.Tuning(notify=lambda _: None, room_wait_s=0.2)
+HEADER_BYTES = 150
+"""At most what a sample of 150 kB in segments takes of the server's memory: a seventh of a block's entry and record."""
 DATA = """\
 import numpy as np
 
@@ -93,6 +95,39 @@ def test_the_worked_example_is_what_the_script_prints() -> None:
     """A reader compares his own numbers with it."""
     (shown,) = (text for language, name, text in BLOCKS if language == "text" and not name)
     assert sizing()["printed"] == shown.strip()
+
+
+def test_the_example_of_a_data_set_is_what_the_formula_gives() -> None:
+    """A reader with a data set of his own looks for the row that is like it."""
+    names, groups = sizing(), 3
+    leads = {"lead": names["lead"], "Redis": 900_000, "segments": 900_000}
+    head = "| the stream keeps | budget | `maxmemory` |\n|---|---|---|\n"
+    rows = PAGE.partition(head)[2].partition("\n\n")[0].splitlines()
+    for row, (kept, lead) in zip(rows, leads.items(), strict=True):
+        budget = names["budget_bytes"](names["sample"], lead)
+        inline, headers = ([], HEADER_BYTES * lead) if kept == "segments" else ([budget], 0)
+        maxmemory = names["maxmemory_bytes"](inline, samples=lead, groups=groups) + headers / 0.9
+        assert kept in row
+        assert re.findall(r"([\d.]+) GB", row) == [f"{budget / 1e9:.1f}", f"{maxmemory / 1e9:.1f}"]
+    assert f"{900_000 * names['sample'] / 1e9:.0f} GB as `uint8`" in PAGE
+
+
+def test_a_sample_in_segments_takes_little_of_the_server(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """The example has the memory that a whole epoch in segments needs."""
+    server, samples = fresh_server(), 3000
+    sample, used = {"x": np.zeros((224, 224, 3), np.uint8), "y": 0}, []
+    with (
+        redis.Redis.from_url(server.url) as client,
+        penstock.Writer("train", url=server.url, payload=f"segments:{tmp_path}", tuning=QUIET) as writer,
+    ):
+        for _ in range(2):  # the first epoch also pays for the scripts and the buffers
+            with writer.epoch() as epoch:
+                for _ in range(samples):
+                    epoch.write(sample)
+            used.append(client.info("memory")["used_memory_dataset"])
+    assert 0 < (used[1] - used[0]) / samples < HEADER_BYTES
 
 
 @pytest.mark.parametrize(("sample_bytes", "groups"), [(1_000, 1), (150_000, 3), (40, 3)])
