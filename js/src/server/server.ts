@@ -11,7 +11,6 @@ import { translated } from "./translation.js";
 import type { RedisLike, Transport } from "./transport.js";
 
 export { translated } from "./translation.js";
-export type { RedisLike } from "./transport.js";
 
 /** Where the server is. */
 export interface ServerOptions {
