@@ -158,7 +158,7 @@ def test_a_connection_that_was_closed_while_it_was_idle_is_no_outage(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow trainer requests a page each minute, and servers close idle connections."""
-    monkeypatch.setattr(receive, "PAGE", 1)
+    monkeypatch.setattr(receive, "CHECK_PAGE", 1)
     produce(any_url, "t", 40, block_samples=5)
     cut = 0
     real = CommitCheck.ask

@@ -36,7 +36,7 @@ BEYOND_S = PATIENCE_S + 2
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the patience, because half a minute is long for a test."""
     monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", PATIENCE_S)
-    monkeypatch.setattr("penstock_consumer.read.ack.LOOK_EVERY_S", 0.5)
+    monkeypatch.setattr("penstock_consumer.read.ack.DEADLOCK_LOOK_S", 0.5)
 
 
 class Group(threading.Thread):

@@ -19,7 +19,7 @@ from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
 from penstock_common.stream.entries import list_held, list_overdue
-from penstock_common.stream.groups.presence import SILENT_MS
+from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat, join_group, leave, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_consumer.read.claims import LeaseClaim
@@ -270,7 +270,7 @@ class TestEnded:
         claim = LeaseClaim(scene.client, replace(scene.who, member="new"), LEASE_S, print)
         incarnation = load_roster(scene.client, scene.partition).incarnations["g", "holds"]
         leave(scene.client, scene.who, scene.partition, {})
-        record = {"inc": incarnation, "seen": server_ms(scene.client, scene.partition.roster) - SILENT_MS}
+        record = {"inc": incarnation, "seen": server_ms(scene.client, scene.partition.roster) - MEMBER_SILENT_MS}
         scene.client.hset(scene.partition.roster, "m:g:holds", json.dumps(record))
         with pytest.raises(GroupBusy, match="holds"):
             claim.join("earliest")

@@ -21,7 +21,7 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import ms_of
-from penstock_common.stream.groups.presence import SILENT_MS
+from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.removal.deletion import users_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -268,7 +268,7 @@ def test_a_trainer_that_was_killed_on_this_host_is_in_nobodys_way(
         assert told("groups", "drop", "train", "resnet")[0] == 1
         trainer.kill()
         roster = load_roster(writer.client, writer.stream.partitions[0])
-        while ms_of(writer.client.time()) - roster.members["resnet", "gpu-0"] < SILENT_MS:
+        while ms_of(writer.client.time()) - roster.members["resnet", "gpu-0"] < MEMBER_SILENT_MS:
             time.sleep(0.05)
         (group,) = StreamMonitor(writer.client, "train").snapshot().groups
         assert [(m.name, m.is_silent) for m in group.members if m.name[0] != "~"] == [("gpu-0", True)]

@@ -7,7 +7,7 @@ import pytest
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_producer.write.admission import NOTE_AFTER_S, AdmissionControl
-from penstock_producer.write.quota import LOOK_EVERY_S
+from penstock_producer.write.quota import ORDER_LOOK_S
 from penstock_producer.write.resources import SharedResources
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, writer_of
 
@@ -29,7 +29,7 @@ def test_of_writers_that_server_or_folder_refused_the_one_that_is_waited_for_is_
             for room in rooms:
                 getattr(room, refused)(*args)
                 assert not room.admit(100, 0)
-            now_s += NOTE_AFTER_S + LOOK_EVERY_S
+            now_s += NOTE_AFTER_S + ORDER_LOOK_S
         waiting = load_roster(any_client, writer.stream.partitions[0]).waiting
         assert {place: (waiter.why, waiter.is_next) for place, waiter in waiting.items()} == {
             (0, 0): (why, True),

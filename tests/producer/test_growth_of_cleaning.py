@@ -15,7 +15,7 @@ from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load
 from penstock_common.tuning import Tuning
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.cleaner import Cleaner, Cleaners
-from penstock_producer.write.quota import LOOK_EVERY_S, AdmissionOrder
+from penstock_producer.write.quota import ORDER_LOOK_S, AdmissionOrder
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.trimmer import FAR_S
 from penstock_producer.write.writer import EpochWriter, Writer
@@ -201,7 +201,7 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
         assert turns.is_next(1, 0)
         assert not turns.is_next(1, 1)
         older = writer.epoch(0, sizes=[1])
-        now += LOOK_EVERY_S
+        now += ORDER_LOOK_S
         assert not turns.is_next(1, 0)
         assert turns.is_next(0, 0)
         write(older, 0)

@@ -177,7 +177,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Production must not stop for ever because of a machine that was switched off, nor go on without a word."""
-    monkeypatch.setattr(cleaner, "SILENT_MS", 10**9)
+    monkeypatch.setattr(cleaner, "GROUP_SILENT_MS", 10**9)
     told: list[str] = []
     with writer_of(any_url, room_wait_s=1.0) as writer:
         monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)  # not for the timer: it would expire the group first
@@ -194,7 +194,7 @@ def test_a_trainer_killed_for_good_is_named_while_it_holds_data_and_then_lets_go
                 told.append(str(error))
         assert "because of group dead" in told[-1]
         assert "`penstock groups drop t dead`" in told[-1]
-        monkeypatch.setattr(cleaner, "SILENT_MS", 1000)
+        monkeypatch.setattr(cleaner, "GROUP_SILENT_MS", 1000)
         monkeypatch.setattr(cleaner, "LOOK_AGAIN_S", 0.1)
         while load_roster(any_client, writer.stream.partitions[0]).groups["dead"].holds:
             assert time.monotonic() < deadline

@@ -18,7 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.reported_rates import (
     GONE_MS,
-    SILENT_MS,
+    REPORT_COUNTS_MS,
     RateReporter,
     load_reported_rates,
     trainer_field,
@@ -112,10 +112,12 @@ def test_who_is_silent_is_forgotten(any_url: str, stream: Stream) -> None:
         assert (told.rate, told.samples) == (50.0, 50)
         assert told.shares["room"] == pytest.approx(0.5, abs=0.05)
         said = json.loads(raw.hget(stream.keys.paces, "w:dead") or b"")
-        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
+        raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
         assert load_reported_rates(client, stream).workers == {}
-        assert load_reported_rates(client, stream).silent["dead"] > SILENT_MS / 1000  # told of, and counted no more
-        raw.hset(stream.keys.paces, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - SILENT_MS - 1}))
+        assert (
+            load_reported_rates(client, stream).silent["dead"] > REPORT_COUNTS_MS / 1000
+        )  # told of, and counted no more
+        raw.hset(stream.keys.paces, "w:\x1b[2J", json.dumps({**said, "seen": said["seen"] - REPORT_COUNTS_MS - 1}))
         assert set(load_reported_rates(client, stream).silent) == {"dead"}  # no worker has such a name
         raw.hdel(stream.keys.paces, "w:\x1b[2J")
         raw.hset(stream.keys.paces, "w:dead", json.dumps({**said, "seen": said["seen"] - GONE_MS - 1}))

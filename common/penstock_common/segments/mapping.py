@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT_BYTES = 2 << 30
+MAPPED_BYTES = 2 << 30
 """Bytes of files that a process keeps mapped. The file system owns their pages, but they count for each process."""
 _ALL_AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
 """Mapping all pages at once costs half of what single page faults cost."""
@@ -83,7 +83,7 @@ class SegmentMaps:
             return np.frombuffer(self._kept[key], dtype=np.uint8)
 
     def _has_room(self, nbytes: int) -> bool:
-        return nbytes + sum(kept for _, _, kept, _ in self._kept) <= KEPT_BYTES
+        return nbytes + sum(kept for _, _, kept, _ in self._kept) <= MAPPED_BYTES
 
     def _forget_dead(self) -> None:
         """Drop the maps of removed files: a file is truncated to 0 bytes before it is removed."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
 from penstock_common.segments.folder import OpenSegment, unreadable
 from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
-from penstock_common.wire.header import PAGE, Header, SegmentRef, parse_header
+from penstock_common.wire.header import FILE_PAGE, Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record
 
@@ -62,7 +62,7 @@ def _fetch(path: Path, start: int, end: int) -> None:
     with suppress(OSError):
         fd = os.open(path, _FLAGS)
         try:
-            for at, until in ((0, PAGE), *((at, min(at + ASK_BYTES, end)) for at in range(start, end, ASK_BYTES))):
+            for at, until in ((0, FILE_PAGE), *((at, min(at + ASK_BYTES, end)) for at in range(start, end, ASK_BYTES))):
                 os.posix_fadvise(fd, at, until - at, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(fd)
@@ -312,7 +312,7 @@ def scan(opened: OpenSegment) -> Iterator[ScannedRecord]:
     """
     info, at = parse_info(opened.head), len(opened.head)
     while at < opened.nbytes:
-        first = os.pread(opened.fd, PAGE, at)
+        first = os.pread(opened.fd, FILE_PAGE, at)
         record = parse_record(first[:RECORD_BYTES], info.token)
         if record is None:
             return

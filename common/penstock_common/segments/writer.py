@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
 from penstock_common.segments.mapping import maps_of
 from penstock_common.wire.codec import Fields
-from penstock_common.wire.header import PAGE, SegmentRef, aligned, ref_bytes, with_ref
+from penstock_common.wire.header import FILE_PAGE, SegmentRef, aligned, ref_bytes, with_ref
 from penstock_common.wire.segment import SegmentInfo, place_record, record_parts
 from penstock_common.wire.spec import Spec
 
@@ -161,8 +161,8 @@ class SegmentWriter:
                 return self._open
             self.close()
         info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self.spec)
-        needed = place_record(2 * PAGE, meta_bytes, sizes)[1]
-        self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * PAGE))
+        needed = place_record(2 * FILE_PAGE, meta_bytes, sizes)[1]
+        self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * FILE_PAGE))
         if self._is_synced:
             self.folder.sync()
         self._at = len(self._open.head)

@@ -8,7 +8,14 @@ from typing import Any, Final, NamedTuple
 
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stream.commands import Client, EntryId, parse_id, server_ms
-from penstock_common.stream.entries import PAGE, IndexRecord, index_ends, index_record, index_records, raise_errors
+from penstock_common.stream.entries import (
+    PAGE,
+    IndexRecord,
+    index_ends,
+    index_record,
+    index_records,
+    raise_errors,
+)
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream, load_stream

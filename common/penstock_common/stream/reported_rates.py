@@ -28,7 +28,7 @@ REPORT_EVERY_S = 2.0
 """The time between two reports of each process."""
 RECENT_S = 10.0
 """The time whose shares decide what limits a stream. Two seconds of a full budget may be quiet, so it is longer."""
-SILENT_MS = 10_000
+REPORT_COUNTS_MS = 10_000
 """The time after which a process without a report no longer counts."""
 SWEEP_S = 60.0
 """The time between two removals of old reports by each process. The next fleet removes the reports of a killed one."""
@@ -154,7 +154,7 @@ def load_reported_rates(client: Client, stream: Stream) -> ReportedRates:
     for name, text in sorted(found.items()):
         said = json.loads(text)
         kind, _, rest = name.partition(":")
-        if (ago_ms := now_ms - int(said["seen"])) > SILENT_MS:
+        if (ago_ms := now_ms - int(said["seen"])) > REPORT_COUNTS_MS:
             if kind == "w" and ago_ms <= GONE_MS and is_name(rest):
                 rates.silent[rest] = ago_ms / 1000
             continue

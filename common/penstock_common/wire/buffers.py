@@ -8,7 +8,7 @@ from __future__ import annotations
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from sys import getrefcount
 
-KEPT_BYTES = 16 << 20
+POOL_BYTES = 16 << 20
 """Bytes that a process keeps. A map beyond them is freed with its last reference."""
 
 
@@ -25,7 +25,7 @@ _UNUSED = _references([mmap(-1, 1)])
 class MapPool:
     """A pool of maps for any thread. Reference counts show which maps are free."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, kept_bytes: int = POOL_BYTES) -> None:
         self._kept_bytes = kept_bytes
         self._maps: list[mmap] = []
 

@@ -31,7 +31,8 @@ from penstock_common.wire.spec import SHAPES_SUFFIX, Spec, TensorSpec
 
 ALIGN = 64
 """Each payload field begins at a multiple of this, which suits numpy, SIMD loads and devices."""
-PAGE = 4096
+FILE_PAGE = 4096
+"""A segment's records begin behind a head of so many bytes, or a multiple of it."""
 MAX_SEGMENT_BYTES = 1 << 40
 NAME = re.compile(r"[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg\Z")
 """A segment's file name: epoch, partition, and a token that changes when the file is used again."""
@@ -76,8 +77,8 @@ def parse_ref(value: Any) -> SegmentRef:
     name, at, sizes = value
     if type(name) is not str or not NAME.match(name):
         raise BadEntry(f"ref names {ascii(name)[:80]}, expected the bare name of a segment")
-    if type(at) is not int or not PAGE <= at < MAX_SEGMENT_BYTES or at % ALIGN:
-        raise BadEntry(f"ref has the offset {ascii(at)[:40]}, expected a multiple of {ALIGN} from {PAGE}")
+    if type(at) is not int or not FILE_PAGE <= at < MAX_SEGMENT_BYTES or at % ALIGN:
+        raise BadEntry(f"ref has the offset {ascii(at)[:40]}, expected a multiple of {ALIGN} from {FILE_PAGE}")
     if type(sizes) is not list or not all(type(size) is int and 0 <= size <= MAX_FIELD_BYTES for size in sizes):
         raise BadEntry("ref has sizes that are no sizes of fields")
     if sum(sizes) > MAX_ENTRY_BYTES:

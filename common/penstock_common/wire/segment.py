@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import xxhash
 
 from penstock_common.errors import BadSegment
-from penstock_common.wire.header import ALIGN, NAME, PAGE, STREAM_ID, SegmentRef, aligned
+from penstock_common.wire.header import ALIGN, FILE_PAGE, NAME, STREAM_ID, SegmentRef, aligned
 from penstock_common.wire.limits import MAX_ENTRY_BYTES, MAX_HEADER_BYTES, MAX_NUMBER
 from penstock_common.wire.spec import Spec
 
@@ -60,7 +60,7 @@ def pack_info(info: SegmentInfo) -> bytes:
         separators=(",", ":"),
     ).encode()  # fmt: skip
     head = _FILE.pack(FILE_MAGIC, SEGMENT_VERSION, len(text), xxhash.xxh3_64_intdigest(text)) + text
-    return head.ljust(aligned(len(head), PAGE), b"\0")
+    return head.ljust(aligned(len(head), FILE_PAGE), b"\0")
 
 
 def info_bytes(first: bytes) -> int:
@@ -72,7 +72,7 @@ def info_bytes(first: bytes) -> int:
         raise BadSegment(f"a segment of version {version}, this process knows {SEGMENT_VERSION}: update penstock")
     if length > MAX_INFO_BYTES:
         raise BadSegment(f"the head has {length} bytes, at most {MAX_INFO_BYTES} are read")
-    return aligned(_FILE.size + length, PAGE)
+    return aligned(_FILE.size + length, FILE_PAGE)
 
 
 def parse_info(head: bytes) -> SegmentInfo:

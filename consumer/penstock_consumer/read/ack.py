@@ -149,7 +149,7 @@ def _outstanding(batch: Batch) -> OutstandingBatch:
     return OutstandingBatch(Batch({}, batch.epoch, batch.spans, batch.position), batch.size, batch.nbytes)
 
 
-LOOK_EVERY_S = 2.0
+DEADLOCK_LOOK_S = 2.0
 """The pause between two counts of what all readers hold, because a count reads their indexes."""
 
 Acknowledge = Literal["on_next", "manual", "on_checkpoint"]
@@ -428,7 +428,7 @@ class Acknowledger:
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s
-        if is_time := now - last >= LOOK_EVERY_S:
+        if is_time := now - last >= DEADLOCK_LOOK_S:
             self._looked_s = now
         return is_time
 

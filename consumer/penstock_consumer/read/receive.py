@@ -88,7 +88,7 @@ class ReaderConnection:
 _LIST_COMMITTED = load_script("list_committed").encode()
 """The script is sent in full. It is short, and the server may forget a digest."""
 
-PAGE = 32
+CHECK_PAGE = 32
 """The index records that a group's only member asks for at once. The members of a group divide it. More are asked for
 if an answer brings more entries, because these follow each other.
 """
@@ -106,12 +106,12 @@ class CommitCheck:
         """(epoch, shard) -> id of a record, which is the block's end -> id of its entry."""
         self._awaited: tuple[int, int] | None = None
         """The epoch and shard of the page that was asked for and not read."""
-        self._ahead = self._size = PAGE
+        self._ahead = self._size = CHECK_PAGE
 
     def begin(self, members: int) -> None:
         """Forget the pages of earlier epochs. So many members divide what comes."""
         self._pages.clear()
-        self._ahead = self._size = max(1, PAGE // members)
+        self._ahead = self._size = max(1, CHECK_PAGE // members)
 
     def expect(self, entries: int) -> None:
         """Expect at most so many entries in the next answer."""

@@ -20,7 +20,7 @@ from penstock_consumer.read.member import Member
 
 JOIN_S = 5.0
 """The time for a thread to notice that it should end. Each looks several times a second."""
-SILENCE_S = 5.0
+CLOSE_SILENCE_S = 5.0
 """The time for which closing waits for the answer of a server that is there."""
 
 
@@ -64,7 +64,7 @@ def end_resources(resources: LoaderResources) -> None:
 
 
 def _end(resources: LoaderResources) -> None:
-    patience_s, silence_s = (LEAVE_S, SILENCE_S) if resources.is_patient else (0.0, AT_ONCE_S)
+    patience_s, silence_s = (LEAVE_S, CLOSE_SILENCE_S) if resources.is_patient else (0.0, AT_ONCE_S)
     resources.client.hurry(patience_s, silence_s)
     if resources.member is not None:
         with suppress(PenstockError):  # the server is gone: the leases lapse by themselves

@@ -29,7 +29,7 @@ from penstock_common.waiting import AT_ONCE_S, LEAVE_S, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
-from penstock_consumer.read.resources import SILENCE_S
+from penstock_consumer.read.resources import CLOSE_SILENCE_S
 from penstock_consumer.read.waits import await_epoch
 from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
@@ -156,7 +156,7 @@ class Replay(Passes):
         """Release the epoch. Raises ServerUnavailable if the server is away for 2 s. Then the lease lapses."""
         if self._retained.is_let_go:
             return
-        self._client.hurry(LEAVE_S, SILENCE_S)
+        self._client.hurry(LEAVE_S, CLOSE_SILENCE_S)
         try:
             self._retained.let_go()
         finally:

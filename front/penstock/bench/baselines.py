@@ -25,7 +25,7 @@ from penstock_producer.sources.protocol import AnySource
 
 Feed = Callable[[AnySource, int, int], Iterator[int]]
 """Source, samples of a batch, worker processes -> the samples of each batch."""
-AHEAD = 2
+BATCHES_AHEAD = 2
 """Batches that each worker makes in advance, as DataLoader's ``prefetch_factor``."""
 
 OWNER_S = 0.5
@@ -69,7 +69,7 @@ def from_pool(source: AnySource, batch: int, workers: int) -> Iterator[int]:
     waiting: deque[Future[Any]] = deque()
     try:
         while True:
-            while len(waiting) < AHEAD * workers:
+            while len(waiting) < BATCHES_AHEAD * workers:
                 waiting.append(pool.submit(_make_batch, list(itertools.islice(order, size))))
             yield _count(waiting.popleft().result())
     finally:

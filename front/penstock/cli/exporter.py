@@ -24,7 +24,7 @@ NAME = "exporter"
 HELP = "serve metrics of streams for Prometheus"
 
 DEFAULT_PORT = 9465
-LOOK_S = 2.0
+SNAPSHOT_EVERY_S = 2.0
 
 
 EPILOG = (
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.line(f"metrics at http://{args.bind}:{server.server_port}/metrics; Ctrl-C ends it")
         try:
             while True:
-                time.sleep(LOOK_S)
+                time.sleep(SNAPSHOT_EVERY_S)
                 damaged = _tell(look(client, names, monitors, looks, streams), damaged, console)
                 streams.take_queues(jobs.look(streams.snapshots))
         except KeyboardInterrupt:

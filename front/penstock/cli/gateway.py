@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.cli import PORT, WrongUsage, accepted_by, add_json, add_url, byte_size, of_usage, seconds, url_of
 from penstock.cli import whole_number as whole
 from penstock.cli.interrupts import end_by_signals
+from penstock_common.tuning import LEASE_S
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -70,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--lease",
         type=seconds(1, 3600),
-        default=30.0,
+        default=LEASE_S,
         metavar="SECONDS",
-        help="after which others take the batches of a client that is silent (default: 30)",
+        help="after which others take the batches of a client that is silent (default: %(default)g)",
     )
     add_url(parser)
     add_json(parser)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from penstock.gateway.refusals import FOREIGN_ORIGIN, TOO_MANY, Refusal
 from penstock.gateway.tokens import Grant
+from penstock_common.tuning import LEASE_S
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 MAX_MESSAGE_BYTES = 16 << 10
@@ -38,7 +39,7 @@ class Limits:
     """The payload of the largest batch."""
     buffer_bytes: int = 8 << 20
     """The payload that is read ahead for one member."""
-    lease_s: float = 30.0
+    lease_s: float = LEASE_S
 
 
 class OriginCheck:

@@ -23,7 +23,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 
-AHEAD = 2
+UNSENT_BATCHES = 2
 """The batches that are encoded and not sent, at most."""
 
 
@@ -194,7 +194,7 @@ class GatewayMember:
     def _next_batch(self, batches: Iterator[Batch]) -> Batch | None:
         """Return the next batch once the client has a credit for it, or None at the epoch's end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopped or (self._credits > 0 and self._unsent < AHEAD))
+            self._changed.wait_for(lambda: self._is_stopped or (self._credits > 0 and self._unsent < UNSENT_BATCHES))
             if self._is_stopped:
                 return None
             self._credits -= 1

@@ -25,7 +25,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.replay.samples import Sample, SampleReader, newest_epoch
 
-PAGE = Path(__file__).with_name("monitor.html")
+HTML = Path(__file__).with_name("monitor.html")
 NO_STREAM = Kind("no_stream", 404)
 SIDE = 96
 """The longest side of a picture in pixels."""
@@ -127,7 +127,7 @@ def monitor_app(url: str, looks: Looks, every_s: float, token: str) -> Starlette
         token: what a request must show. The page has it from the fragment of its address, which no server is sent.
     """
     latest, pictures = LatestLook(looks, every_s), NewestPictures(url)
-    page = PAGE.read_text(encoding="utf-8")
+    page = HTML.read_text(encoding="utf-8")
 
     def require(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

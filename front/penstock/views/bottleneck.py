@@ -7,6 +7,7 @@ from typing import Literal
 
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.presence import ALIVE_MS
+from penstock_common.tuning import LEASE_S
 from penstock_producer.jobs.autoscaler import is_tellable
 
 WAITS = 0.1
@@ -198,8 +199,8 @@ def _what_of(now: StreamSituation, group: GroupSituation, name: str, held: int) 
     as_it = f"started again as member={name!r} it has them at once"
     if group.living:
         return (
-            f"it holds {_entries(held)}, which others of its group take over when its lease has lapsed (30 s, or what "
-            f"lease_s says); {as_it}"
+            f"it holds {_entries(held)}, which others of its group take over when its lease has lapsed "
+            f"({LEASE_S:g} s, or what lease_s says); {as_it}"
         ), ""
     return (
         f"it holds {_entries(held)} and nobody else reads: start a trainer of that group ({as_it}), or drop the group",

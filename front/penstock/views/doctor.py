@@ -16,6 +16,7 @@ from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.groups.roster import ORDERED
 from penstock_common.stream.servers.durability import Durability
+from penstock_common.tuning import LEASE_S
 
 Severity = Literal["error", "warning", "note", "ok"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "ok")
@@ -142,7 +143,8 @@ def silent_members(facts: StreamFacts) -> Finding:
         named = ", ".join(f"{one.name} of {name} ({one.pending_entries} entries)" for name, one in holding)
         return Finding(
             "silent members", "warning", f"not heard of for 10 s or more, and holding entries: {named}",
-            "start a trainer of the group: it takes them over when their lease has lapsed (30 s, or what lease_s says)",
+            "start a trainer of the group: it takes them over when their lease has lapsed "
+            f"({LEASE_S:g} s, or what lease_s says)",
         )  # fmt: skip
     return ok("silent members", f"{len(silent)} were not heard of for 10 s" if silent else "all were heard of")
 

@@ -55,7 +55,7 @@ SET_ASIDE: Final = ":set-aside"
 SET_ASIDE_TTL_S: Final = 86_400
 TRIES: Final = 3
 """The number of further tries of a command after a key of another type prevented it."""
-PAGE: Final = 1000
+JOBS_PAGE: Final = 1000
 """Jobs that are read at once. Any number may be listed, and each request is a round trip."""
 ABANDONED: Final = "its worker was not heard of any more"
 """The reason why a job of a silent host is returned."""
@@ -488,7 +488,7 @@ def return_or_fail(queue: Queue, job: ShardJob, pipe: Any, reason: str, key: byt
 
 
 def _pages(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[at : at + PAGE] for at in range(0, len(items), PAGE))
+    return (items[at : at + JOBS_PAGE] for at in range(0, len(items), JOBS_PAGE))
 
 
 def _job_id_of(entry: bytes) -> str | None:

@@ -21,10 +21,10 @@ from penstock_common.stream.groups.roster import RENEW_S, Roster, end_wait, load
 from penstock_common.stream.manifest import Manifest, find_manifest
 from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream
-from penstock_producer.write.cleaner import SILENT_MS
+from penstock_producer.write.cleaner import GROUP_SILENT_MS
 from penstock_producer.write.quota import (
     LACKING,
-    LOOK_EVERY_S,
+    ORDER_LOOK_S,
     Admission,
     AdmissionWait,
     QuotaState,
@@ -71,7 +71,7 @@ class AdmissionControl:
         self._named_folder = ""
         """The folder that the last refusal was about."""
         self._noted_s: float | None = None
-        self._is_next_now, self._looked_s = False, -LOOK_EVERY_S
+        self._is_next_now, self._looked_s = False, -ORDER_LOOK_S
         self._freed = 0
         """Bytes freed for the last block: the writer learns of them with that block's answer."""
 
@@ -185,12 +185,12 @@ class AdmissionControl:
         )  # fmt: skip
 
     def _is_next(self) -> bool:
-        """Return True if the reserve is for this shard; ask the server every `LOOK_EVERY_S` at most.
+        """Return True if the reserve is for this shard; ask the server every `ORDER_LOOK_S` at most.
 
         A shard that is next stays next until it is complete, because epochs and shards only rise.
         """
         now = self._clock()
-        if not self._is_next_now and now - self._looked_s >= LOOK_EVERY_S:
+        if not self._is_next_now and now - self._looked_s >= ORDER_LOOK_S:
             self._is_next_now, self._looked_s = self._order.is_next(self._manifest.epoch, self._shard), now
         return self._is_next_now
 
@@ -215,7 +215,7 @@ class AdmissionControl:
         reason = explain_quota(
             self._stream.name, self._state, blockers, bool(roster.groups), unacknowledged, gone, is_kept
         )
-        remedy = explain_holds(self._stream.name, roster, blockers, now_ms, SILENT_MS)
+        remedy = explain_holds(self._stream.name, roster, blockers, now_ms, GROUP_SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 
     def _blockers(self, roster: Roster) -> list[str]:

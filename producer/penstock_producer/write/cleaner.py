@@ -163,7 +163,7 @@ def _give_back(
 
 SLACK_SHARE = 0.1
 """The share of the budget that is freed beyond what is needed, so that not every block needs a new plan."""
-SILENT_MS = 600_000
+GROUP_SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long."""
 LOOK_AGAIN_S = 4.0
 """The pause before a silent member is checked again: four heartbeats of a member with a lease of 30 s."""
@@ -198,7 +198,7 @@ def clean_up(
         client: Control connection.
         stream: Stream to clean up.
         notify: Called with the groups that data is no longer kept for.
-        silent_ms: Silence after which an undeclared group is expired; None takes `SILENT_MS`.
+        silent_ms: Silence after which an undeclared group is expired; None takes `GROUP_SILENT_MS`.
         policy: Policy for this pass; None reads the stream's, which may change at any time.
 
     Raises:
@@ -207,7 +207,7 @@ def clean_up(
     found = find_stream(client, stream.name)
     if found is None or found.id != stream.id:
         raise deleted(client, stream)
-    expired = _expire_vanished(client, stream, SILENT_MS if silent_ms is None else silent_ms, notify)
+    expired = _expire_vanished(client, stream, GROUP_SILENT_MS if silent_ms is None else silent_ms, notify)
     now_ms, replies = fetch_rosters(client, stream)
     rosters = [parse_roster(client, *one) for one in zip(stream.partitions, replies, strict=True)]
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():

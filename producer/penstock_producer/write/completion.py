@@ -11,7 +11,14 @@ from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import PAGE, PAGE_BYTES, IndexRecord, raise_errors, read_headers, read_index_page
+from penstock_common.stream.entries import (
+    PAGE,
+    PAGE_BYTES,
+    IndexRecord,
+    raise_errors,
+    read_headers,
+    read_index_page,
+)
 from penstock_common.stream.groups.ledger import dead_letters, group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.keys import PartitionKeys

@@ -295,7 +295,7 @@ class ServerMemoryQuota:
         self._spent += nbytes
 
 
-LOOK_EVERY_S = 0.1
+ORDER_LOOK_S = 0.1
 """The shortest time between two questions which epochs there are, and whether a waiting shard is the next one now."""
 EPOCHS_KNOWN = 1000
 """Pairs of epoch and partition for which the complete shards are remembered."""
@@ -333,7 +333,7 @@ class AdmissionOrder:
         """Epoch and partition number -> a shard of it before which all its shards are complete, and stay so."""
         self._states: dict[int, str] = {}
         """Epoch -> its state, of the epochs that existed at the last question."""
-        self._asked_s = -LOOK_EVERY_S
+        self._asked_s = -ORDER_LOOK_S
 
     def is_next(self, epoch: int, shard: int) -> bool:
         """Return True if no earlier shard of its partition, in this or an older epoch, is unfinished."""
@@ -351,7 +351,7 @@ class AdmissionOrder:
             self._note(epoch, shard + len(self._stream.partitions))
 
     def _older(self, epoch: int) -> Iterator[int]:
-        if self._clock() - self._asked_s >= LOOK_EVERY_S:
+        if self._clock() - self._asked_s >= ORDER_LOOK_S:
             self._states, self._asked_s = retained_epochs(self._client, self._stream), self._clock()
         return (shard for _, shard in unfinished_shards(self._client, self._stream, epoch - 1, self._states))
 

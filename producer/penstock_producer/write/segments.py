@@ -24,7 +24,7 @@ from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
 from penstock_common.wire.block import sizes_of
 from penstock_common.wire.codec import meta_bytes
-from penstock_common.wire.header import PAGE
+from penstock_common.wire.header import FILE_PAGE
 
 SEGMENT_BYTES = 64 << 20
 """The usual size. It is so large that making and sealing a segment costs nothing per byte, and so small that a budget
@@ -32,7 +32,7 @@ holds many."""
 LARGE_BYTES = 32 << 20
 """A block of this size has a file of its own. A budget holds only a few such files. If none is free in time, a new one
 is made, and allocating its pages takes longer than everything else."""
-RECORD_BYTES, HEAD_BYTES = 2048, PAGE
+RECORD_BYTES, HEAD_BYTES = 2048, FILE_PAGE
 """Bytes reserved in a segment for the start of the file, and for each record without its payload. Only unusual specs
 need more.
 """

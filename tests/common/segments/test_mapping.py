@@ -200,7 +200,7 @@ def test_no_more_is_kept_than_is_said_and_dead_files_make_room(
     folder: SegmentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file beyond the limit is still read, and a removed file does not count."""
-    monkeypatch.setattr(mapping, "KEPT_BYTES", 3 * FILE_BYTES)
+    monkeypatch.setattr(mapping, "MAPPED_BYTES", 3 * FILE_BYTES)
     lanes = [lane_of(folder) for _ in range(4)]
     stored = [lane.append(fields_of(BlockBuilder(SPEC, 1 << 20, 100), 0, 100)) for lane in lanes]
     maps = SegmentMaps()

@@ -16,7 +16,7 @@ from penstock_common.explain.sentences import told_missing
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.presence import (
     ALIVE_MS,
-    SILENT_MS,
+    MEMBER_SILENT_MS,
     Liveness,
     ended_members,
     liveness_of,
@@ -32,7 +32,7 @@ INCARNATION = f"a1@{HERE}.4711.900"
 INCARNATE = "from penstock_common.stream.groups.presence import *; print(new_incarnation())"
 
 
-def judged(incarnation: str, started: int | None, *, here: str = HERE, silent_ms: int = SILENT_MS) -> bool:
+def judged(incarnation: str, started: int | None, *, here: str = HERE, silent_ms: int = MEMBER_SILENT_MS) -> bool:
     """Return whether a member of this incarnation counts as ended, if its pid is found to have started at that time."""
     roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
     return WHO in ended_members(roster, 1000 + silent_ms, here=here, started=lambda pid: started)
@@ -53,7 +53,7 @@ class TestRule:
             (INCARNATION, None, HERE, 60_000),  # its pid is unknown
             (INCARNATION, 0, ELSEWHERE, 60_000),  # another host, or another pid namespace of this one
             (INCARNATION, 0, "", 60_000),  # the judging process does not know its own namespace
-            (INCARNATION, 0, HERE, SILENT_MS - 1),  # it has just renewed
+            (INCARNATION, 0, HERE, MEMBER_SILENT_MS - 1),  # it has just renewed
             ("a1", 0, HERE, 60_000),  # from an older version, or from a system without /proc
         ],
     )
@@ -84,7 +84,7 @@ class TestLiveness:
             (Liveness(UNSEEN_MS + 1), True, True),
             (Liveness(ALIVE_MS - 1), True, True),
             (Liveness(ALIVE_MS), True, False),
-            (Liveness(SILENT_MS, has_ended=True), True, False),
+            (Liveness(MEMBER_SILENT_MS, has_ended=True), True, False),
             (Liveness(), True, False),
         ],
     )
@@ -105,8 +105,8 @@ class TestLiveness:
             assert child.stdout is not None
             incarnation = child.stdout.read().strip()
         roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
-        found = liveness_of([roster], 1000 + SILENT_MS)
-        assert found == {WHO: Liveness(SILENT_MS, has_ended=True)}
+        found = liveness_of([roster], 1000 + MEMBER_SILENT_MS)
+        assert found == {WHO: Liveness(MEMBER_SILENT_MS, has_ended=True)}
         assert told_missing(found) == "m of group g (its process has ended)"
 
 

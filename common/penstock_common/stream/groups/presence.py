@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock_common.stream.groups.roster import UNSEEN_MS, Roster
 
-SILENT_MS = 2500
+MEMBER_SILENT_MS = 2500
 """A member renews every two seconds at least. A member that was seen more recently is alive, even if this host does not
 know its pid, because hosts restored from one snapshot share boot and namespace."""
 MOST_THREADS = 1
@@ -90,7 +90,7 @@ def ended_members(
     found = {}
     for who, incarnation in roster.incarnations.items():
         process = process_of(incarnation)
-        if process is None or process.where != here or now_ms - roster.members[who] < SILENT_MS:
+        if process is None or process.where != here or now_ms - roster.members[who] < MEMBER_SILENT_MS:
             continue
         if (at := started(process.pid)) is not None and at != process.started:
             found[who] = incarnation
