@@ -107,6 +107,63 @@ def test_a_half_moved_slot_is_seen_on_both_sides(lasting: Cluster) -> None:
     assert all(abs(state.clock_ahead_s) < 1 + state.round_trip_s for state in states)
 
 
+def examined(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    """Return what the doctor says, as ``what/check`` -> finding."""
+    capsys.readouterr()
+    main(["doctor", "--no-probe", "--json", "--url", url])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return {f"{one['of'].removeprefix('server redis://127.0.0.1:')}/{one['check']}": one for one in found}
+
+
+def test_the_doctor_examines_every_master_and_every_replica(
+    lasting: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replica that evicts, or has less memory, is found by a failover otherwise."""
+    written(lasting.url)
+    master, other = lasting.masters[:2]
+    replica = next(
+        node for node in lasting.replicas
+        if lasting.asked(node, "INFO", "replication")["master_port"] == master.port
+    )  # fmt: skip
+    well = examined(lasting.url, capsys)
+    checks = ("eviction", "coverage", "clocks", "node timeout", "memory", "replication", "replicas", "moving slots")
+    assert {one["check"] for one in well.values()}.issuperset(checks)
+    assert {key: one for key, one in well.items() if one["check"] in checks and one["severity"] != "ok"} == {}
+    for node in lasting.masters:
+        assert well[f"{node.port}/replicas"]["found"].startswith("1, the last one")
+        assert well[f"{node.port}/version"]["severity"] == "ok"
+    ids = [lasting.asked(node, "CLUSTER", "MYID").decode() for node in (master, other)]
+    changed = {
+        master: {"cluster-require-full-coverage": ("yes", "no"), "cluster-node-timeout": ("20000", "1000")},
+        replica: {"maxmemory-policy": ("allkeys-lru", "noeviction"), "maxmemory": ("1000mb", str(MAXMEMORY))},
+        other: {"maxmemory": (str(800 << 20), str(MAXMEMORY))},
+    }
+    for node, settings in changed.items():
+        for name, (value, _) in settings.items():
+            lasting.asked(node, "CONFIG", "SET", name, value)
+    lasting.asked(other, "CLUSTER", "SETSLOT", 7, "IMPORTING", ids[0])
+    lasting.asked(master, "CLUSTER", "SETSLOT", 7, "MIGRATING", ids[1])
+    try:
+        found = examined(lasting.url, capsys)
+    finally:
+        for node in (master, other):
+            lasting.asked(node, "CLUSTER", "SETSLOT", 7, "STABLE")
+        for node, settings in changed.items():
+            for name, (_, value) in settings.items():
+                lasting.asked(node, "CONFIG", "SET", name, value)
+    at = f"redis-cli -h 127.0.0.1 -p {master.port} CONFIG SET cluster-"
+    assert found[f"{master.port}/coverage"]["mend"] == f"{at}require-full-coverage no"
+    assert found[f"{master.port}/node timeout"]["mend"] == f"{at}node-timeout 5000"
+    assert "slot 7 to 127.0.0.1" in found[f"{master.port}/moving slots"]["found"]
+    assert found[f"{other.port}/moving slots"]["mend"] == f"redis-cli --cluster fix 127.0.0.1:{other.port}"
+    assert found[f"{replica.port}/eviction"]["severity"] == "error"
+    others = next(
+        node for node in lasting.replicas
+        if lasting.asked(node, "INFO", "replication")["master_port"] == other.port
+    )  # fmt: skip
+    assert found[f"{others.port}/memory"]["mend"].endswith(f"CONFIG SET maxmemory {800 << 20}")
+
+
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_master_that_is_away_is_named_with_its_partitions_and_not_waited_for(
     fault: str, capsys: pytest.CaptureFixture[str]
@@ -142,6 +199,10 @@ def test_a_master_that_is_away_is_named_with_its_partitions_and_not_waited_for(
                 assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
                 assert main(["monitor", "train", "--once", "--every", "0.1", "--url", url]) == 1
                 assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
+                told = examined(url, capsys)
+                assert told[f"{lost.port}/reachable"]["severity"] == "error"
+                others = [node for node in cluster.masters if node is not lost]
+                assert all("if the server is lost" in told[f"{node.port}/replicas"]["found"] for node in others)
                 looks = ServerLooks(client)
                 looks.look()
                 assert sorted(bool(server.failure) for server in looks.servers()) == [False, False, True]

@@ -214,16 +214,17 @@ class ControlClient(redis.Redis):
         return [ask(self)]
 
     def at_once(
-        self, ask: Callable[[Self], Answer], seconds: float
+        self, ask: Callable[[Self], Answer], seconds: float, *, has_replicas: bool = False
     ) -> list[tuple[Self, Answer | PenstockError | ResponseError]]:
         """Return each server that holds keys, with its answer or its error. They are asked in parallel.
 
         One server of its own is asked like by one command. Of several, a server that has not answered in this time is
-        ServerUnavailable.
+        ServerUnavailable. With ``has_replicas`` their replicas follow.
         """
         if self._slots is None:
             return [(self, ask(self))]
-        nodes = [self._node(where) for where in self._slots.masters()]
+        places = dict.fromkeys([*self._slots.masters(), *(self._slots.nodes if has_replicas else ())])
+        nodes = [self._node(where) for where in places]
         answers: list[Answer | PenstockError | ResponseError] = [
             ServerUnavailable(f"{node.where} has not answered for {seconds:.0f} s") for node in nodes
         ]

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from penstock_common.server.client import ControlClient
@@ -54,6 +55,8 @@ class NodeState:
     """The reason why nothing else is known of it, or '' if it answered."""
     info: Mapping[str, Any] | None = None
     """The answer of INFO, or None without an answer."""
+    config: Mapping[str, str] | None = None
+    """Its settings of clusters after a thorough look, or None if it did not tell."""
     replicas: tuple[ReplicaState, ...] = ()
     half_moved: tuple[HalfMovedSlot, ...] = ()
     clock_ahead_s: float = 0.0
@@ -71,23 +74,25 @@ class NodeState:
         return product, tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def look_at_nodes(client: ControlClient, seconds: float = ANSWER_S) -> list[NodeState]:
-    """Return each server that holds keys, in the order of their slots."""
+def look_at_nodes(client: ControlClient, seconds: float = ANSWER_S, *, is_thorough: bool = False) -> list[NodeState]:
+    """Return each server that holds keys, in the order of their slots. A thorough look has replicas and settings."""
     found = []
-    for node, answer in client.at_once(_ask, seconds):
+    for node, answer in client.at_once(partial(_ask, is_thorough=is_thorough), seconds, has_replicas=is_thorough):
         settings = node.connection_pool.connection_kwargs
         known = NodeState(node.where, str(settings.get("host", "localhost")), int(settings.get("port", 6379)))
         found.append(_state(known, answer))
     return found
 
 
-def _ask(node: ControlClient) -> tuple[float, list[Any], float]:
+def _ask(node: ControlClient, *, is_thorough: bool) -> tuple[float, list[Any], float]:
     begun = time.time()
     with node.pipeline(transaction=False) as pipe:
         pipe.info()
         pipe.time()
         if node.is_of_cluster:
             pipe.execute_command("CLUSTER", "NODES")
+            if is_thorough:
+                pipe.config_get("cluster-*")
         return begun, pipe.execute(raise_on_error=not node.is_of_cluster), time.time()
 
 
@@ -98,6 +103,7 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
     if not isinstance(info, dict):
         return NodeState(known.where, known.host, known.port, failure=str(info))
     clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
+    config = nodes[1] if len(nodes) > 1 and isinstance(nodes[1], dict) else None
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
     return NodeState(
@@ -106,8 +112,13 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
         ),
         clock_ahead_s=clock - (begun + ended) / 2, round_trip_s=ended - begun,
+        config=None if config is None else {_text(name): _text(value) for name, value in config.items()},
         others=tuple(_without_slots(text, known)),
     )  # fmt: skip
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _replicas(info: Mapping[str, Any]) -> Iterator[ReplicaState]:

@@ -39,6 +39,11 @@ class SlotMap:
         """Return the nodes that the user named."""
         return self._seeds
 
+    @property
+    def nodes(self) -> list[Address]:
+        """Return every node, masters and replicas."""
+        return self._nodes
+
     def masters(self) -> list[Address]:
         """Return every master that holds a slot, in the order of slots."""
         return list(dict.fromkeys(address for address in self._masters if address is not None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,9 @@ from penstock.cli import SERVER_URL, STREAM_NAME, add_json, add_url, typed, url_
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.views.doctor import Finding, StreamFacts
-    from penstock_common.errors import DamagedKey
+    from penstock_common.errors import PenstockError
+    from penstock_common.server.nodes import NodeState
     from penstock_common.stream.commands import Client
-    from penstock_common.stream.servers.checkup import ServerFacts
 
 NAME = "doctor"
 HELP = "check server and streams as an expert would, and say what fixes it"
@@ -50,16 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Check the server and the streams, and print the findings."""
     from penstock.views.doctor import ORDER, Finding, check_stream
-    from penstock.views.doctor_server import check_server
+    from penstock.views.doctor_nodes import check_nodes
+    from penstock_common.errors import ServerUnavailable
+    from penstock_common.server.nodes import look_at_nodes
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
-        server, streams, damaged = _facts(client, args)
-        found = [("server", one) for one in check_server(server)]
-        found += [(f"stream {facts.snapshot.name}", one) for facts in streams for one in check_stream(facts)]
+        nodes = look_at_nodes(client, is_thorough=True)
+        try:
+            streams, damaged = _streams(client, args, nodes)
+            of_servers = _of_servers(client, args, nodes, streams)
+        except ServerUnavailable as error:
+            if len(nodes) == 1:
+                raise
+            streams, damaged = [], {}
+            of_servers = [*check_nodes(nodes, []), ("streams", Finding("reachable", "error", str(error)))]
+        found = [(f"stream {facts.snapshot.name}", one) for facts in streams for one in check_stream(facts)]
         found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
         found += [("queue", one) for one in _queue(args, [facts.snapshot.name for facts in streams])]
-        found = [(of, replace(one, mend=typed(one.mend, args, client))) for of, one in found]
+        found = [*of_servers, *((of, replace(one, mend=typed(one.mend, args, client))) for of, one in found)]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
     if args.json:
@@ -69,18 +79,55 @@ def run(args: argparse.Namespace, console: Console) -> int:
     return BAD if counts["error"] or (args.strict and counts["warning"]) else 0
 
 
-def _facts(client: Client, args: argparse.Namespace) -> tuple[ServerFacts, list[StreamFacts], dict[str, DamagedKey]]:
+def _streams(
+    client: Client, args: argparse.Namespace, nodes: Sequence[NodeState]
+) -> tuple[list[StreamFacts], Mapping[str, PenstockError]]:
     from penstock_common.stream.directory import list_streams
-    from penstock_common.stream.servers.checkup import missing_rights, read_server
+    from penstock_common.stream.servers.checkup import missing_rights
     from penstock_common.stream.streams import look_at_each
 
-    names: list[str] = []
-    if not missing_rights(client):  # otherwise nothing can be read
-        names = [args.stream] if args.stream else list_streams(client, is_scanned=True)
-    streams, damaged = look_at_each(names, lambda name: _stream(client, name))
+    if missing_rights(client):  # nothing can be read
+        return [], {}
+    names = [args.stream] if args.stream else list_streams(client, is_scanned=True)
+    return look_at_each(names, lambda name: _stream(client, name, nodes))
+
+
+def _of_servers(
+    client: Client, args: argparse.Namespace, nodes: Sequence[NodeState], streams: Sequence[StreamFacts]
+) -> list[tuple[str, Finding]]:
+    """Return the findings on the server, or on each server of a cluster and on all together."""
+    from penstock.views.doctor_nodes import check_nodes
+    from penstock.views.doctor_server import check_server
+    from penstock_common.stream.keys import scratch_key
+    from penstock_common.stream.servers.budgets import read_budgets
+    from penstock_common.stream.servers.checkup import read_server
+    from penstock_common.stream.servers.suitability import memory_of
+
     inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
-    budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
-    return read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held), streams, damaged
+    if len(nodes) == 1:
+        budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
+        facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held)
+        return [("server", replace(one, mend=typed(one.mend, args, client))) for one in check_server(facts)]
+    masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
+    memories = {where: memory_of(node.info or {}) for where, node in masters.items()}
+    is_whole = all(node.info is not None for node in nodes)
+    by_server = read_budgets(client, memories) if is_whole else []
+    found = check_nodes(nodes, by_server)
+    budgets_of = {one.where: one.budgets for one in by_server}
+    for place in client.on_each(lambda each: each) if is_whole else ():
+        node = masters.get(place.where)
+        if node is None:
+            continue
+        # a scratch key lies on one of them
+        probe = not args.no_probe and client.node_of(scratch_key("")).where == place.where
+        held = memories[place.where].used_bytes  # what is not payload is told of one server only
+        facts = read_server(place, probe=probe, budgets=budgets_of.get(place.where, {}), held_bytes=held)
+        here = f"redis-cli -h {node.host} -p {node.port} "
+        found += [
+            (f"server {place.where}", replace(one, mend=one.mend.replace("redis-cli ", here)))
+            for one in check_server(facts)
+        ]
+    return found
 
 
 def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
@@ -99,17 +146,20 @@ def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
         return [Finding("workers", "note", f"who works on queue {args.queue!r} is not known: {error}")]
 
 
-def _stream(client: Client, name: str) -> StreamFacts:
+def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFacts:
     from penstock.views.doctor import StreamFacts
     from penstock_common.errors import SegmentsUnseen
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.segments.folder import folder_of
     from penstock_common.settings import Settings
-    from penstock_common.stream.servers.checkup import following, has_waitaof
+    from penstock_common.stream.servers.checkup import has_waitaof
     from penstock_common.stream.streams import load_stream
 
+    snapshot = StreamMonitor(client, name).snapshot()
     stream = load_stream(client, name)
-    replicas, is_aof = following(client)
+    masters = [node for node in nodes if (node.info or {}).get("role") == "master"] or list(nodes)
+    replicas = min(sum(one.is_online for one in node.replicas) for node in masters)
+    is_aof = all((node.info or {}).get("aof_enabled") for node in masters)
     seen, free, trouble = None, 0, ""
     folder = folder_of(stream.payload, name, stream.id, Settings.from_environment().segments)
     if folder is not None:
@@ -119,7 +169,7 @@ def _stream(client: Client, name: str) -> StreamFacts:
         except SegmentsUnseen as error:
             seen, trouble = False, str(error)
     return StreamFacts(
-        snapshot=StreamMonitor(client, name).snapshot(),
+        snapshot=snapshot,
         durability=stream.durability, payload=stream.payload, is_aof=is_aof,
         has_waitaof=has_waitaof(client), replicas=replicas, segments_seen=seen, segments_free=free,
         segments_trouble=trouble,

@@ -120,13 +120,6 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held
     )  # fmt: skip
 
 
-def following(client: Client) -> tuple[int, bool]:
-    """Return how many replicas follow, and whether an append-only file is written."""
-    info = client.info("replication")
-    online = [1 for name, one in info.items() if re.fullmatch(r"slave\d+", name) and one["state"] == "online"]
-    return len(online), bool(client.info("persistence").get("aof_enabled"))
-
-
 def has_waitaof(client: Client) -> bool:
     """Return whether the server can report what is on its disk. It is asked, because versions do not show it."""
     try:
