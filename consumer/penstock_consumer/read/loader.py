@@ -133,7 +133,7 @@ class StageMethods:
         return self
 
 
-Notice = Literal["barren", "finished"]
+Notice = Literal["no batch", "finished"]
 
 STARTUP_S = 60.0
 """A misspelt stream is reported after this time. A trainer may start before its producer."""
@@ -402,9 +402,9 @@ class Loader(StageMethods, Passing):
                 epoch = member.run.reader.epoch
             if epoch is None:
                 return
-            is_barren = member.run is None
+            has_no_batch = member.run is None
             while (batch := self._next_batch(member, epoch)) is not None:
-                is_empty = is_barren = False
+                is_empty = has_no_batch = False
                 self._acknowledger.hand(batch)
                 yield batch
                 self._require_own()
@@ -414,17 +414,17 @@ class Loader(StageMethods, Passing):
             with self._tally.waiting_for("server"):
                 runs_on = self._finish(member, epoch)
             self._end_tally(epoch, is_feed=runs_on)
-            if is_barren:
-                self._tell_barren(epoch)
+            if has_no_batch:
+                self._tell_no_batch(epoch)
             if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something returned is still due
                 return
 
-    def _tell_barren(self, epoch: int) -> None:
+    def _tell_no_batch(self, epoch: int) -> None:
         """Say once why an epoch gave no batch, if the options of this loader are the reason."""
         options, manifest = self._options, find_manifest(self._client, self.stream, epoch)
         samples = (manifest.samples or 0) if manifest is not None else 0
         step = self.batch_size * (1 if options.order is None else options.order.world)
-        if "barren" in self._noticed or not samples:
+        if "no batch" in self._noticed or not samples:
             return
         if options.remainder == "drop" and samples < step:
             why = f"its {samples} samples do not fill one step of {step}, and remainder='drop' leaves the rest out"
@@ -432,7 +432,7 @@ class Loader(StageMethods, Passing):
             why = "filter() kept none of the samples that this loader received"
         else:
             return
-        self._noticed.add("barren")
+        self._noticed.add("no batch")
         self._options.notify(f"epoch {epoch} of {self.name!r} gave no batch: {why}")
 
     def _note_steps(self, member: Member, epoch: int) -> None:
