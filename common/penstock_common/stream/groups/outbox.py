@@ -182,7 +182,8 @@ class Outbox:
             self._channel = open_channels(self._client)
         if not all(self._scripts.values()):
             for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
-                self._client.script_load(script)
+                # where the first one goes: another server may be away
+                self._client.node_of(self._unanswered[0][3]).script_load(script)
                 self._scripts[script] = True
         return self._channel
 
