@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,6 +107,21 @@ def test_a_sentinel_that_is_away_is_passed_over(service: Service) -> None:
     away = service.url.replace("@", f"@127.0.0.1:{low_port()},")
     with connect(away) as client:
         assert client.ping()
+
+
+def test_a_sentinel_that_is_silent_costs_a_second_once(service: Service) -> None:
+    """A stopped Sentinel still accepts connections, and each new connection of a process would wait for it."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = service.url.replace("@", f"@127.0.0.1:{mute.getsockname()[1]},")
+        with connect(url) as client, closing(open_channel(client)):
+            assert client.ping()
+            mute.settimeout(0)
+            asked_times = 0
+            with suppress(BlockingIOError):
+                while True:
+                    mute.accept()[0].close()
+                    asked_times += 1
+    assert asked_times == 1, "the Sentinel that answered is asked from then on"
 
 
 def test_a_user_who_may_not_ask_for_the_role_connects(service: Service) -> None:
