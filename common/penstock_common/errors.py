@@ -213,7 +213,11 @@ class ServerUnavailable(PenstockError, ConnectionError):
         return self
 
     def of(self, what: str) -> Self:
-        """Return this error with a text that begins with what the server has. '' leaves the text as it is."""
+        """Return this error with a text that begins with what the server has.
+
+        Args:
+            what: What the server has. '' leaves the text as it is.
+        """
         self.what = what
         return self
 
