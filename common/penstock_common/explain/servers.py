@@ -69,7 +69,9 @@ class ServerLooks:
             ServerSnapshot(
                 where=state.where,
                 role=str((state.info or {}).get("role", "")),
-                memory=memory_of(state.info) if state.info is not None else ServerMemory(0, 0, ""),
+                memory=memory_of(state.info, self._client.memory_bytes)
+                if state.info is not None
+                else ServerMemory(0, 0, ""),
                 replicas=state.replicas,
                 partitions=tuple(number for number, where in (places or {}).items() if where == state.where),
                 failure=state.failure,

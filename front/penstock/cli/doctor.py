@@ -109,7 +109,7 @@ def _of_servers(
         facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held)
         return [("server", replace(one, mend=typed(one.mend, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
-    memories = {where: memory_of(node.info or {}) for where, node in masters.items()}
+    memories = {where: memory_of(node.info or {}, client.memory_bytes) for where, node in masters.items()}
     is_whole = all(node.info is not None for node in nodes)
     by_server = read_budgets(client, memories) if is_whole else []
     found = check_nodes(nodes, by_server)

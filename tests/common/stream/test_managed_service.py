@@ -13,6 +13,7 @@ import redis
 
 import penstock
 from penstock_common.errors import BudgetRefused, ServerUnavailable, ServerUnsuitable
+from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.servers.suitability import read_memory
@@ -105,3 +106,17 @@ def test_a_command_takes_the_memory_of_the_server(url: str, tmp_path: Path) -> N
     done = subprocess.run([*command, *options], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, done.stderr
     assert "maxmemory 128 MiB leaves room for" in done.stderr
+
+
+def test_a_named_limit_is_shown_by_whoever_looks(url: str) -> None:
+    """The monitor would say that a full server has no limit."""
+    limited = f"{url}?server_memory=200mb"
+    with penstock.Writer("train", url=limited, spec=SPEC, budget_bytes=20 * MB), connect(limited) as client:
+        seen = StreamMonitor(client, "train").snapshot()
+    assert seen.memory.limit_bytes == seen.servers[0].memory.limit_bytes == read_memory_of(limited)
+
+
+def read_memory_of(url: str) -> int:
+    """The limit that a writer finds."""
+    with connect(url) as client:
+        return read_memory(client).limit_bytes
