@@ -1,7 +1,7 @@
-// Masters that die, stand still or give slots away under a member and a writer in Node: all goes on, and nothing is lost.
+// Masters that die, stand still or give slots away, and primaries that fail over, under a member and a writer in Node: all goes on, and nothing is lost.
 import assert from "node:assert/strict";
 import { after, afterEach, before, test } from "node:test";
-import { load, openWriter } from "../dist/index.js";
+import { BadOption, load, openWriter, ServerUnavailable } from "../dist/index.js";
 import { all, names } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 import { sampleOf } from "./samples.mjs";
@@ -38,7 +38,7 @@ async function pass(url, stream, between) {
   const notify = (line) => said.push(line);
   const writer = await openWriter(stream, { url, spec: SPEC, blockBytes: 10_000, partitions: PARTITIONS, notify });
   const epoch = await writer.epoch(0, { sizes: SIZES });
-  const keys = await peer.ask("keys_of", { stream });
+  const keys = await peer.ask("keys_of", { stream, url });
   const [shared, ordered] = [[], []];
   const read = async (found, options) => {
     const loader = load(stream, { batchSize: 10, url, notify, prefetchBytes: 30_000, ...options });
@@ -103,3 +103,53 @@ test("a slot that moves costs no sample, and one that is half moved is an outage
   await assertClean("half", url);
   await peer.ask("end_cluster");
 });
+
+test("a master that stands still ages no lease on the others", async () => {
+  const [url] = await peer.ask("start_cluster");
+  const writer = await openWriter("still", { url, spec: SPEC, blockBytes: 10_000, partitions: 3, notify: () => {} });
+  const epoch = await writer.epoch(0, { sizes: [20, 20, 20] });
+  for (let number = 0; number < 3; number += 1) {
+    const shard = await epoch.shard(number);
+    while (shard.position < 20) await shard.write(sampleOf(SPEC, 1000 * number + shard.position));
+    await shard.close();
+  }
+  await epoch.close();
+  await writer.close();
+  const leaseMs = 1500;
+  const loader = load("still", { group: "g", batchSize: 60, url, acknowledge: "manual", leaseMs, notify: () => {} });
+  loaders.push(loader);
+  const { value: batch } = await loader[Symbol.asyncIterator]().next();
+  assert.equal(batch.size, 60);
+  const [, away, ...keys] = await peer.ask("keys_of", { stream: "still", url });
+  const entries = keys.map((key) => key.replace("roster", "0:entries"));
+  await peer.ask("stop_master", { key: away, seconds: 2.5 * (leaseMs / 1000) });
+  const idle = await peer.ask("idle_ms", { keys: entries, group: "g" });
+  await peer.ask("go_on");
+  assert.ok(idle.length > 0 && Math.max(...idle) < leaseMs, `${idle}`);
+  await batch.ack();
+  await closeAll();
+  await assertClean("still", url);
+  await peer.ask("end_cluster");
+});
+
+for (const fault of ["stop", "switch"]) {
+  test(`the primary of a service is lost (${fault}), and all go on with the next one`, async () => {
+    const url = await peer.ask("start_service");
+    const { shared } = await pass(url, "served", async (number, _keys, given) => {
+      if (number !== 2) return;
+      while (given.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+      await peer.ask("fail_service", { fault });
+    });
+    assert.deepEqual([...new Set(names(shared))].sort(), all(SIZES).sort());
+    await assertClean("served", url);
+    if (fault === "switch") {
+      await assert.rejects(openWriter("none", { url: url.replace("/feed", "/other") }), (error) => {
+        assert.ok(error instanceof ServerUnavailable);
+        assert.match(error.message, /no Sentinel names a primary .* knows no service 'other'/);
+        return true;
+      });
+      await assert.rejects(openWriter("none", { url: url.replace("/feed", "") }), BadOption);
+    }
+    await peer.ask("end_service");
+  });
+}

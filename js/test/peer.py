@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +42,7 @@ from penstock_producer.write.quota import (
     pause_s,
 )
 from tests.clusters import PASSWORD, Cluster, started_cluster
+from tests.sentinels import Service, started_service
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -250,9 +255,9 @@ def start_cluster(replicas: int = 0) -> list[str]:
     return [CLUSTER[-1].url, *(node.url for node in CLUSTER[-1].masters)]
 
 
-def keys_of(stream: str) -> list[str]:
-    """Return a key of a stream of the cluster, and one of each of its partitions."""
-    with connect(CLUSTER[-1].url) as client:
+def keys_of(stream: str, url: str) -> list[str]:
+    """Return a key of a stream, and one of each of its partitions."""
+    with connect(url) as client:
         found = load_stream(client, stream)
     return [found.keys.meta, *(partition.roster for partition in found.partitions)]
 
@@ -287,6 +292,52 @@ def end_cluster() -> None:
     """End the cluster that was started last."""
     CLUSTERS.pop().close()
     CLUSTER.pop()
+
+
+STOPPED: list[int] = []
+"""The processes of the masters that stand still."""
+
+
+def stop_master(key: str, seconds: float) -> None:
+    """Stop the master of a key, and return a while later."""
+    cluster = CLUSTER[-1]
+    STOPPED.append(cluster.asked_pid(cluster.master_of(key)))
+    os.kill(STOPPED[-1], signal.SIGSTOP)
+    time.sleep(seconds)
+
+
+def go_on() -> None:
+    """Let the stopped master go on."""
+    os.kill(STOPPED.pop(), signal.SIGCONT)
+
+
+def idle_ms(keys: list[str], group: str) -> list[int]:
+    """Return how long ago each entry of a group was given or renewed. A stopped master is not asked."""
+    with connect(CLUSTER[-1].url) as client:
+        found = [client.xpending_range(key, group, "-", "+", 100) for key in keys]
+    return [one["time_since_delivered"] for entries in found for one in entries]
+
+
+SERVICES: list[tuple[ExitStack, Service]] = []
+"""The services that were started, with what ends each."""
+
+
+def start_service() -> str:
+    """Start a primary with a replica, and the Sentinels that watch them, and return the address of the service."""
+    stack = ExitStack()
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    SERVICES.append((stack, stack.enter_context(started_service(find_servers()[0], folder))))
+    return SERVICES[-1][1].url
+
+
+def fail_service(fault: str) -> None:
+    """Lose the primary, whose replica has everything."""
+    SERVICES[-1][1].fail(fault)
+
+
+def end_service() -> None:
+    """End the service that was started last."""
+    SERVICES.pop()[0].close()
 
 
 def cluster_tags(stream: str, stream_id: str, count: int) -> list[str]:
@@ -467,6 +518,8 @@ def main() -> None:
                 say({"answer": answer})
         while CLUSTERS:
             end_cluster()
+        while SERVICES:
+            end_service()
 
 
 if __name__ == "__main__":

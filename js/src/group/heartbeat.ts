@@ -26,6 +26,8 @@ const LONGEST_LOOK_MS = 2000;
 /** An entry whose holder lives is renewed with every heartbeat, and is not even listed. */
 const OVERDUE_BEATS = 2;
 const MANY_DELIVERIES = 5;
+/** The part of a lease after which a heartbeat waits for a silent server no longer. */
+const SILENCES_PER_LEASE = 6;
 /** A server or process that stood still for longer than a third of a lease counts as an outage. */
 const OUTAGES_PER_LEASE = 3;
 
@@ -42,6 +44,8 @@ export class Heartbeat {
   readonly #stop = new AbortController();
   readonly #outage = new Outage(() => {}, "renewing"); // others report the outage
   #running: Promise<void> = Promise.resolve();
+  /** The partitions whose server has not answered the last heartbeat. */
+  readonly #unanswered = new Map<PartitionKeys, Promise<void>>();
 
   /** @param server Raises ServerUnavailable at once: this loop waits through failures itself. */
   constructor(server: Server, who: Membership, leaseMs: number) {
@@ -72,6 +76,7 @@ export class Heartbeat {
   async stop(): Promise<void> {
     this.#stop.abort();
     await this.#running;
+    await Promise.allSettled(this.#unanswered.values());
   }
 
   /** Raise the error that ended the heartbeat. */
@@ -88,7 +93,7 @@ export class Heartbeat {
         if (signal.aborted) return;
         await this.beat();
         this.#outage.over();
-        await this.afterBeat();
+        if (this.isAnswered) await this.afterBeat();
       } catch (error) {
         this.missed();
         if (signal.aborted) return;
@@ -109,9 +114,33 @@ export class Heartbeat {
   }
 
   protected async beat(): Promise<void> {
-    for (const partition of this.who.stream.partitions) {
+    await this.beatEach(async (partition) => {
       await beat(this.server, this.who, partition, new Map(), this.said);
+    });
+  }
+
+  /** Return whether every server has answered the last heartbeat. */
+  protected get isAnswered(): boolean {
+    return this.#unanswered.size === 0;
+  }
+
+  /** Give a heartbeat in every partition. A silent server holds up no other, and gets no second heartbeat meanwhile. */
+  protected async beatEach(give: (partition: PartitionKeys) => Promise<void>): Promise<void> {
+    const failures: Error[] = [];
+    for (const partition of this.who.stream.partitions) {
+      if (this.#unanswered.has(partition)) continue;
+      const given = give(partition)
+        .catch((error) => void failures.push(error))
+        .finally(() => this.#unanswered.delete(partition));
+      this.#unanswered.set(partition, given);
     }
+    const limit = new AbortController();
+    const { signal } = limit;
+    const deadline = sleep(this.leaseMs / SILENCES_PER_LEASE, undefined, { signal, ref: false }).catch(() => {});
+    await Promise.race([Promise.all(this.#unanswered.values()), deadline]);
+    limit.abort();
+    const final = failures.find((error) => !(error instanceof ServerUnavailable)) ?? failures[0];
+    if (final !== undefined) throw final;
   }
 
   /** Do what else is due after a heartbeat. A rank has nothing to do. */
@@ -210,8 +239,8 @@ export class LeaseRenewer extends Heartbeat {
     const began = now();
     this.#forgetAfterStall(this.#began);
     this.#began = began;
-    for (const partition of this.who.stream.partitions) await this.#renew(partition);
-    this.#renewed = began; // the time of the question, not of the answer
+    await this.beatEach((partition) => this.#renew(partition));
+    if (this.isAnswered) this.#renewed = began; // the time of the question, not of the answer
   }
 
   protected override async afterBeat(): Promise<void> {

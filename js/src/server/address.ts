@@ -48,10 +48,10 @@ export function parseService(text: string): Service {
   const [, name, behind = ""] = /^\/([^/?#]+)(.*)$/s.exec(rest) ?? [];
   if (name === undefined) throw notAnAddress();
   const plainScheme = scheme.replace("+sentinel", "");
-  const own = new URL(`redis://host/${behind.includes("?") ? behind.slice(behind.indexOf("?")) : ""}`).searchParams;
+  const query = behind.includes("?") ? behind.slice(behind.indexOf("?")) : "";
+  const own = new URLSearchParams(query);
   const [user, password] = [own.get("sentinel_username") ?? "", own.get("sentinel_password") ?? ""];
   const ownLogin = password === "" ? "" : `${encodeURIComponent(user)}:${encodeURIComponent(password)}@`;
-  const query = behind.includes("?") ? behind.slice(behind.indexOf("?")) : "";
   const sentinels = hosts.split(",").map((host) => {
     const whole = /:\d+$/.test(host) ? host : `${host}:${SENTINEL_PORT}`;
     return parseAddress(`${plainScheme}${ownLogin}${whole}${query}`);

@@ -1,23 +1,19 @@
 import { PenstockError, ServerUnavailable, ServerUnsuitable } from "../errors.js";
-import { type Address, isOfSentinels, parseAddresses, whereIs } from "./address.js";
+import { type Address, isOfSentinels, parseAddresses, parseService, whereIs } from "./address.js";
 import { Cluster } from "./cluster.js";
 import { Connection } from "./connection.js";
 import { ErrorReply } from "./resp.js";
+import { SentinelClient } from "./sentinel.js";
 import { translated } from "./translation.js";
 import type { Transport } from "./transport.js";
 
 /**
- * Connect to what answers at an address: one server, or a cluster, of which one node is enough.
+ * Connect to what answers at an address: one server, a cluster, of which one node is enough, or the primary of a service.
  *
  * @throws BadOption, ServerUnavailable, Unauthorized, or ServerUnsuitable before anything is written.
  */
 export async function connect(url: string): Promise<Transport> {
-  if (isOfSentinels(url)) {
-    throw new ServerUnsuitable(
-      "`url` names Sentinels, which this package does not ask: write the primary, as in redis://host:6379, or give a " +
-        "`client` that asks them, such as one of createSentinel of @redis/client",
-    );
-  }
+  if (isOfSentinels(url)) return await connectToService(url);
   const addresses = parseAddresses(url);
   for (const [number, address] of addresses.entries()) {
     const own = new Connection(address);
@@ -35,6 +31,17 @@ export async function connect(url: string): Promise<Transport> {
     }
   }
   throw new PenstockError("an address has a host");
+}
+
+async function connectToService(url: string): Promise<Transport> {
+  const client = new SentinelClient(parseService(url));
+  try {
+    await client.sendCommand(["PING"]);
+    return client;
+  } catch (error) {
+    client.destroy();
+    throw translated(error as Error, []);
+  }
 }
 
 /** Return the mode of the server once it has let this client in. */
