@@ -79,12 +79,12 @@ test("a block is admitted or waits as in Python, with the same sentences", async
     }
   }
   const keepers = [
-    { blockers: [], hasGroups: false, unsettled: new Map(), missing: [], isKept: false },
-    { blockers: ["a", "b"], hasGroups: true, unsettled: new Map(), missing: [], isKept: false },
-    { blockers: [], hasGroups: true, unsettled: new Map([["b", 2000], ["a", 9_000_000]]), missing: [], isKept: false },
-    { blockers: [], hasGroups: true, unsettled: new Map(), missing: ["rank-1 of group a (not there)"], isKept: false },
-    { blockers: [], hasGroups: true, unsettled: new Map(), missing: [], isKept: true },
-    { blockers: [], hasGroups: true, unsettled: new Map(), missing: [], isKept: false },
+    { blockers: [], hasGroups: false, unacknowledged: new Map(), missing: [], isKept: false },
+    { blockers: ["a", "b"], hasGroups: true, unacknowledged: new Map(), missing: [], isKept: false },
+    { blockers: [], hasGroups: true, unacknowledged: new Map([["b", 2000], ["a", 9_000_000]]), missing: [], isKept: false },
+    { blockers: [], hasGroups: true, unacknowledged: new Map(), missing: ["rank-1 of group a (not there)"], isKept: false },
+    { blockers: [], hasGroups: true, unacknowledged: new Map(), missing: [], isKept: true },
+    { blockers: [], hasGroups: true, unacknowledged: new Map(), missing: [], isKept: false },
   ]; // biome-ignore format: one case a line
   const wanted = await peer.ask("quota_plans", {
     states: states.map((one) => ({
@@ -96,10 +96,10 @@ test("a block is admitted or waits as in Python, with the same sentences", async
       left_bytes: one.leftBytes,
       partition: one.partition,
     })),
-    keepers: keepers.map(({ blockers, hasGroups, unsettled, missing, isKept }) => ({
+    keepers: keepers.map(({ blockers, hasGroups, unacknowledged, missing, isKept }) => ({
       blockers,
       has_groups: hasGroups,
-      unsettled: Object.fromEntries(unsettled),
+      unacknowledged: Object.fromEntries(unacknowledged),
       gone: missing.join(", "),
       is_kept: isKept,
     })),

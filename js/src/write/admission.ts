@@ -221,7 +221,7 @@ export class Admission {
     const reason = explainQuota(name, this.#state, {
       blockers,
       hasGroups: holders.groups.size > 0,
-      unsettled: new Map(isCircle ? [...idle].filter(([, bytes]) => bytes > 0) : []),
+      unacknowledged: new Map(isCircle ? [...idle].filter(([, bytes]) => bytes > 0) : []),
       missing: isCircle ? await missingMembers(this.#server, partition, holders, idle.keys(), nowMs) : [],
       isKept,
     });

@@ -14,7 +14,7 @@ export interface Keepers {
   readonly blockers: readonly string[];
   readonly hasGroups: boolean;
   /** The bytes that waiting groups were given and have not acknowledged. */
-  readonly unsettled: ReadonlyMap<string, number>;
+  readonly unacknowledged: ReadonlyMap<string, number>;
   /** Missing members that waiting groups wait for, in words. */
   readonly missing: readonly string[];
   /** Whether an epoch is pinned or replayed. */
@@ -27,7 +27,7 @@ function budgetOf(stream: string, { partition }: QuotaState): string {
 
 /** Return the sentence that says why the quota does not admit a block, and what helps. */
 export function explainQuota(stream: string, state: QuotaState, keepers: Keepers): string {
-  const { blockers, hasGroups, unsettled, missing, isKept } = keepers;
+  const { blockers, hasGroups, unacknowledged, missing, isKept } = keepers;
   const share = `${readableBytes(state.heldBytes)} of ${readableBytes(state.budgetBytes)}`;
   const full = `${budgetOf(stream, state)} is full (${share})`;
   if (!hasGroups) {
@@ -41,8 +41,8 @@ export function explainQuota(stream: string, state: QuotaState, keepers: Keepers
       "lease has lapsed"
     );
   }
-  if (unsettled.size > 0) {
-    const each = [...unsettled].sort().map(([name, bytes]) => `group ${name} ${readableBytes(bytes)}`);
+  if (unacknowledged.size > 0) {
+    const each = [...unacknowledged].sort().map(([name, bytes]) => `group ${name} ${readableBytes(bytes)}`);
     return (
       `${full}, and trainers wait for samples while they have some that they were given and have not acknowledged ` +
       `(${each.join(", ")}): they have to acknowledge, or to save a checkpoint`

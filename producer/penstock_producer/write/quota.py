@@ -202,7 +202,7 @@ def explain_quota(
         state: Values that decided.
         blockers: Groups that have not acknowledged most of what is held.
         has_groups: Whether any group reads the stream.
-        unsettled: Payload bytes that waiting groups were given and have not acknowledged, by group.
+        unacknowledged: Payload bytes that waiting groups were given and have not acknowledged, by group.
         gone: Members that such groups wait for, in words.
         is_kept: Whether an epoch is pinned or replayed.
     """
