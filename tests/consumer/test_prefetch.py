@@ -20,15 +20,15 @@ def batch(nbytes: int) -> Batch:
 def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
     """Memory is bounded by the declared budget, but a larger batch must still come through."""
     queue = PrefetchQueue(100)
-    assert queue.wait_for_room(0, 0)
+    assert queue.wait_for_space(0, 0)
     queue.put(batch(60))
-    assert queue.wait_for_room(30, 0)
-    assert not queue.wait_for_room(40, 0)
+    assert queue.wait_for_space(30, 0)
+    assert not queue.wait_for_space(40, 0)
     queue.put(batch(1000))
-    assert not queue.wait_for_room(0, 0)
+    assert not queue.wait_for_space(0, 0)
     for _ in range(2):
         assert queue.get(0) is not None
-    assert queue.wait_for_room(10**9, 0)
+    assert queue.wait_for_space(10**9, 0)
 
 
 def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
@@ -38,7 +38,7 @@ def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
     woken: list[float] = []
 
     def wait() -> None:
-        if queue.wait_for_room(0, 30):
+        if queue.wait_for_space(0, 30):
             woken.append(time.monotonic())
 
     reader = threading.Thread(target=wait)
@@ -79,5 +79,5 @@ def test_a_reader_nobody_needs_any_more_is_stopped_at_once() -> None:
     queue.put(batch(10))
     threading.Timer(0.05, queue.stop).start()
     with pytest.raises(QueueStopped):
-        queue.wait_for_room(0, 30)
+        queue.wait_for_space(0, 30)
     assert queue.is_stopped

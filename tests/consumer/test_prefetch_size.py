@@ -82,18 +82,18 @@ def test_the_queue_lets_the_reader_go_on_as_far_as_it_is_allowed() -> None:
     half = Batch({"x": np.zeros(START_BYTES // 2, np.uint8)}, 0, [])
     queue.put(half)
     queue.put(half)
-    assert not queue.wait_for_room(0, 0)
+    assert not queue.wait_for_space(0, 0)
     assert [queue.get(0) is None for _ in range(2)] == [False, False]
     assert queue.get(0.01) is None  # empty, after it was full
     for _ in range(3):
-        assert queue.wait_for_room(0, 0)
+        assert queue.wait_for_space(0, 0)
         queue.put(half)
     kept = [arena.array((100,), np.dtype(np.uint8)) for _ in range(4)]
     del kept[1:]
     for _ in range(8 * PATIENCE):
         queue.put(half)
         assert queue.get(0) is not None
-    assert not queue.wait_for_room(0, 0)  # 3 halves are too much again
+    assert not queue.wait_for_space(0, 0)  # 3 halves are too much again
     assert sum(len(pool) for pool in arena._pool.values()) == 1
     kept[0][:] = 7
     assert arena.array((100,), np.dtype(np.uint8)).ctypes.data != kept[0].ctypes.data

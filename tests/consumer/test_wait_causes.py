@@ -127,7 +127,7 @@ def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
     tally.begin(3, queue)
     queue.loop_waited = TimeSpent(producers=1.0, server=4.0)
     clock.now += 6
-    tally.hand(one())
+    tally.deliver(one())
     clock.now += 10
     tally.rest()
     clock.now += 1000
@@ -160,7 +160,7 @@ def test_epochs_are_told_apart_and_together() -> None:
         tally.ask()
         tally.begin(epoch, PrefetchQueue(10))
         clock.now += seconds
-        tally.hand(one(8))
+        tally.deliver(one(8))
         tally.rest()
         tally.end()
     assert (tally.stats().epoch, tally.stats().samples, tally.stats().elapsed_s) == (1, 8, 5.0)
@@ -174,7 +174,7 @@ def test_lines_on_an_endless_feed_do_not_flood() -> None:
     said = []
     for epoch in range(100):
         tally.begin(epoch)
-        tally.hand(one())
+        tally.deliver(one())
         clock.now += 1
         tally.end()
         said.append(tally.is_due(is_feed=True))

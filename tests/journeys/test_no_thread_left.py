@@ -106,7 +106,7 @@ def collected_in(thread: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         return called
 
     for owner, name in (
-        (PrefetchQueue, "wait_for_room"),
+        (PrefetchQueue, "wait_for_space"),
         (RateReporter, "report"),
     ):  # each thread comes by one of them all the time
         monkeypatch.setattr(owner, name, collecting(getattr(owner, name)))

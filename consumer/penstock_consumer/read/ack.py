@@ -203,7 +203,7 @@ class Acknowledger:
         """A framework's step and its readahead are different threads."""
         self._outstanding = OutstandingBatches()
         self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
-        self._in_hand: Batch | None = None
+        self._delivered: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
         self._is_warned = False
         self._looked_s = 0.0
@@ -216,15 +216,15 @@ class Acknowledger:
 
     # --- handing out and acknowledging ---
 
-    def hand(self, batch: Batch) -> None:
-        """Hand a batch to the loop or to a framework."""
+    def deliver(self, batch: Batch) -> None:
+        """Deliver a batch to the loop or to a framework."""
         self._go_on()
         if self.adapter is not None:
             self._outstanding.pull(batch)
             return
         self._outstanding.train(batch)
         if self.policy == "on_next":
-            self._in_hand = batch
+            self._delivered = batch
         else:
             self._warn()
 
@@ -239,8 +239,8 @@ class Acknowledger:
 
     def asked_for_next(self) -> None:
         """Note that the loop is done with the batch that it had."""
-        if self._in_hand is not None:
-            batch, self._in_hand = self._in_hand, None
+        if self._delivered is not None:
+            batch, self._delivered = self._delivered, None
             self.acknowledge(batch)
 
     def acknowledge(self, batch: Batch) -> None:
@@ -292,7 +292,7 @@ class Acknowledger:
         """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
         self._outstanding.forget()
         self._held_up.clear()
-        self._in_hand = None
+        self._delivered = None
 
     def take_over(self, adapter: Adapter) -> None:
         """See `hooks.Hooks.take_over`."""

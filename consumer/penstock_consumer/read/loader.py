@@ -86,7 +86,7 @@ class StageMethods:
                 "each epoch, if its producer shuffles (--seed)"
             )
         self._options.stages.append(partial(ShuffleWindow, seed=seed, samples=samples, nbytes=bytes))
-        return self._told("shuffle")
+        return self._before_first_batch("shuffle")
 
     def filter(self, keep: Keep) -> Self:
         """Leave out samples. They count as trained on at once.
@@ -117,7 +117,7 @@ class StageMethods:
                 "made (a transform that raises SampleError), or weigh them with zero"
             )
         self._options.stages.append(partial(Filter, keep=keep))
-        return self._told("filter")
+        return self._before_first_batch("filter")
 
     def view(self) -> View:
         """Return the batches for a plain loop, to be mapped, selected or collated; see `view.View`."""
@@ -125,7 +125,7 @@ class StageMethods:
 
         return View(self)  # type: ignore[arg-type]  # every Loader is one of these
 
-    def _told(self, verb: str) -> Self:
+    def _before_first_batch(self, verb: str) -> Self:
         member = self._resources.member
         if member is not None and member.has_begun:
             self._options.stages.pop()
@@ -405,7 +405,7 @@ class Loader(StageMethods, Passing):
             has_no_batch = member.run is None
             while (batch := self._next_batch(member, epoch)) is not None:
                 is_empty = has_no_batch = False
-                self._acknowledger.hand(batch)
+                self._acknowledger.deliver(batch)
                 yield batch
                 self._require_own()
                 self._acknowledger.asked_for_next()

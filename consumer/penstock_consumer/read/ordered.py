@@ -356,7 +356,7 @@ class OrderedReader:
         if self._asked:
             self._take_answer()
         elif self._plan.todo:
-            self.queue.wait_for_room(0, 0.2)
+            self.queue.wait_for_space(0, 0.2)
         elif self._plan.is_over:
             return True
         else:
@@ -364,7 +364,7 @@ class OrderedReader:
         return False
 
     def _await_more(self) -> None:
-        self.queue.wait_for_room(0, 0)  # raises QueueStopped
+        self.queue.wait_for_space(0, 0)  # raises QueueStopped
         # a bad entry that lies there for ever, of no step of this rank or of an unknown shard, must not hide the notice
         self.queue.reader_times.to("producers")
         self._plan.wait(self._connection)
@@ -379,7 +379,7 @@ class OrderedReader:
         ahead = min(AHEAD_BYTES, self.queue.budget_bytes // 4)
         todo = self._plan.todo
         while todo and len(self._asked) < AHEAD_ENTRIES and (pending < ahead or not self._asked):
-            if not self.queue.wait_for_room(pending, 0):
+            if not self.queue.wait_for_space(pending, 0):
                 break
             take = todo.popleft()
             self._asked.append(take)

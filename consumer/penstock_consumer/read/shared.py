@@ -219,7 +219,7 @@ class SharedReader:
                 asking.restart()
                 if not self._asked:
                     self._fetch_claims()
-            elif self.queue.wait_for_room(len(self._asked) * asking.request_bytes, 0 if self._asked else 0.2):
+            elif self.queue.wait_for_space(len(self._asked) * asking.request_bytes, 0 if self._asked else 0.2):
                 self._ask()
             if self._asked and self._ends_with(self._take_answer()):
                 return
@@ -405,7 +405,7 @@ class SharedReader:
     def _fetch(self, claim: ClaimedEntry, manifest: Manifest, assembler: Assembler) -> None:
         partition = self.claim.stream.partitions[claim.partition]
         receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
-        while not self.queue.wait_for_room(0, 0.2):
+        while not self.queue.wait_for_space(0, 0.2):
             self._emit(assembler)
         if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
             self.claim.heartbeat.count_turn(claim)

@@ -190,8 +190,8 @@ class WorkerShares:
         self._rank.heartbeat.raise_error()
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
-        self._hooks.acknowledger.hand(batch)
-        self._hooks.tally.hand(carried)
+        self._hooks.acknowledger.deliver(batch)
+        self._hooks.tally.deliver(carried)
         return batch
 
     def flush(self) -> None:

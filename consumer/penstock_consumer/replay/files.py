@@ -85,7 +85,7 @@ class Files(Passes):
         receiver = Receiver(self.spec, assembler, _EverySample(), 0, received.append, segments)
         try:
             for meta in _in_time(permuted(iter(self._blocks), shuffle), segments):
-                while not queue.wait_for_room(0, 0.2):
+                while not queue.wait_for_space(0, 0.2):
                     pass
                 queue.reader_times.to("server")  # the disk, here
                 receiver.begin(b"")

@@ -152,7 +152,7 @@ class Passes(Passing):
                 batch = queue.get(POLL_S)
                 self._check()
                 if batch is not None:
-                    tally.hand(batch)
+                    tally.deliver(batch)
                     yield batch
                     tally.ask()
                 elif queue.is_over:

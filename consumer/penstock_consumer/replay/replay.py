@@ -139,7 +139,7 @@ class Replay(Passes):
         look = None if segments is None or segments.lies_in_memory else ReadaheadSink(self.spec, segments)
         ahead = _FetchAhead(line, self.stream, self.epoch, records, AHEAD if segments is None else AHEAD_HEADERS, look)
         while True:
-            while not queue.wait_for_room(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
+            while not queue.wait_for_space(ahead.nbytes if segments is None else ahead.next_nbytes, 0.2):
                 pass
             received.clear()
             if (fetched := ahead.fetch(receiver, queue.reader_times)) is None:

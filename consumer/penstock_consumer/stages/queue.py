@@ -86,7 +86,7 @@ class ReaderQueue(Protocol):
     def put(self, batch: Batch) -> None:
         """Add a batch without a limit."""
 
-    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
+    def wait_for_space(self, pending_bytes: int, timeout_s: float) -> bool:
         """Return whether more may be read. Raises QueueStopped."""
 
     def wait_until_empty(self, timeout_s: float) -> bool:
@@ -144,7 +144,7 @@ class PrefetchQueue:
         self.trouble = trouble
 
     def put(self, batch: Batch) -> None:
-        """Add a batch without a limit. The reader calls `wait_for_room` before it reads more."""
+        """Add a batch without a limit. The reader calls `wait_for_space` before it reads more."""
         with self._changed:
             if self._stopped:
                 return
@@ -153,23 +153,23 @@ class PrefetchQueue:
             self._bytes += nbytes
             self._changed.notify_all()
 
-    def wait_for_room(self, pending_bytes: int, timeout_s: float, times: ReaderTimes | None = None) -> bool:
+    def wait_for_space(self, pending_bytes: int, timeout_s: float, times: ReaderTimes | None = None) -> bool:
         """Return whether more may be read.
 
         More may be read while less than the limit waits here, or nothing at all. Raises QueueStopped.
         """
         with self._changed:
-            if not self._has_room(pending_bytes):
+            if not self._has_space(pending_bytes):
                 self._prefetch_limit.refused()
                 if timeout_s > 0:
                     self._rest(pending_bytes, timeout_s, times or self.reader_times)
             if self._stopped:
                 raise QueueStopped
             is_less, self._is_less = self._is_less, False
-            has_room = self._has_room(pending_bytes)
+            has_space = self._has_space(pending_bytes)
         if is_less:
             self._when_less()
-        return has_room
+        return has_space
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Return whether every batch was taken. Raises QueueStopped."""
@@ -184,12 +184,12 @@ class PrefetchQueue:
         """Return the most bytes that may wait here, whatever the trainer needs."""
         return self._prefetch_limit.budget_bytes
 
-    def _has_room(self, pending_bytes: int) -> bool:
+    def _has_space(self, pending_bytes: int) -> bool:
         return not self._batches or self._bytes + pending_bytes < self._prefetch_limit.nbytes
 
     def _rest(self, pending_bytes: int, timeout_s: float, times: ReaderTimes) -> None:
         times.rest()
-        self._changed.wait_for(lambda: self._stopped or self._has_room(pending_bytes), timeout_s)
+        self._changed.wait_for(lambda: self._stopped or self._has_space(pending_bytes), timeout_s)
         times.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
@@ -307,12 +307,12 @@ class QueueInlet:
         """See `PrefetchQueue.put`."""
         self._queue.put(batch)
 
-    def wait_for_room(self, pending_bytes: int, timeout_s: float) -> bool:
-        """See `PrefetchQueue.wait_for_room`."""
-        has_room = self._queue.wait_for_room(pending_bytes, timeout_s, self.reader_times)
+    def wait_for_space(self, pending_bytes: int, timeout_s: float) -> bool:
+        """See `PrefetchQueue.wait_for_space`."""
+        has_space = self._queue.wait_for_space(pending_bytes, timeout_s, self.reader_times)
         if self.is_stopped:
             raise QueueStopped
-        return has_room
+        return has_space
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """See `PrefetchQueue.wait_until_empty`."""

@@ -353,7 +353,7 @@ class StatsCounter:
         else:
             self.rate.enter("asking")
 
-    def hand(self, batch: CountedBatch) -> None:
+    def deliver(self, batch: CountedBatch) -> None:
         """Note that the loop is given a batch."""
         size = batch.size
         self._counts.add(size, batch.nbytes)
@@ -386,7 +386,7 @@ class StatsCounter:
         try:
             self.ask()
             for batch in batches:
-                self.hand(batch)
+                self.deliver(batch)
                 yield batch
                 self.ask()
         finally:
