@@ -39,6 +39,7 @@ class Rows:
 
 train = Rows()
 """
+IGNORED = ("client", "client|setinfo", "config", "config|get")
 Told = Callable[..., str]
 
 
@@ -66,14 +67,14 @@ def users(server: EmbeddedServer, client: redis.Redis) -> Iterator[dict[str, str
 def refused(client: redis.Redis) -> Callable[[], list[str]]:
     """Return a function that lists what the server refused its users since the last call.
 
-    redis-py names itself with CLIENT SETINFO, and ignores a refusal.
+    redis-py names itself with CLIENT SETINFO, a writer asks for a setting, and both ignore a refusal.
     """
 
     def of_log() -> list[str]:
         log = client.acl_log()
         client.execute_command("ACL", "LOG", "RESET")
         found = {(one["username"], one["object"]) for one in log}
-        return sorted(f"{user}: {what}" for user, what in found if what not in ("client", "client|setinfo"))
+        return sorted(f"{user}: {what}" for user, what in found if what not in IGNORED)
 
     return of_log
 

@@ -105,6 +105,8 @@ def _bearing(
             failure = _failure(error, node)
             if failure is None:
                 raise (client.explain_refusal(error, parts()) or error) from None
+            if is_denied(error):
+                failure = client.explain_refusal(error, parts()) or failure
             if not isinstance(failure, ServerUnavailable):
                 raise failure from error
             failure.__cause__ = error

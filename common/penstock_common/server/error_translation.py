@@ -33,6 +33,11 @@ _DEFAULT_USER = "default"
 """The user whose name messages leave out."""
 _DENIED = re.compile(r"(?:The user executing the script can't|ACL failure in script: .*?permissions to) (run|access)")
 """The words of Redis and of Valkey 9.1 for NOPERM inside a script. The script's digest surrounds them."""
+_COMMAND = re.compile(r"run the '([^']+)' command")
+"""The words of NOPERM for a command."""
+_ANY_KEY = re.compile(r"access (?:a key|one of the keys)")
+"""The words of NOPERM for a key."""
+_WHOLE_LINES = "docs/acl.md has a whole line for each role"
 _WRONG_TYPE = "WRONGTYPE"
 """The server's word for a key of another type than a command needs; a script's error quotes it."""
 _WITH_TLS = ("rediss:", "rediss+sentinel:", "valkeys:")
@@ -167,10 +172,13 @@ def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
         what = "a command" if denied[1] == "run" else "a key"
         return Unauthorized(
             f"{server_at(place)} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
-            "`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*"
+            f"`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*; {_WHOLE_LINES}"
         )
-    if isinstance(error, foreign.NoPermissionError) or text.startswith("NOPERM"):
-        return Unauthorized(f"{server_at(place)} does not permit this user a command ({text}): extend the user's ACL")
+    if isinstance(error, foreign.NoPermissionError) or "NOPERM " in text:  # EXEC quotes it
+        return Unauthorized(
+            f"{server_at(place)} does not permit this user a command ({text}): extend the user's ACL: as an "
+            f"administrator, run `ACL SETUSER {_user_of(place)} {_missing_rule(text)}` there ({_WHOLE_LINES})"
+        )
     if (failure := _hindered(error, text, place)) is not None:
         return failure
     if is_unknown_command(error):
@@ -252,6 +260,26 @@ def is_unknown_command(error: BaseException) -> bool:
 def is_wrong_type(reply: object) -> TypeGuard[Exception]:
     """Return True if the server refused a command because of a key's type; a script's error quotes it."""
     return isinstance(reply, Exception) and _WRONG_TYPE in str(reply)
+
+
+def is_refused_right(reply: object) -> TypeGuard[Exception]:
+    """Return True if the server refused a command because of the user's rights."""
+    return isinstance(reply, foreign.NoPermissionError)
+
+
+def is_about_keys(error: Exception) -> bool:
+    """Return True if the right that a user lacks is one to a key."""
+    return _ANY_KEY.search(_text(error)) is not None
+
+
+def _missing_rule(text: str) -> str:
+    """Return the rule that would give a user the right that the server refused."""
+    command = _COMMAND.search(text)
+    return f"+{command[1]}" if command is not None else "~penstock:*"
+
+
+def _user_of(place: str) -> str:
+    return urlsplit(place).username or _DEFAULT_USER
 
 
 def is_denied(error: BaseException) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 from penstock_common.errors import PenstockError
 from penstock_common.server import connection
 from penstock_common.server.client import ControlClient
+from penstock_common.server.error_translation import is_denied
 from penstock_common.stream.damage import damage_of
+from penstock_common.stream.rights import lacking
 
 
 class StreamClient(ControlClient):
@@ -17,6 +19,8 @@ class StreamClient(ControlClient):
 
     def explain_refusal(self, error: Exception, parts: Iterable[Any]) -> PenstockError | None:
         """See ControlClient. It raises only the errors of asking for the keys' types."""
+        if is_denied(error):  # a script, whose error does not name the command
+            return lacking(self)
         return damage_of(self, error, parts)
 
 

@@ -19,7 +19,6 @@ from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, is_script_error, parse_id, read_by_script, readable, run_script
-from penstock_common.stream.damage import damage_of
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -135,7 +134,7 @@ def raise_errors(replies: Iterable[Reply], where: Client, keys: Iterable[str | b
     """
     for reply in replies:
         if isinstance(reply, ResponseError):
-            raise damage_of(where, reply, keys) or translate_reply(reply, where)
+            raise where.explain_refusal(reply, keys) or translate_reply(reply, where)
 
 
 def is_out_of_memory(reply: Reply) -> bool:

@@ -155,6 +155,14 @@ def scratch_key(token: str) -> str:
     return f"penstock:{{~doctor}}:{token}"
 
 
+def rights_keys(name: str) -> tuple[str, str]:
+    """Return a key of a stream as a whole and one of a partition, with which a user's rights are tried.
+
+    Neither is ever made.
+    """
+    return f"penstock:{{{name}}}:rights", f"penstock:{{{name}.rights}}:rights"
+
+
 def name_in_meta_key(key: bytes) -> str:
     """Return the stream's name in a key that `ANY_META` matches."""
     return key.decode("utf-8", "replace").removeprefix("penstock:{").removesuffix("}:meta")

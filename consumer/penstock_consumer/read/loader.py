@@ -26,6 +26,7 @@ from penstock_common.stream.groups.presence import new_incarnation
 from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest
+from penstock_common.stream.rights import LOADER, require_rights
 from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.tuning import Canonical, Tuning, takes_old_names, tuning_of
 from penstock_common.waiting import OUTAGE_S, Wait
@@ -244,6 +245,7 @@ class Loader(StageMethods, Passing):
         self._options = replace(options, url=url or settings.url, startup_s=None if is_awaited else STARTUP_S)
         patience_s = min(OUTAGE_S, options.timeout_s or OUTAGE_S)
         client = connect(self._options.url, bears_outages=notify, patience_s=patience_s)
+        require_rights(client, LOADER, self.name)
         self._life = secrets.token_hex(8)
         """The number in a state, which counts batches of one loader."""
         self._loop = SingleLoop(self.name)

@@ -83,8 +83,10 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
     from penstock_common.explain.monitor import StreamMonitor
     from penstock_common.explain.servers import PartitionsAway
     from penstock_common.stream.directory import StreamLister
+    from penstock_common.stream.rights import MONITOR, require_rights
 
     name: str | None = args.stream
+    require_rights(client, MONITOR, name)
     lister = StreamLister(client)
     monitors: dict[str, StreamMonitor] = {}
     before: dict[str, StreamSnapshot] = {}

@@ -30,6 +30,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
+from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.streams import (
     Stream,
     find_stream,
@@ -431,6 +432,8 @@ class Production:
         # a failed run of a complete shard does no harm: its worker died before it could report
         failed = self._dispatcher.failure(planned)
         if failed:
+            # the epoch stays open for a run with the right
+            require_rights(self._client, WRITER, self._plan.stream)
             what, why = failed
             raise EpochFailed(f"{what}: {why}")
         for seen in progress.epochs:

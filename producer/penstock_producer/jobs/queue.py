@@ -21,7 +21,7 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
-from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError, Unauthorized
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
@@ -245,7 +245,7 @@ class ShardJob(Job):
         left = self.retries_left or 0
         if isinstance(error, FillStopped):
             self.retries_left = left + 1  # the job is not to blame
-        elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged):
+        elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged | Unauthorized):
             self.retries_left = 0
         else:
             self.count_failure()

@@ -24,6 +24,7 @@ from penstock_common.errors import (
     SegmentsUnseen,
     ServerUnavailable,
     ShardMismatch,
+    Unauthorized,
 )
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
@@ -35,6 +36,7 @@ from penstock_common.stream.entries import (
     commit_commands,
     commit_keys,
     index_records,
+    is_indexed,
     is_out_of_memory,
     is_sealed,
     look_commands,
@@ -73,6 +75,14 @@ class SentBlock:
     """The segment that holds its payload, or ''. It may be sealed once the transaction is answered."""
     sealed: list[str]
     """The segments that the request reports as full, after the transaction."""
+
+    entry_id: bytes = b""
+    """The id of the entry that the transaction appended, once it is answered."""
+
+    def appended(self, outcome: Sequence[Any]) -> None:
+        """Note what EXEC answered to the block's XADD."""
+        if self.block.count and isinstance(outcome[0], bytes):
+            self.entry_id = outcome[0]
 
     def take_replies(self) -> int:
         """Return the number of replies that are still to come, once. Whoever reads them, or gives them up, calls it."""
@@ -236,6 +246,9 @@ class Committer:
         except ServerUnavailable as error:
             before.take_replies()  # its answers will not come, so the index is read
             self._reconnect(error)
+        except Unauthorized:
+            self._take_back(before, sent)
+            raise
         except BaseException:
             self._channel.close()  # with answers under way: no other request can use it
             raise
@@ -256,8 +269,25 @@ class Committer:
                     break
             except ServerUnavailable as error:
                 self._reconnect(error)
+            except Unauthorized:
+                self._take_back(sent)
+                raise
             self._send(sent.block, sent.bad)
         self._await_safety()
+
+    def _take_back(self, *refused: SentBlock) -> None:
+        """Remove the entries of blocks whose script the server refused in its middle, for want of a right."""
+        for sent in refused:
+            with suppress(PenstockError):  # without the right to remove them, `penstock audit` names them
+                with suppress(Unauthorized):
+                    self._collect(sent)
+                at = self._partition, self._manifest.epoch
+                is_stray = sent.entry_id and not is_indexed(
+                    self._client, *at, self._shard, sent.block.end, sent.entry_id
+                )
+                if is_stray:
+                    self._client.xdel(self._partition.entries(self._manifest.epoch), sent.entry_id)
+        self._channel.close()
 
     def _has_committed(self) -> None:
         self._sent = self._wait = None
@@ -439,6 +469,7 @@ class Committer:
             return False
         outcome = replies[-1] if due > 1 else replies  # a block of holes only is sent without MULTI
         if isinstance(outcome, list):
+            sent.appended(outcome)
             if is_sealed(outcome[-1]):
                 self._leave_segment()
                 return False

@@ -37,6 +37,7 @@ from penstock_common.stream.manifest import (
     reserve_shard,
     size_epoch,
 )
+from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.servers.budgets import admit_stream
 from penstock_common.stream.servers.command_size import require_takes_blocks
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
@@ -129,6 +130,7 @@ class Writer:
         require_json("info", info)
         settings = Settings.from_environment()
         self._client: Client = connect(url or settings.url, bears_outages=notify)
+        require_rights(self._client, WRITER, checked_name("stream", stream))
         self._checksum, self._room_wait_s, self._notify = chosen(tuning.checksum, True), room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
         durability = tuning.durability

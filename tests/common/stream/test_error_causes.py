@@ -131,10 +131,9 @@ def test_a_right_that_a_script_lacks_is_told_as_a_right(
     finally:
         client.execute_command("ACL", "DELUSER", "ann")
     text = str(refused.value)
-    assert (
-        f"redis://ann@127.0.0.1:{server.port} does not permit this user a command that Penstock's scripts use" in text
-    )
-    assert "`penstock doctor` names" in text
+    assert f"redis://ann@127.0.0.1:{server.port} lacks rights" in text
+    assert f"`ACL SETUSER ann {right.replace('-', '+')}`" in text
+    assert "docs/acl.md" in text
     assert not re.search(r"[0-9a-f]{40}|user_script", text)
 
 

@@ -19,7 +19,6 @@ local state = redis.call('GET', KEYS[1])
 if state ~= ARGV[1] then return not_live(state) end
 local n, at = tonumber(ARGV[3]), 4
 redis.call('XACK', KEYS[2], ARGV[2], '0-0')
-for i = at, at + n - 1 do redis.call('XACK', KEYS[2], ARGV[2], ARGV[i]) end
 at = at + n
 for k = 3, #KEYS do
   local m = tonumber(ARGV[at])
@@ -31,4 +30,6 @@ for k = 3, #KEYS do
   end
   at = at + 1 + 2 * m
 end
+-- last, so that the entries are delivered again if the server refuses a bit
+for i = 4, 3 + n do redis.call('XACK', KEYS[2], ARGV[2], ARGV[i]) end
 return n

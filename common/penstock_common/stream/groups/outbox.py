@@ -17,7 +17,6 @@ from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
 from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
-from penstock_common.stream.damage import damage_of
 from penstock_common.stream.groups.positions import refusal_of
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
@@ -164,7 +163,7 @@ class Outbox:
             return
         if isinstance(reply, ResponseError):
             failure = (
-                damage_of(self._client, reply, self._unanswered[0])
+                self._client.explain_refusal(reply, self._unanswered[0])
                 or refusal_of(reply, self._who)
                 or translate_reply(reply, self._client)
             )

@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, Unauthorized
-from penstock_common.server.error_translation import translated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import scratch_key
+from penstock_common.stream.rights import find_missing
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000
@@ -30,22 +30,6 @@ PROBE_TTL_S: Final = 60
 """If this process dies in between, the server removes the scratch key."""
 SPARE_BYTES: Final = 4 * PROBE_ENTRY_BYTES * PROBE_ENTRIES
 """The memory that must be free for the probe."""
-
-_NEEDED: Final[tuple[tuple[str, ...], ...]] = (
-    ("PING",), ("TIME",), ("INFO", "server"), ("SCAN", "0"), ("EXISTS", "KEY"), ("UNLINK", "KEY"), ("GET", "KEY"),
-    ("SET", "KEY", "v"), ("GETRANGE", "KEY", "0", "1"), ("SETBIT", "KEY", "0", "1"), ("BITCOUNT", "KEY"),
-    ("HGET", "KEY", "f"), ("HMGET", "KEY", "f"), ("HGETALL", "KEY"), ("HKEYS", "KEY"), ("HLEN", "KEY"),
-    ("HEXISTS", "KEY", "f"), ("HSCAN", "KEY", "0"), ("HSET", "KEY", "f", "v"), ("HSETNX", "KEY", "f", "v"),
-    ("HDEL", "KEY", "f"), ("HINCRBY", "KEY", "f", "1"), ("XADD", "KEY", "*", "f", "v"), ("XLEN", "KEY"),
-    ("XRANGE", "KEY", "-", "+"), ("XREVRANGE", "KEY", "+", "-"), ("XDEL", "KEY", "0-1"),
-    ("XREAD", "COUNT", "1", "STREAMS", "KEY", "0"),
-    ("XREADGROUP", "GROUP", "g", "c", "COUNT", "1", "STREAMS", "KEY", ">"), ("XACK", "KEY", "g", "0-1"),
-    ("XCLAIM", "KEY", "g", "c", "0", "0-1"), ("XPENDING", "KEY", "g"), ("XINFO", "GROUPS", "KEY"),
-    ("XGROUP", "CREATE", "KEY", "g", "0"), ("XGROUP", "SETID", "KEY", "g", "0"), ("XGROUP", "DESTROY", "KEY", "g"),
-    ("XGROUP", "DELCONSUMER", "KEY", "g", "c"), ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"),
-    ("WATCH", "KEY"),
-)  # fmt: skip
-"""The commands of writers, trainers and tools, with arguments that are enough for a check of rights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +114,10 @@ def has_waitaof(client: Client) -> bool:
 
 
 def missing_rights(client: Client) -> tuple[str, ...]:
-    """Return the commands that are refused. Each is queued in a transaction that is then discarded, so none runs."""
-    with translated(client):
-        answer: tuple[str, ...] = client.request().of(lambda: _refused(client))
-    return answer
-
-
-def _refused(client: Client) -> tuple[str, ...]:
-    key = scratch_key("rights")
-    refused: list[str] = []
-    connection = client.connection_pool.get_connection()
-    try:
-        connection.send_command("MULTI")
-        connection.read_response()
-        for needed in _NEEDED:
-            connection.send_command(*[key if word == "KEY" else word for word in needed])
-            try:
-                connection.read_response()
-            except NoPermissionError as error:
-                words = " ".join(needed[:2] if needed[0] in ("XGROUP", "XINFO") else needed[:1]).lower()
-                refused.append(words if "key" not in str(error).lower() else f"{words} (keys {key[:9]}*)")
-            except ResponseError:
-                continue  # the command is not allowed inside a transaction, which does not concern rights
-        connection.send_command("DISCARD")
-        connection.read_response()
-    finally:
-        connection.disconnect()
-        client.connection_pool.release(connection)
-    return tuple(refused)
+    """Return the commands that are refused, as a user reads them."""
+    missing = find_missing(client)
+    commands = [command.replace("|", " ") for command in missing.commands]
+    return (*commands, *(f"{command.replace('|', ' ')} (keys penstock:*)" for command in missing.keys))
 
 
 def latencies(client: Client) -> tuple[float, ...]:

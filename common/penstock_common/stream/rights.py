@@ -1,0 +1,144 @@
+"""The rights of a user: the commands and keys that a role needs, and the ACL SETUSER line for those that are missing.
+
+docs/acl.md has whole lines. Each command is tried on keys that do not exist, with arguments that change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import ServerUnavailable, Unauthorized
+from penstock_common.server.error_translation import is_about_keys, is_refused_right, server_at, translated
+from penstock_common.stream.keys import patterns_of_stream, rights_keys
+
+_PROBES: Final = {
+    name: words.split()
+    for name, words in {
+        "ping": "PING", "time": "TIME", "info": "INFO server", "scan": "SCAN 0 COUNT 1", "exists": "EXISTS KEY",
+        "unlink": "UNLINK KEY", "get": "GET KEY", "set": "SET KEY v XX", "getrange": "GETRANGE KEY 0 1",
+        "strlen": "STRLEN KEY", "setbit": "SETBIT KEY 0 2", "setrange": "SETRANGE KEY -1 v",
+        "bitcount": "BITCOUNT KEY", "hget": "HGET KEY f", "hmget": "HMGET KEY f", "hgetall": "HGETALL KEY",
+        "hkeys": "HKEYS KEY", "hlen": "HLEN KEY", "hexists": "HEXISTS KEY f", "hscan": "HSCAN KEY 0",
+        "hset": "HSET KEY f v f", "hdel": "HDEL KEY f", "hincrby": "HINCRBY KEY f v",
+        "xadd": "XADD KEY NOMKSTREAM * f v", "xlen": "XLEN KEY", "xrange": "XRANGE KEY - +",
+        "xrevrange": "XREVRANGE KEY + -", "xdel": "XDEL KEY 0-1", "xread": "XREAD COUNT 1 STREAMS KEY 0",
+        "xreadgroup": "XREADGROUP GROUP g c COUNT 1 STREAMS KEY >", "xack": "XACK KEY g 0-1",
+        "xclaim": "XCLAIM KEY g c 0 0-1", "xpending": "XPENDING KEY g", "xinfo|groups": "XINFO GROUPS KEY",
+        "xgroup|create": "XGROUP CREATE KEY g 0", "xgroup|setid": "XGROUP SETID KEY g 0",
+        "xgroup|destroy": "XGROUP DESTROY KEY g", "xgroup|delconsumer": "XGROUP DELCONSUMER KEY g c",
+        "eval": "EVAL return 1 KEY", "evalsha": f"EVALSHA {'0' * 40} 1 KEY", "script|load": "SCRIPT LOAD return",
+        "multi": "MULTI", "exec": "EXEC", "watch": "WATCH KEY",
+    }.items()
+}  # fmt: skip
+"""Command -> what is sent to learn whether the user may use it. It fails, or finds nothing."""
+
+WRITER: Final = (
+    "time", "info", "scan", "exists", "unlink", "get", "set", "hget", "hmget", "hgetall", "hkeys", "hexists",
+    "hset", "hdel", "hincrby", "xadd", "xdel", "xrange", "xrevrange", "xinfo|groups", "xgroup|create",
+    "xgroup|setid", "eval", "evalsha", "multi", "exec",
+)  # fmt: skip
+LOADER: Final = (
+    "time", "info", "scan", "exists", "get", "hget", "hmget", "hgetall", "hkeys", "hexists", "hset", "hdel",
+    "hincrby", "setbit", "setrange", "bitcount", "getrange", "xack", "xclaim", "xrange", "xrevrange", "xread",
+    "xreadgroup", "xpending", "xinfo|groups", "xgroup|create", "xgroup|delconsumer", "eval", "evalsha",
+    "script|load",
+)  # fmt: skip
+MONITOR: Final = (
+    "time", "info", "scan", "hget", "hmget", "hgetall", "xlen", "xrange", "xrevrange", "xpending",
+    "xinfo|groups",
+)  # fmt: skip
+ALL: Final = tuple(_PROBES)
+ANY_STREAM: Final = "~any"
+"""A name for the keys of all streams, which no stream has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRights:
+    """The rights that a user lacks."""
+
+    commands: tuple[str, ...]
+    """The commands, as ACL SETUSER names them."""
+    keys: tuple[str, ...]
+    """Commands that are allowed, but not for the keys."""
+
+    def rules(self, stream: str) -> str:
+        """Return the rules that add the rights, for ACL SETUSER."""
+        patterns = ["penstock:*"] if stream == ANY_STREAM else patterns_of_stream(stream)
+        patterns = [f"~{pattern}" for pattern in patterns] if self.keys else []
+        return " ".join([*patterns, *(f"+{command}" for command in self.commands)])
+
+
+def find_missing(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> MissingRights:
+    """Return what the user of a client may not do, in one round trip to each server.
+
+    Args:
+        client: A client that is connected.
+        needed: The commands, as ACL SETUSER names them.
+        stream: The stream whose keys are needed.
+    """
+    names = tuple(needed)
+    found: list[MissingRights] = client.on_each(lambda node: _missing_at(node, names, stream))
+    return MissingRights(
+        tuple(dict.fromkeys(one for each in found for one in each.commands)),
+        tuple(dict.fromkeys(one for each in found for one in each.keys)),
+    )
+
+
+def require_rights(client: Any, needed: Iterable[str], stream: str | None = None) -> None:
+    """Raise Unauthorized, with the line to paste, if a user lacks rights on the server of the stream's own keys.
+
+    It takes one round trip. A server that is away is not asked. Other servers refuse what comes to them.
+    """
+    name = stream or ANY_STREAM
+    with suppress(ServerUnavailable):  # the next command waits for it
+        node = client.impatient().node_of(rights_keys(name)[0])
+        if (failure := lacking(node, needed, name)) is not None:
+            raise failure
+
+
+def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> Unauthorized | None:
+    """Return the error that names the rights that a user lacks, or None if it has all."""
+    missing = find_missing(client, needed, stream)
+    if not missing.commands and not missing.keys:
+        return None
+    user = client.connection_pool.connection_kwargs.get("username") or "default"
+    return Unauthorized(
+        f"user {user!r} of {server_at(client.where)} lacks rights: as an administrator, run "
+        f"`ACL SETUSER {user} {missing.rules(stream)}` there (docs/acl.md has a whole line for each role)"
+    )
+
+
+def _missing_at(node: Any, names: tuple[str, ...], stream: str) -> MissingRights:
+    own, partition = rights_keys(stream)
+    asked = [(name, [partition if word == "KEY" else word for word in _PROBES[name]]) for name in names]
+    both = [name for name in ("hget", "hset") if name in names]
+    asked += [(name, [own if word == "KEY" else word for word in _PROBES[name]]) for name in both]
+    commands: list[str] = []
+    keys: list[str] = []
+    with translated(node):
+        connection = node.connection_pool.get_connection()
+        try:
+            replies = node.request().of(lambda: _replies(connection, [words for _, words in asked]))
+        finally:
+            connection.disconnect()  # it may be inside a MULTI or a WATCH
+            node.connection_pool.release(connection)
+    for (name, _), reply in zip(asked, replies, strict=True):
+        if is_refused_right(reply):
+            (keys if is_about_keys(reply) else commands).append(name)
+    return MissingRights(tuple(commands), tuple(keys))
+
+
+def _replies(connection: Any, commands: list[list[str]]) -> list[Any]:
+    connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+    return replies
