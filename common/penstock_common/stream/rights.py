@@ -43,7 +43,7 @@ WRITER: Final = (
     "xgroup|setid", "eval", "evalsha", "multi", "exec",
 )  # fmt: skip
 LOADER: Final = (
-    "time", "info", "scan", "exists", "get", "hget", "hmget", "hgetall", "hkeys", "hexists", "hset", "hdel",
+    "time", "scan", "exists", "get", "hget", "hmget", "hgetall", "hkeys", "hexists", "hset", "hdel",
     "hincrby", "setbit", "setrange", "bitcount", "getrange", "xack", "xclaim", "xrange", "xrevrange", "xread",
     "xreadgroup", "xpending", "xinfo|groups", "xgroup|create", "xgroup|delconsumer", "eval", "evalsha",
     "script|load",
@@ -96,7 +96,7 @@ def require_rights(client: Any, needed: Iterable[str], stream: str | None = None
     """
     name = stream or ANY_STREAM
     with suppress(ServerUnavailable):  # the next command waits for it
-        node = client.impatient().node_of(rights_keys(name)[0])
+        node = client.node_of(rights_keys(name)[0])
         if (failure := lacking(node, needed, name)) is not None:
             raise failure
 
@@ -121,24 +121,25 @@ def _missing_at(node: Any, names: tuple[str, ...], stream: str) -> MissingRights
     commands: list[str] = []
     keys: list[str] = []
     with translated(node):
-        connection = node.connection_pool.get_connection()
-        try:
-            replies = node.request().of(lambda: _replies(connection, [words for _, words in asked]))
-        finally:
-            connection.disconnect()  # it may be inside a MULTI or a WATCH
-            node.connection_pool.release(connection)
+        replies = node.request().of(lambda: _replies(node.connection_pool, [words for _, words in asked]))
     for (name, _), reply in zip(asked, replies, strict=True):
         if is_refused_right(reply):
             (keys if is_about_keys(reply) else commands).append(name)
     return MissingRights(tuple(commands), tuple(keys))
 
 
-def _replies(connection: Any, commands: list[list[str]]) -> list[Any]:
-    connection.send_packed_command(connection.pack_commands(commands))
+def _replies(pool: Any, commands: list[list[str]]) -> list[Any]:
     replies: list[Any] = []
-    for _ in commands:
-        try:
-            replies.append(connection.read_response())
-        except ResponseError as error:
-            replies.append(error)
+    connection = pool.get_connection()
+    try:
+        connection.send_packed_command(connection.pack_commands(commands))
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except ResponseError as error:
+                # Its traceback would keep the callers' frames, and a loader in them, until the next collection.
+                replies.append(error.with_traceback(None))
+    finally:
+        connection.disconnect()  # it may be inside a MULTI or a WATCH
+        pool.release(connection)
     return replies
