@@ -19,6 +19,8 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DurabilityLost, PenstockError, ServerUnavailable, ServerUnsuitable
+from penstock_common.server.sockets import REPLY_TIMEOUT_S
+from penstock_common.server.watcher import LOOK_S
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import Durability, is_safe
@@ -261,6 +263,22 @@ def test_a_master_that_is_lost_in_the_middle_of_an_epoch_costs_no_sample(place: 
             assert time.monotonic() - began < 20, "a silent server is waited for until another has its slots, no longer"
         assert sorted(seen) == ALL
         assert_clean(url, "train")
+
+
+def test_a_connection_that_was_made_late_to_a_former_master_is_ended() -> None:
+    """A thread may choose a master a moment before another one has its slots, and connect a moment after."""
+    with started_cluster(find_servers()[0], replicas=1) as cluster:
+        client = connect(cluster.url)
+        node = client.node_of("key")
+        cluster.lose_master_of("key", "stop")
+        while client.node_of("key").where == node.where:
+            time.sleep(0.1)
+        time.sleep(2 * LOOK_S)  # its connections have been ended by now
+        began = time.monotonic()
+        with pytest.raises(ServerUnavailable):
+            node.impatient().ping()
+        assert time.monotonic() - began < REPLY_TIMEOUT_S / 2
+        client.close()
 
 
 def test_a_write_is_as_safe_as_its_own_master_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,11 +120,12 @@ class MapWatcher(Watcher):
 
         Args:
             slots: The map.
-            demoted: Called with each node that was a master and is none any more.
+            demoted: Called at each look with every node that was a master and is none any more. A thread that had
+                chosen the node a moment ago may have connected to it since the last look.
             is_any_silent: Returns whether a node owes an answer.
         """
         self._slots, self._demoted, self._is_any_silent = slots, demoted, is_any_silent
-        self._before = set(slots.masters())
+        self._seen = set(slots.masters())
         super().__init__("penstock-slots")
 
     def is_urgent(self) -> bool:
@@ -135,6 +136,6 @@ class MapWatcher(Watcher):
         """See Watcher."""
         self._slots.refresh()
         now = set(self._slots.masters())
-        for address in self._before - now:
+        self._seen |= now
+        for address in self._seen - now:
             self._demoted(address)
-        self._before = now
