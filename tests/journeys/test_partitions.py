@@ -150,6 +150,14 @@ def test_the_commands_are_those_of_the_servers_version(kind: str, commands: list
         assert view.commands == tuple(commands)
 
 
+def test_a_user_who_may_not_ask_for_ids_is_told_why_there_are_no_commands() -> None:
+    """An empty answer would look like partitions that are even."""
+    nodes = [NodeState(f"w{at}", f"h{at}", 70 + at, info=NODES["valkey"]) for at in range(2)]
+    view = view_partitions("train", [PlacedPartition(at, 7 + at, "w0", 1, 1) for at in range(2)], nodes)
+    assert (len(view.plan.moves), view.commands) == (1, ())
+    assert "+cluster|nodes" in view.explain_no_commands()
+
+
 def test_no_move_is_proposed_while_a_server_is_away() -> None:
     """What a dead master held would look like an emptier server."""
     nodes = [

@@ -23,6 +23,7 @@ from penstock.__main__ import main
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from tests.common.server.test_tls import TlsFront
 from tests.journeys.test_acl_page import BLOCKS as LINES
+from tests.journeys.test_acl_page import DATA
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "redis-in-production.md").read_text()
@@ -34,20 +35,6 @@ SMALL = penstock.Tuning(notify=lambda _: None, block_bytes=1_000_000)
 IMPATIENT = penstock.Tuning(notify=lambda _: None, room_wait_s=0.2)
 HEADER_BYTES = 150
 """At most what a sample of 150 kB in segments takes of the server's memory, in blocks of 1 MB."""
-DATA = """\
-import numpy as np
-
-
-class Rows:
-    def __len__(self):
-        return 300
-
-    def __getitem__(self, index):
-        return {"x": np.full(8, index, np.float32), "y": index}
-
-
-train = Rows()
-"""
 TRAINING = """\
 import penstock
 

@@ -370,10 +370,10 @@ def _split_memory(url: str) -> tuple[str, int]:
     size = re.fullmatch(r"([0-9]{1,18})([kmgt]?)b?", found[1].lower())
     if size is None:
         raise ValueError(f"{MEMORY_OPTION} is a number of bytes as 8gb, found {found[1]!r}")
-    rest = url[: found.start()] + url[found.end() :]
-    if "?" not in rest:
-        rest = rest.replace("&", "?", 1)
-    return rest, int(size[1]) << 10 * ("kmgt".find(size[2]) + 1 if size[2] else 0)
+    before, after = url[: found.start()], url[found.end() :]
+    if found[0].startswith("?") and after.startswith("&"):
+        after = f"?{after[1:]}"
+    return before + after, int(size[1]) << 10 * ("kmgt".find(size[2]) + 1 if size[2] else 0)
 
 
 def check_url(url: str) -> None:

@@ -88,6 +88,8 @@ def _print(view: PartitionsView, console: Console, *, has_password: bool) -> Non
             console.line(f"{node.where} does not answer, so no move is proposed")
     if large := view.explain_large():
         console.line(large)
+    if why := view.explain_no_commands():
+        console.line(why)
     if not view.commands:
         return
     moved = sum(len(move.partitions) for move in view.plan.moves)

@@ -136,12 +136,12 @@ def _half_moved(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
     if not node.half_moved:
         return ok("moving slots", "none")
     places = {one.id: f"{one.host}:{one.port}" for one in nodes}
-    told = ", ".join(
+    slots = ", ".join(
         f"{half.slot} {'to' if half.is_leaving else 'from'} {places.get(half.other, half.other)}"
         for half in node.half_moved
     )
     return Finding(
-        "moving slots", "error", f"half moved: slot {told}. If no tool is at it now, requests there fail for ever",
+        "moving slots", "error", f"half moved: slot {slots}. If no tool is at it now, requests there fail for ever",
         f"redis-cli --cluster fix {node.host}:{node.port}",
     )  # fmt: skip
 

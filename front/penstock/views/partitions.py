@@ -63,6 +63,12 @@ class PartitionsView:
             "its server for seconds and may fail. Wait until its epochs are released. Valkey 9 and Redis 8.4 move it"
         )
 
+    def explain_no_commands(self) -> str:
+        """Return why there are moves and no commands for them, or ''."""
+        if not self.plan.moves or self.commands:
+            return ""
+        return "no commands: they name the ids of servers, which this user may not ask for without +cluster|nodes"
+
 
 def view_partitions(
     stream: str, placed: Sequence[PlacedPartition], nodes: Sequence[NodeState], login: str = ""
@@ -82,7 +88,7 @@ def view_partitions(
         plan = RebalancePlan(())  # nobody moves slots while a server is away
     by_address = {node.where: node for node in there}
     if not all(node.id for node in there):
-        return PartitionsView(stream, tuple(placed), tuple(nodes), plan, ())  # this user may not ask for the ids
+        return PartitionsView(stream, tuple(placed), tuple(nodes), plan, ())  # see `explain_no_commands`
     commands = {"valkey": _by_valkey, "redis": _by_redis, "migrate": _by_key}[kind](plan.moves, by_address, login)
     return PartitionsView(stream, tuple(placed), tuple(nodes), plan, tuple(commands))
 

@@ -137,7 +137,6 @@ class Writer:
         level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
         require_durable(self._client, level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        checked_name("stream", stream)
         budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
         require_capacity(self._client, stream, payload, budget_bytes)
         require_takes_blocks(self._client, stream, block_bytes, payload, notify)

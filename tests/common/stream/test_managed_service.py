@@ -98,6 +98,15 @@ def test_budgets_are_checked_against_the_memory_that_the_address_names(
         connect(f"{url}?server_memory=much")
 
 
+def test_a_password_may_have_what_separates_options(service: EmbeddedServer) -> None:
+    """The option is taken out of the address, and what is left must be the user's address."""
+    with redis.Redis.from_url(service.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "odd", "on", ">a&b", "+@all", "~*", "&*")
+    address = service.url.rpartition("@")[2]
+    with connect(f"redis://odd:a&b@{address}?server_memory=1gb&socket_keepalive=1") as client:
+        assert read_memory(client).limit_bytes == 1 << 30
+
+
 def test_a_command_takes_the_memory_of_the_server(url: str, tmp_path: Path) -> None:
     """A production asks for its budget at the start."""
     (tmp_path / "rows.py").write_text("data = range(100)\n")
