@@ -242,7 +242,7 @@ class WritesRefused(ServerUnavailable, ServerUnsuitable):
 
 
 class DurabilityLost(PenstockError, TimeoutError):
-    """A write is not as safe as its durability level promises: too few replicas, or no fsync, in time."""
+    """A job had to stop before a write was as safe as its durability level promises."""
 
 
 class BudgetRefused(PenstockError, ValueError):

@@ -74,8 +74,9 @@ class Tuning:
         shard_samples: produce: the samples of one job. The default follows from the number of workers.
         budget_bytes: produce: the payload bytes that a new stream may hold.
         retention: produce: the policy of a new stream.
-        durability: Writer, produce: what must have happened to a write before it counts as committed: ``memory``,
-            ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. None keeps the value of a stream that exists.
+        durability: Writer, produce: what must have happened to a write before it counts as safe: ``auto``,
+            ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. None keeps the value of a stream that
+            exists, and is ``auto`` for a new one.
         on_error: produce: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip"
             accepts any number of them, and "fail" ends the epoch at the first one.
         sample_limit_s: produce: the seconds after which a sample counts as hanging.

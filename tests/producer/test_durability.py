@@ -15,8 +15,11 @@ import pytest
 import redis
 
 from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.streams import create_stream
+from penstock_producer.write.writer import WriterHooks
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
 
 Fresh = Callable[..., EmbeddedServer]
@@ -143,22 +146,32 @@ def test_no_block_follows_one_that_is_not_safe_yet(pair: tuple[EmbeddedServer, E
     assert replayed(primary.url) == list(range(28))
 
 
-def test_a_replica_that_does_not_come_back_ends_the_writer_by_name(
+def test_a_replica_that_does_not_come_back_is_waited_for_until_the_job_must_stop(
     pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a wait without end nor a promise broken in silence: also where only the epoch's end is not safe."""
-    monkeypatch.setattr("penstock_common.stream.servers.durability.SAFE_S", 1.5)
+    """After a failover a pair has no replica for a while, which must not end every writer with a level."""
+    monkeypatch.setattr("penstock_common.waiting.REPEAT_S", 1.0)
+    monkeypatch.setattr("penstock_common.waiting.FIRST_WORD_S", 0.5)
     primary, replica = pair
-    with durable_writer(primary.url, "replicas=1") as writer:
+    said: list[str] = []
+    with durable_writer(primary.url, "replicas=1", notify=said.append) as writer:
+        stopping = threading.Event()
+        WriterHooks(writer).stop_when(stopping.is_set)
         epoch = writer.epoch()
         epoch.write(sample(0))
         epoch.flush()
-        with stopped(replica), pytest.raises(DurabilityLost, match=r"'replicas=1': 0 of 1 replicas have it"):
-            epoch.close()
+        with stopped(replica):
+            threading.Timer(4, stopping.set).start()
+            with pytest.raises(DurabilityLost, match=r"stopped after . s .*'replicas=1': 0 of 1 replicas have it"):
+                epoch.close()
+            assert sum("0 of 1 replicas have it" in line for line in said) >= 2
+        stopping.clear()
         second = writer.epoch()
         second.write(sample(0))
-        with stopped(replica), pytest.raises(DurabilityLost, match="0 of 1 replicas"):
-            second.flush()
+        with stopped(replica):
+            stopping.set()
+            with pytest.raises(DurabilityLost, match="0 of 1 replicas"):
+                second.flush()
 
 
 def test_a_new_connection_does_not_answer_for_what_the_broken_one_wrote(
@@ -206,7 +219,12 @@ def test_the_level_is_the_streams_and_holds_for_every_writer(pair: tuple[Embedde
 
 @pytest.mark.parametrize(
     ("text", "fsync", "replicas"),
-    [("memory", False, 0), ("fsync", True, 0), ("replicas=2", False, 2), ("fsync+replicas=12", True, 12)],
+    [
+        ("memory", False, 0),
+        ("fsync", True, 0),
+        ("replicas=2", False, 2),
+        ("fsync+replicas=12", True, 12),
+    ],
 )
 def test_levels_are_read_and_written_alike(text: str, fsync: bool, replicas: int) -> None:
     """The stream must store exactly the level that was typed."""
@@ -214,8 +232,48 @@ def test_levels_are_read_and_written_alike(text: str, fsync: bool, replicas: int
     assert str(Durability(fsync, replicas)) == text
 
 
+def test_auto_asks_for_one_replica_where_one_follows() -> None:
+    """It must not ask for more than a failover of one server needs, nor for a replica that is not there."""
+    auto = Durability.parse("auto")
+    assert str(auto) == "auto"
+    assert (auto.on(0), auto.on(1), auto.on(3)) == (Durability(), Durability(replicas=1), Durability(replicas=1))
+    explicit = Durability.parse("fsync+replicas=2")
+    assert explicit.on(0) == explicit
+
+
+def test_a_new_stream_is_auto_and_earlier_versions_read_memory(any_url: str, any_client: Any) -> None:
+    """An earlier version refuses a level that it does not know. It writes beside new ones while they are upgraded."""
+    with durable_writer(any_url, None) as writer:
+        assert writer.stream.durability == "auto"
+    assert any_client.hget("penstock:{t}:meta", "durability") == b"memory"
+    for level in ("replicas=1", "memory", "auto", "fsync"):
+        create_stream(connect(any_url), "t", durability=level)
+        assert open_stream(any_client, "t").durability == level
+        stored = any_client.hget("penstock:{t}:meta", "durability").decode()
+        assert stored == ("memory" if level == "auto" else level)
+
+
+def test_a_stream_of_an_earlier_version_keeps_its_level(any_url: str, any_client: Any) -> None:
+    """An upgrade must not change what an operator measured."""
+    with durable_writer(any_url, None):
+        any_client.hdel("penstock:{t}:meta", "replicas")
+    with durable_writer(any_url, None) as writer:
+        assert writer.stream.durability == "memory"
+
+
+def test_auto_without_a_replica_costs_no_command(fresh_server: Fresh) -> None:
+    """Most streams lie on one server, and must not pay for a replica that is not there."""
+    server = fresh_server(find_servers()[0])
+    with durable_writer(server.url, "auto") as writer:
+        for _ in range(3):
+            with writer.epoch() as epoch:
+                for number in range(COUNT):
+                    epoch.write(sample(number))
+    assert calls(server, "wait") == 0
+
+
 @pytest.mark.parametrize("text", ["", "disk", "replicas", "replicas=0", "replicas=-1", "+replicas=1", "memory+fsync"])
 def test_an_unknown_level_is_refused_with_those_there_are(any_url: str, text: str) -> None:
     """A typo must not mean `memory`."""
-    with pytest.raises(BadOption, match=r"expected one of memory, fsync, replicas=K, fsync\+replicas=K"):
+    with pytest.raises(BadOption, match=r"expected one of auto, memory, fsync, replicas=K, fsync\+replicas=K"):
         durable_writer(any_url, text)

@@ -114,11 +114,26 @@ def find_stream(client: Client, name: str) -> Stream | None:
         budget_bytes=int(meta["budget_bytes"]),
         block_bytes=int(meta["block_bytes"]),
         retention=meta["retention"],
-        durability=meta.get("durability", "memory"),
+        durability=_level_in(meta),
         payload=meta.get("payload", "inline"),
         info=json.loads(meta.get("info", "{}")),
         keys=keys,
     )
+
+
+REPLICAS, AUTO = "replicas", "auto"
+"""The field of the meta key, and its value, that make the level `memory` of a stream `auto`. Earlier versions do not
+know that level: they go on with `memory`."""
+
+
+def _level_in(meta: Mapping[str, str]) -> str:
+    level = meta.get("durability", "memory")
+    return AUTO if level == "memory" and meta.get(REPLICAS) == AUTO else level
+
+
+def _fields_of_level(level: str) -> dict[str, str]:
+    """Return the fields that store a durability, in the order in which they are set."""
+    return {REPLICAS: AUTO, "durability": "memory"} if level == AUTO else {"durability": level, REPLICAS: ""}
 
 
 def load_stream(client: Client, name: str) -> Stream:
@@ -228,7 +243,7 @@ def create_stream(
             "budget_bytes": budget_bytes or DEFAULT_BUDGET_BYTES,
             "block_bytes": block_bytes or _block_bytes(payload, (budget_bytes or DEFAULT_BUDGET_BYTES) // count),
             "retention": retention or "budget",
-            "durability": durability or "memory",
+            **_fields_of_level(durability or AUTO),
             "payload": payload or INLINE,
             "info": json.dumps(dict(info or {})),
             "created_ms": time.time_ns() // 1_000_000,
@@ -244,18 +259,26 @@ def create_stream(
             announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions, payload)
-    if budget_bytes and budget_bytes != stream.budget_bytes:
-        set_field(client, stream, "budget_bytes", budget_bytes)  # a budget may be changed between runs
-    if retention and retention != stream.retention:
-        set_field(client, stream, "retention", retention)
-    if durability and durability != stream.durability:
-        set_field(client, stream, "durability", durability)
+    _change_settings(client, stream, budget_bytes, retention, durability)
     if info:
         set_field(client, stream, "info", json.dumps({**stream.info, **info}))
     if spec is not None:
         fix_spec(client, stream, spec)
     _enter(client, stream)
     return load_stream(client, name)
+
+
+def _change_settings(
+    client: Client, stream: Stream, budget_bytes: int | None, retention: str | None, durability: str | None
+) -> None:
+    """Change the settings that a stream may change between runs. None keeps one."""
+    if budget_bytes and budget_bytes != stream.budget_bytes:
+        set_field(client, stream, "budget_bytes", budget_bytes)
+    if retention and retention != stream.retention:
+        set_field(client, stream, "retention", retention)
+    if durability and durability != stream.durability:
+        for field, value in _fields_of_level(durability).items():
+            set_field(client, stream, field, value)
 
 
 def _enter(client: Client, stream: Stream) -> None:

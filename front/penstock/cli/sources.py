@@ -161,7 +161,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         "--durability",
         type=DURABILITY,
         metavar="LEVEL",
-        help="of writes: memory (default), fsync, replicas=2, fsync+replicas=2",
+        help="of writes: auto (default of a new stream), memory, fsync, replicas=2, fsync+replicas=2",
     )
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all trainers see"
     add("--payload", type=PAYLOAD, metavar="WHERE", help=where)

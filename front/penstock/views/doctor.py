@@ -86,6 +86,9 @@ def durability(facts: StreamFacts) -> Finding:
             "durability", "error", f"the stream wants {facts.durability}, and {facts.replicas} replicas follow",
             "redis-cli -h REPLICA REPLICAOF HOST PORT",
         )  # fmt: skip
+    if wanted.is_auto:
+        follow = "a replica confirms writes" if facts.replicas else "no replica follows, so writes count as with memory"
+        return ok("durability", f"{facts.durability}: {follow}")
     return ok("durability", facts.durability)
 
 

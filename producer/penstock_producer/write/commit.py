@@ -46,7 +46,7 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
-from penstock_common.stream.servers.durability import Durability, await_safety, touch_partition
+from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
@@ -565,7 +565,7 @@ class Committer:
     def _await_safety(self) -> None:
         """Return once what is committed is as safe as the stream's durability says. Raises DurabilityLost."""
         while self._lacking:
-            await_safety(self._unsafe, self._durability, self._lacking)
+            bear_shortfall(self._unsafe, self._durability, self._lacking, self._should_stop)
             try:
                 self._channel.send([touch_partition(self._partition), *self._safety])
                 replies = [self._channel.read() for _ in range(1 + len(self._safety))]

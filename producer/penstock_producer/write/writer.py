@@ -182,8 +182,12 @@ class Writer:
         raise TypeError("a Writer gives no samples: penstock.Loader or penstock.Replay reads what it wrote")
 
     def make_safe(self) -> None:
-        """Return once everything written is as safe as the stream's durability promises. Raises DurabilityLost."""
-        make_safe(self._client, self.stream, Durability.parse(self.stream.durability), self._notify)
+        """Return once everything written is as safe as the stream's durability promises.
+
+        Raises DurabilityLost if a job must stop meanwhile.
+        """
+        level, watch = Durability.parse(self.stream.durability), self._resources.replicas
+        make_safe(self._client, self.stream, level, self._notify, watch, self._should_stop)
 
     # --- epochs ---
 

@@ -1,25 +1,28 @@
-"""The safety of a write before it counts as committed: in the server's memory, on its disk, on replicas, or both.
+"""The safety of a write: in the server's memory, on its disk, on replicas, or both.
 
 WAIT and WAITAOF answer only for what their own connection wrote, and for everything written before it. So they follow
-each commit on its connection, and `make_safe` writes a hint before it asks. The committer waits for the answers.
+a commit on its connection, and `make_safe` writes a hint before it asks.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable, WaitTimeout
+from penstock_common.errors import BadOption, DurabilityLost, PenstockError, ServerUnsuitable
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, server_at, translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import PartitionKeys
-from penstock_common.stream.streams import Stream
+from penstock_common.stream.streams import AUTO, Stream
 from penstock_common.waiting import Notify, Wait
 
 _TOUCH = load_script("touch")
@@ -27,9 +30,13 @@ _TOUCH_PARTITION = load_script("touch_partition")
 
 ROUND_MS: Final = 1000
 """The longest time that the server may take for one answer. A shortfall is reported, and the server asked again."""
-SAFE_S: Final = 30.0
-"""The longest wait for missing replicas, or for a disk that is too slow."""
-LEVELS = "memory, fsync, replicas=K, fsync+replicas=K"
+AUTO_S: Final = 10.0
+"""The longest wait with the level `auto` for a replica that followed before. A failover takes less."""
+LOOK_S: Final = 5.0
+"""Seconds after which a server without a replica is asked again whether one follows."""
+LAG_S: Final = 5
+"""A replica that has not answered its primary for this many seconds does not count as following."""
+LEVELS = "auto, memory, fsync, replicas=K, fsync+replicas=K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +47,22 @@ class Durability:
     """Whether it must be on the disk of the server that took it."""
     replicas: int = 0
     """The number of replicas that must have it in memory."""
+    is_auto: bool = False
+    """Whether one replica must have it where a replica follows the server; see `on`."""
 
     @classmethod
     def parse(cls, text: str) -> Durability:
-        """Parse ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. Raises BadOption."""
+        """Parse ``auto``, ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. Raises BadOption."""
+        if text == AUTO:
+            return cls(is_auto=True)
         found = re.fullmatch(r"memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?", text)
         if not text or found is None:
             raise BadOption(f"durability is {text!r}, expected one of {LEVELS}")
         return cls(found[1] is not None, int(found[2] or 0))
 
     def __str__(self) -> str:
+        if self.is_auto:
+            return AUTO
         parts = ["fsync"] * self.fsync + [f"replicas={self.replicas}"] * bool(self.replicas)
         return "+".join(parts) or "memory"
 
@@ -58,10 +71,17 @@ class Durability:
         """Return whether a payload in a file must be on the disk before the entry that refers to it is sent."""
         return self.fsync
 
-    def commands(self) -> list[Command]:
-        """Return the commands to send behind a write on its connection. `shortfall` takes as many replies."""
-        wait: list[Command] = [(b"WAITAOF", b"1", b"0", b"%d" % ROUND_MS)] if self.fsync else []
-        return [*wait, (b"WAIT", b"%d" % self.replicas, b"%d" % ROUND_MS)] if self.replicas else wait
+    def on(self, replicas: int) -> Durability:
+        """Return the level on a server that ``replicas`` follow: `auto` is ``replicas=1`` there, or ``memory``."""
+        return Durability(replicas=min(1, replicas)) if self.is_auto else self
+
+    def commands(self, limit_ms: int = ROUND_MS) -> list[Command]:
+        """Return the commands to send behind a write on its connection. `shortfall` takes as many replies.
+
+        Each holds back its connection until the level is reached, or for ``limit_ms``. `auto` has none; see `on`.
+        """
+        wait: list[Command] = [(b"WAITAOF", b"1", b"0", b"%d" % limit_ms)] if self.fsync else []
+        return [*wait, (b"WAIT", b"%d" % self.replicas, b"%d" % limit_ms)] if self.replicas else wait
 
     def shortfall(self, replies: Sequence[Reply], where: Client) -> str:
         """Return what is missing, by the replies to `commands`, or ''. Raises the first refusal among them."""
@@ -104,9 +124,44 @@ def require_durable(client: Client, durability: Durability) -> None:
                 )
 
 
-def _online(told: dict[str, Any]) -> int:
-    """Return the number of replicas that follow, by the server's facts on replication."""
-    return sum(bool(re.fullmatch(r"slave\d+", name)) and one["state"] == "online" for name, one in told.items())
+def _online(told: dict[str, Any], lag_s: float = math.inf) -> int:
+    """Return the number of replicas that follow, by the server's facts on replication.
+
+    ``lag_s`` is the time for which a replica may not have answered its primary.
+    """
+    replicas = [one for name, one in told.items() if re.fullmatch(r"slave\d+", name)]
+    return sum(one["state"] == "online" and int(one.get("lag", 0)) <= lag_s for one in replicas)
+
+
+class ReplicaWatch:
+    """The servers of one writer that replicas follow, which decides what the level `auto` asks for.
+
+    A server without a replica is asked again every few seconds. One with a replica is not: its answers to WAIT show
+    that the replica is gone.
+    """
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
+        self._followed: dict[str, bool] = {}
+        self._looked_at: dict[str, float] = {}
+
+    def level(self, durability: Durability, key: str) -> Durability:
+        """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server."""
+        return durability.on(self._is_followed(key)) if durability.is_auto else durability
+
+    def _is_followed(self, key: str) -> bool:
+        node = self._client.node_of(key)
+        where, now = node.where, self._clock()
+        if not self._followed.get(where) and now - self._looked_at.get(where, -math.inf) >= LOOK_S:
+            self._looked_at[where] = now
+            with suppress(PenstockError, ResponseError):  # a server that is away, or does not say so, has none for now
+                self._followed[where] = _online(node.impatient().info("replication"), LAG_S) > 0
+        return self._followed.get(where, False)
+
+    def lost(self, key: str) -> None:
+        """Note that a replica of the key's server did not answer in time: the server counts as one without."""
+        where = self._client.node_of(key).where
+        self._followed[where], self._looked_at[where] = False, self._clock()
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
@@ -118,39 +173,81 @@ def _no_fsync(text: str, client: Client, durability: Durability) -> str:
     return f"{start} ({text})"
 
 
-def await_safety(wait: Wait, durability: Durability, lacking: str) -> None:
-    """Report the reason of a write's wait. Raises DurabilityLost after `SAFE_S`."""
-    try:
-        wait.because("durability", lambda: f"durability {str(durability)!r}: {lacking}", SAFE_S)
-    except WaitTimeout as error:
+def bear_shortfall(
+    wait: Wait, durability: Durability, lacking: str, should_stop: Callable[[], bool] = lambda: False
+) -> bool:
+    """Report why a write waits, and return whether to wait on: with `auto` for `AUTO_S`, else without end.
+
+    Args:
+        wait: The wait, which reports its reason every few seconds.
+        durability: The level of the stream.
+        lacking: What is missing, as `Durability.shortfall` says it.
+        should_stop: True ends a wait that has no end of its own.
+
+    Raises:
+        DurabilityLost: The caller should stop. The write is committed, and not as safe as its level promises.
+    """
+    if durability.is_auto and wait.seconds >= AUTO_S:
+        return False
+    wait.because("durability", lambda: f"durability {str(durability)!r}: {lacking}")
+    if should_stop():
         raise DurabilityLost(
-            f"{error}. It is committed, and not as safe as promised: see the server's replicas and disk, then start "
-            "again; what is committed is not written twice"
-        ) from None
+            f"stopped after {wait.seconds:.0f} s of waiting for durability {str(durability)!r}: {lacking}. It is "
+            "committed, and not as safe as promised: see the server's replicas and disk, then start again; what is "
+            "committed is not written twice"
+        )
+    return True
 
 
 def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
     """Wait for one round, and return whether everything written is as safe as the level demands."""
-    return not _lacking(client, stream, durability)
+    return not _lacking(client, stream, durability, ReplicaWatch(client))
 
 
-def _lacking(client: Client, stream: Stream, durability: Durability) -> str:
-    """Return what is missing on the servers of the stream and of its partitions, which may be one."""
-    touches = {client.node_of(part.roster).where: touch_partition(part) for part in stream.partitions}
-    touches[client.node_of(stream.keys.meta).where] = touch_command(stream)
-    safety = durability.commands()
+def _lacking(client: Client, stream: Stream, durability: Durability, watch: ReplicaWatch) -> dict[str, str]:
+    """Return what is missing on the servers of the stream and of its partitions, by a key of each server."""
+    touches = {client.node_of(part.roster).where: (part.roster, touch_partition(part)) for part in stream.partitions}
+    touches[client.node_of(stream.keys.meta).where] = stream.keys.meta, touch_command(stream)
+    asked = {key: (touch, watch.level(durability, key)) for key, touch in touches.values()}
+    asked = {key: (touch, level) for key, (touch, level) in asked.items() if level.commands()}
+    if not asked:
+        return {}
     with client.pipeline(transaction=False) as pipe:
-        for touch in touches.values():
-            for command in (touch, *safety):
+        for touch, level in asked.values():
+            for command in (touch, *level.commands()):
                 pipe.execute_command(*command)
-        replies = pipe.execute(raise_on_error=False)
-    size = 1 + len(safety)
-    answers = [replies[start + 1 : start + size] for start in range(0, len(replies), size)]
-    return " and ".join(filter(None, (durability.shortfall(answer, client) for answer in answers)))
+        replies = iter(pipe.execute(raise_on_error=False))
+    lacking = {}
+    for key, (_, level) in asked.items():
+        next(replies)
+        lacking[key] = level.shortfall([next(replies) for _ in level.commands()], client)
+    return {key: what for key, what in lacking.items() if what}
 
 
-def make_safe(client: Client, stream: Stream, durability: Durability, notify: Notify) -> None:
-    """Return once everything written, on any connection, is as safe as the level demands."""
-    wait = Wait(notify)
-    while durability.commands() and (lacking := _lacking(client, stream, durability)):
-        await_safety(wait, durability, lacking)
+def make_safe(
+    client: Client,
+    stream: Stream,
+    durability: Durability,
+    notify: Notify,
+    watch: ReplicaWatch | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Return once everything written, on any connection, is as safe as the level demands.
+
+    `auto` waits for a limited time, and then counts the servers as ones without a replica. The other levels wait
+    without end. Raises DurabilityLost if the caller ``should_stop``.
+    """
+    wait, watch = Wait(notify), watch or ReplicaWatch(client)
+    while lacking := _lacking(client, stream, durability, watch):
+        if not bear_shortfall(wait, durability, " and ".join(lacking.values()), should_stop):
+            for key in lacking:
+                watch.lost(key)
+                notify(unconfirmed(stream.name, client.node_of(key).where))
+
+
+def unconfirmed(name: str, where: str) -> str:
+    """Return the notice on a server whose replica does not answer any more, for the level `auto`."""
+    return (
+        f"no replica of {server_at(where)} has confirmed the newest writes to {name!r} for {AUTO_S:.0f} s: they are "
+        "in the memory of that server only, like all writes until a replica follows it again"
+    )
