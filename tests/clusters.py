@@ -36,8 +36,14 @@ def low_port() -> int:
 class Cluster:
     """Masters, each with some replicas, that serve all slots."""
 
-    def __init__(self, masters: Sequence[EmbeddedServer], replicas: Sequence[EmbeddedServer]) -> None:
-        self.masters, self.replicas = list(masters), list(replicas)
+    def __init__(
+        self,
+        masters: Sequence[EmbeddedServer],
+        replicas: Sequence[EmbeddedServer],
+        start: Callable[[], EmbeddedServer],
+    ) -> None:
+        """Take the nodes, and what starts another one that belongs to no cluster yet."""
+        self.masters, self.replicas, self._start = list(masters), list(replicas), start
 
     @property
     def url(self) -> str:
@@ -52,6 +58,21 @@ class Cluster:
     def asked_pid(self, node: EmbeddedServer) -> int:
         """A node's process."""
         return int(self.asked(node, "INFO", "server")["process_id"])
+
+    def replica_of(self, master: EmbeddedServer) -> EmbeddedServer:
+        """A replica that follows a master."""
+        ports = {int(one["port"]) for one in _following(self, master)}
+        return next(node for node in self.replicas if node.port in ports)
+
+    def add_replica(self, master: EmbeddedServer) -> None:
+        """Start another replica of a master, and return once it follows."""
+        node = self._start()
+        own, before = self.asked(master, "CLUSTER", "MYID"), len(_following(self, master))
+        self.asked(node, "CLUSTER", "MEET", "127.0.0.1", master.port)
+        until(lambda: any(line.startswith(own.decode()) for line in _known(self, node)))
+        self.asked(node, "CLUSTER", "REPLICATE", own)
+        until(lambda: len(_following(self, master)) > before)
+        self.replicas.append(node)
 
     def empty(self) -> None:
         """Delete all keys."""
@@ -112,14 +133,16 @@ def started_cluster(
         "cluster-require-full-coverage": "no",
         "masterauth": PASSWORD,
         "repl-ping-replica-period": "1",
+        "repl-diskless-sync-delay": "0",
         **(settings or {}),
     }
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(EmbeddedServer(executable, port=low_port(), password=PASSWORD, extra=extra))
-            for _ in range(masters * (1 + replicas))
-        ]
-        cluster = Cluster(nodes[:masters], nodes[masters:])
+
+        def start() -> EmbeddedServer:
+            return stack.enter_context(EmbeddedServer(executable, port=low_port(), password=PASSWORD, extra=extra))
+
+        nodes = [start() for _ in range(masters * (1 + replicas))]
+        cluster = Cluster(nodes[:masters], nodes[masters:], start)
         for number, node in enumerate(cluster.masters):
             own = range(number * SLOTS // masters, (number + 1) * SLOTS // masters)
             cluster.asked(node, "CLUSTER", "ADDSLOTS", *own)
@@ -137,11 +160,11 @@ def started_cluster(
         yield cluster
 
 
-def _following(cluster: Cluster, node: EmbeddedServer) -> list[str]:
+def _following(cluster: Cluster, node: EmbeddedServer) -> list[dict[str, Any]]:
     """Return the replicas that a master counts, which may be later than the replica's own word."""
     told: dict[str, Any] = cluster.asked(node, "INFO", "replication")
     return [
-        name
+        one
         for name, one in told.items()
         if name.startswith("slave") and name[5:].isdigit() and one["state"] == "online"
     ]
