@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock
 from penstock.__main__ import main
 from penstock.cli.exporter import look
+from penstock.views.doctor_nodes import check_nodes
 from penstock.views.exporter import StreamMetrics
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.servers import PartitionsAway, ServerLooks
@@ -162,6 +164,42 @@ def test_the_doctor_examines_every_master_and_every_replica(
         if lasting.asked(node, "INFO", "replication")["master_port"] == other.port
     )  # fmt: skip
     assert found[f"{others.port}/memory"]["mend"].endswith(f"CONFIG SET maxmemory {800 << 20}")
+
+
+def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """A master that is cut off takes writes that its successor lacks. A failover must not lose the setting either."""
+    master = lasting.masters[0]
+    replica = next(
+        node for node in lasting.replicas
+        if lasting.asked(node, "INFO", "replication")["master_port"] == master.port
+    )  # fmt: skip
+    found = examined(lasting.url, capsys)
+    for node in lasting.masters:
+        told = found[f"{node.port}/min replicas"]
+        assert told["severity"] == "warning"
+        assert "split brain" in told["found"]
+        assert told["mend"] == f"redis-cli -h 127.0.0.1 -p {node.port} CONFIG SET min-replicas-to-write 1"
+    assert all(found[f"{node.port}/min replicas"]["severity"] == "ok" for node in lasting.replicas)
+    lasting.asked(master, "CONFIG", "SET", "min-replicas-to-write", "1")
+    try:
+        found = examined(lasting.url, capsys)
+    finally:
+        lasting.asked(master, "CONFIG", "SET", "min-replicas-to-write", "0")
+    assert found[f"{master.port}/min replicas"]["severity"] == "ok"
+    told = found[f"{replica.port}/min replicas"]
+    assert told["severity"] == "warning"
+    assert told["mend"] == f"redis-cli -h 127.0.0.1 -p {replica.port} CONFIG SET min-replicas-to-write 1"
+
+
+def test_the_doctor_compares_the_clocks_of_nodes(lasting: Cluster) -> None:
+    """After a failover, times that the old master noted are compared with the new one's clock."""
+    with connect(lasting.url) as client:
+        states = look_at_nodes(client, is_thorough=True)
+    ahead = replace(states[-1], clock_ahead_s=states[-1].clock_ahead_s + 5)
+    for nodes, severity in ((states, "ok"), ([*states[:-1], ahead], "warning")):
+        (clocks,) = (one for _, one in check_nodes(nodes, []) if one.check == "clocks")
+        assert clocks.severity == severity
+    assert f"the clock of {ahead.where} is" in clocks.found
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])

@@ -16,6 +16,8 @@ from penstock_common.server.client import ControlClient
 
 ANSWER_S: Final = 2.0
 """The time in which each server must answer, so that a command that looks at all of them ends in 5 s."""
+SETTINGS: Final = ("cluster-*", "min-replicas-*")
+"""The settings of a node that a thorough look reads. CONFIG GET takes several patterns from Redis 7.0 on only."""
 _REPLICA = re.compile(r"slave\d+")
 _HALF_MOVED = re.compile(r"\[(\d+)-([<>])-(\w+)\]")
 
@@ -56,7 +58,7 @@ class NodeState:
     info: Mapping[str, Any] | None = None
     """The answer of INFO, or None without an answer."""
     config: Mapping[str, str] | None = None
-    """Its settings of clusters after a thorough look, or None if it did not tell."""
+    """Its settings of clusters and of replicas after a thorough look, or None if it did not tell."""
     replicas: tuple[ReplicaState, ...] = ()
     half_moved: tuple[HalfMovedSlot, ...] = ()
     clock_ahead_s: float = 0.0
@@ -92,7 +94,8 @@ def _ask(node: ControlClient, *, is_thorough: bool) -> tuple[float, list[Any], f
         if node.is_of_cluster:
             pipe.execute_command("CLUSTER", "NODES")
             if is_thorough:
-                pipe.config_get("cluster-*")
+                for names in SETTINGS:
+                    pipe.config_get(names)
         return begun, pipe.execute(raise_on_error=not node.is_of_cluster), time.time()
 
 
@@ -103,7 +106,7 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
     if not isinstance(info, dict):
         return NodeState(known.where, known.host, known.port, failure=str(info))
     clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
-    config = nodes[1] if len(nodes) > 1 and isinstance(nodes[1], dict) else None
+    told = [one for one in nodes[1:] if isinstance(one, dict)]
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
     return NodeState(
@@ -112,7 +115,7 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
         ),
         clock_ahead_s=clock - (begun + ended) / 2, round_trip_s=ended - begun,
-        config=None if config is None else {_text(name): _text(value) for name, value in config.items()},
+        config={_text(name): _text(value) for one in told for name, value in one.items()} if told else None,
         others=tuple(_without_slots(text, known)),
     )  # fmt: skip
 

@@ -53,7 +53,9 @@ def _check_node(node: NodeState, nodes: Sequence[NodeState]) -> Findings:
         yield _of(node), Finding("reachable", "error", node.failure, f"{_cli(node)} PING")
         return
     rules = [_full_coverage(node), _node_timeout(node), _half_moved(node, nodes)]
-    rules += [_replicas(node)] if node.info.get("role") == "master" else [_copy(node, nodes), _eviction(node)]
+    rules += [_replicas(node)] if node.info.get("role") == "master" else [
+        _copy(node, nodes), _least_replicas(node, nodes), _eviction(node),
+    ]  # fmt: skip
     for finding in rules:
         yield _of(node), finding
 
@@ -71,16 +73,21 @@ def _replicas(node: NodeState) -> Finding:
     )  # fmt: skip
 
 
-def _copy(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
-    """Check that a replica follows its master, and has as much memory."""
+def _master_of(node: NodeState, nodes: Sequence[NodeState]) -> tuple[str, NodeState | None]:
+    """Return the place of a replica's master, and its state if it answered."""
     info = node.info or {}
     where = f"{info.get('master_host')}:{info.get('master_port')}"
+    return where, next((one for one in nodes if f"{one.host}:{one.port}" == where and one.info is not None), None)
+
+
+def _copy(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
+    """Check that a replica follows its master, and has as much memory."""
+    info, (where, master) = node.info or {}, _master_of(node, nodes)
     if info.get("master_link_status") != "up":
         return Finding(
             "replication", "warning", f"it does not follow its master {where}: a failover now loses what it lacks",
             f"{_cli(node)} INFO replication",
         )  # fmt: skip
-    master = next((one for one in nodes if f"{one.host}:{one.port}" == where and one.info is not None), None)
     mine, its = (int((one.info or {}).get("maxmemory", 0)) if one is not None else 0 for one in (node, master))
     if mine and (mine < its or not its) and master is not None:
         return Finding(
@@ -95,6 +102,19 @@ def _copy(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
             _set(node, "maxmemory", its),
         )  # fmt: skip
     return ok("replication", f"follows {where}")
+
+
+def _least_replicas(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
+    """Check that a replica keeps its master's setting after a failover. `doctor_server` has the rule for masters."""
+    name, (where, master) = "min-replicas-to-write", _master_of(node, nodes)
+    mine, its = (int((one.config or {}).get(name, 0)) if one is not None else 0 for one in (node, master))
+    if mine < its:
+        return Finding(
+            "min replicas", "warning",
+            f"{name} is {mine}, that of its master {where} {its}: a failover loses that setting",
+            _set(node, name, its),
+        )  # fmt: skip
+    return ok("min replicas", f"writes would need {mine}" if mine else "as its master")
 
 
 def _eviction(node: NodeState) -> Finding:

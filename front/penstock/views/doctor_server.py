@@ -213,6 +213,28 @@ def backlog(facts: ServerFacts) -> Finding:
     return ok("replication backlog", f"{readable_bytes(size)}, {replicas} replicas")
 
 
+def least_replicas(facts: ServerFacts) -> Finding:
+    """Check min-replicas-to-write: without it a primary that is cut off takes writes that its successor lacks."""
+    replicas, least = int(facts.info.get("connected_slaves", 0)), _setting(facts, "min-replicas-to-write")
+    if least is None:
+        return ok("min replicas", "the server does not tell")
+    good = int(facts.info.get("min_slaves_good_slaves", replicas))
+    if good < int(least):
+        return Finding(
+            "min replicas", "error",
+            f"min-replicas-to-write is {least}, and {good} replicas follow closely: it refuses all writes",
+            "redis-cli INFO replication",
+        )  # fmt: skip
+    if replicas and not int(least):
+        price = ". With one replica, writers and trainers then wait while that one is away" if replicas == 1 else ""
+        return Finding(
+            "min replicas", "warning",
+            "min-replicas-to-write is 0: if this server is cut off and a replica replaces it, both take writes "
+            f"(split brain), and those that this one took are lost{price}", _set("min-replicas-to-write", 1),
+        )  # fmt: skip
+    return ok("min replicas", f"writes need {least}" if int(least) else "no replica")
+
+
 def role(facts: ServerFacts) -> Finding:
     """Check that the server is not a replica, which accepts no writes."""
     if facts.info.get("role", "master") != "master":
@@ -318,7 +340,7 @@ def settings(facts: ServerFacts) -> Finding:
 
 RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
     product, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
-    clients, idle_timeout, latency, throughput, login, settings,
+    least_replicas, clients, idle_timeout, latency, throughput, login, settings,
 )  # fmt: skip
 
 

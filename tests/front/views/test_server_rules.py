@@ -147,6 +147,37 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "1.0 MiB for 2 replicas",
             "repl-backlog-size 1gb",
         ),
+        (
+            server.least_replicas,
+            replace(config(min_replicas_to_write="0"), info={**INFO, "connected_slaves": 2}),
+            "warning",
+            "split brain",
+            "redis-cli CONFIG SET min-replicas-to-write 1",
+        ),
+        (
+            server.least_replicas,
+            replace(config(min_replicas_to_write="0"), info={**INFO, "connected_slaves": 1}),
+            "warning",
+            "writers and trainers then wait while that one is away",
+            "redis-cli CONFIG SET min-replicas-to-write 1",
+        ),
+        (
+            server.least_replicas,
+            replace(config(min_replicas_to_write="2"), info={**INFO, "connected_slaves": 2}),
+            "ok",
+            "writes need 2",
+            "",
+        ),
+        (server.least_replicas, config(min_replicas_to_write="0"), "ok", "no replica", ""),
+        (
+            server.least_replicas,
+            replace(
+                config(min_replicas_to_write="1"), info={**INFO, "connected_slaves": 1, "min_slaves_good_slaves": 0}
+            ),
+            "error",
+            "0 replicas follow closely: it refuses all writes",
+            "redis-cli INFO replication",
+        ),
         (server.clients, info(connected_clients=9000), "warning", "9000 of 10000", "maxclients 20000"),
         (
             server.clients,
