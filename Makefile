@@ -15,6 +15,8 @@ ARGS   ?=
 JOBS   ?= 4
 # A file stays in one process. Files run in their order, because xdist's own puts long files of few tests at the end.
 SPREAD := --dist loadfile --no-loadscope-reorder
+# Which faults `make mutants` makes in the code: how many, chosen by SEED.
+COUNT   ?= 100
 # How long `make chaos` inflicts faults.
 MINUTES ?= 2
 # What `make fuzz` fuzzes, and for how long
@@ -37,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz format wheel integrations release-check clean
+.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz mutants format wheel integrations release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -85,6 +87,9 @@ bench-quick: $(VENV)/.dev ## the same in under 3 minutes, beside plain redis-py;
 
 fuzz: $(VENV)/.fuzz ## hostile input: TARGET=decoder or resp (coverage-guided), or model; SECONDS=600
 	PYTHONPATH=common:producer:consumer:front:. $(BIN)/python -m tests.fuzz.run $(TARGET) $(SECONDS)
+
+mutants: $(VENV)/.dev ## make small faults in scripts and delivery code, and name those that no test notices (COUNT=100 SEED=0 ARGS=)
+	$(BIN)/python -m tests.mutants --count $(COUNT) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: $(VENV)/.dev js/dist/index.js ## kill, stop and restart everything at random, count every sample (MINUTES=2 SEED=random ARGS=)
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

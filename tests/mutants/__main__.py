@@ -1,0 +1,279 @@
+"""Mutation check: ``python -m tests.mutants --count 100 --seed 0``, or ``make mutants``.
+
+It makes small faults (mutants) in the scripts and in the code that commits, acknowledges, retains, reclaims and orders,
+one at a time, and runs the tests that use the changed function. A mutant that no test notices survives. It gets a
+test, or a reason in ``reasons.toml`` why it changes nothing that a promise speaks of.
+
+The checkout is not changed: each worker has a copy. First the tests run once and record what each of them uses, which
+takes minutes. Later runs record only test files that changed. ``build/mutants/`` keeps the record and the results.
+
+Mutmut and Cosmic Ray mutate only Python, and choose tests by hand or for a whole project. One small tool does both
+languages here and runs the tests of one function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Any
+
+from tests.mutants.mutator import Mutant, mutants_of
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+STATE = ROOT / "build/mutants"
+RECORDED = ("tests/common", "tests/producer", "tests/consumer")
+WRITE, READ = "producer/penstock_producer/write", "consumer/penstock_consumer/read"
+GROUPS = "common/penstock_common/stream/groups"
+TARGETS = [
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("common/penstock_common/server/scripts/*.lua")),
+    *(f"{WRITE}/{name}.py" for name in ("commit", "shard", "retention", "trimmer", "completion")),
+    *(f"{GROUPS}/{name}.py" for name in ("ledger", "positions", "roster", "outbox")),
+    *(f"{READ}/{name}.py" for name in ("ack", "leases", "shared", "claims", "canonical", "ordered", "fetch_plan")),
+]
+BATCH = 8
+"""Test files that are recorded by one pytest."""
+FIRST = 12
+"""The quickest tests that run on their own first: most mutants go no further."""
+MOST_S = 60.0
+"""Tests that take longer together are left out, the slowest first."""
+
+
+@dataclass
+class Result:
+    """What became of one mutant."""
+
+    name: str
+    file: str
+    line: int
+    before: str
+    after: str
+    outcome: str = ""
+    """``killed``, ``timeout``, ``reasoned`` or ``survived``."""
+    by: str = ""
+    """The test that failed, or the reason."""
+    tests: int = 0
+    """How many tests use the changed function."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The tests that use each function or script, the quickest first."""
+
+    tests: dict[str, list[tuple[float, str]]]
+
+    def of(self, mutant: Mutant) -> list[tuple[float, str]]:
+        """Return the tests of a mutant. Code outside functions has those of the whole file."""
+        if mutant.function:
+            return self.tests.get(f"{mutant.path}::{mutant.function}", [])
+        if mutant.path.endswith(".lua"):
+            return self.tests.get(mutant.path, [])
+        whole = {test for name, found in self.tests.items() if name.startswith(f"{mutant.path}::") for test in found}
+        return sorted(whole)
+
+
+def main() -> None:
+    """Make mutants, test them, and print those that survive."""
+    given = _arguments()
+    STATE.mkdir(parents=True, exist_ok=True)
+    uses = _uses(given.no_record)
+    found = [mutant for path in TARGETS if not given.only or given.only in path for mutant in mutants_of(ROOT, path)]
+    chosen = Random(given.seed).sample(found, min(given.count, len(found)))
+    json_file = given.json or STATE / "results.json"
+    old = {one["name"]: one for one in json.loads(json_file.read_text())} if given.resume and json_file.exists() else {}
+    reasons = load_reasons()
+    results: list[Result] = []
+
+    def finish(result: Result) -> None:
+        results.append(result)
+        json_file.write_text(json.dumps([asdict(one) for one in results], indent=1))
+        print(f"{len(results)}/{len(chosen)} {result.outcome}: {result.file}:{result.line}", flush=True)
+
+    pending = []
+    for mutant in chosen:
+        known, reason = old.get(mutant.name), reason_of(mutant, reasons)
+        if known and known["outcome"] in ("killed", "timeout"):
+            finish(Result(**known))
+        elif reason:
+            finish(_result(mutant, "reasoned", reason))
+        else:
+            pending.append(mutant)
+    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(given.workers):
+            copies.put(_copy(Path(folder) / str(number)))
+
+        def test(mutant: Mutant) -> Result:
+            copy = copies.get()
+            try:
+                return _test(copy, mutant, uses.of(mutant))
+            finally:
+                copies.put(copy)
+
+        with ThreadPoolExecutor(given.workers) as pool:
+            for result in pool.map(test, pending):
+                finish(result)
+    _report(results)
+    sys.exit(any(one.outcome == "survived" for one in results))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Mutation check.")
+    parser.add_argument("--count", type=int, default=100, help="how many mutants (100)")
+    parser.add_argument("--seed", type=int, default=0, help="which mutants (0)")
+    parser.add_argument("--only", metavar="TEXT", help="only files whose path contains this")
+    parser.add_argument("--workers", type=int, default=2, help="how many mutants at the same time (2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (build/mutants/results.json)")
+    parser.add_argument("--resume", action="store_true", help="keep what FILE says of killed mutants")
+    parser.add_argument("--no-record", action="store_true", help="use the last record of the tests as it is")
+    return parser.parse_args()
+
+
+def _uses(is_known: bool) -> Uses:
+    """Record the tests whose files changed since the last record."""
+    path = STATE / "uses.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    files = {
+        str(file.relative_to(ROOT)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for folder in RECORDED
+        for file in sorted((ROOT / folder).rglob("test_*.py"))
+    }
+    record = {name: one for name, one in record.items() if name in files}
+    stale = [name for name, digest in files.items() if record.get(name, {}).get("digest") != digest]
+    for at in range(0, 0 if is_known else len(stale), BATCH):
+        names = stale[at : at + BATCH]
+        print(f"recording {at + len(names)}/{len(stale)} test files", flush=True)
+        found = _record(names)
+        for name in names:
+            tests = {test: used for test, used in found.items() if test.startswith(f"{name}::")}
+            record[name] = {"digest": files[name], "tests": tests}
+        path.write_text(json.dumps(record))
+    by_function: dict[str, list[tuple[float, str]]] = {}
+    for one in record.values():
+        for test, (seconds, used) in one["tests"].items():
+            for function in used:
+                by_function.setdefault(function, []).append((seconds, test))
+    return Uses({function: sorted(found) for function, found in by_function.items()})
+
+
+def _record(names: list[str]) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        environment = _environment(ROOT) | {"PENSTOCK_MUTANTS_RECORD": file.name}
+        plugin = ("-p", "tests.mutants.recorder", "-m", "not slow")
+        _pytest(ROOT, [*plugin, *names], environment, 900)
+        text = Path(file.name).read_text()
+    return json.loads(text) if text else {}
+
+
+def load_reasons() -> list[dict[str, str]]:
+    """Return the mutants that may survive: ``file``, ``before``, ``after`` and ``why``. Without a file, any."""
+    loaded: list[dict[str, str]] = tomllib.loads((HERE / "reasons.toml").read_text())["mutant"]
+    return loaded
+
+
+def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
+    """Return why a mutant may survive, or an empty text."""
+    for reason in reasons:
+        is_file = mutant.path.endswith(reason.get("file", ""))
+        if is_file and (mutant.before, mutant.after) == (reason["before"], reason["after"]):
+            return reason["why"]
+    return ""
+
+
+def _copy(folder: Path) -> Path:
+    """Copy the working tree. Compiled files in the copy are checked by content, because a mutant changes no size."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / name)
+    compiled = ("common", "producer", "consumer", "front")
+    line = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *compiled]
+    subprocess.run(line, cwd=folder, check=True)
+    return folder
+
+
+def _environment(root: Path) -> dict[str, str]:
+    path = os.pathsep.join(str(root / name) for name in ("common", "producer", "consumer", "front", "."))
+    return os.environ | {"PYTHONPATH": path, "PENSTOCK_TEST_ONE_SERVER": "1"}
+
+
+def _test(copy: Path, mutant: Mutant, tests: list[tuple[float, str]]) -> Result:
+    file, original = copy / mutant.path, (copy / mutant.path).read_text(encoding="utf-8")
+    file.write_text(mutant.text(original), encoding="utf-8")
+    try:
+        within, seconds = [], 0.0
+        for each, test in tests:
+            seconds += each
+            if seconds > MOST_S:
+                break
+            within.append(test)
+        result = _result(mutant, "survived", "", len(within))
+        for names in filter(None, (within[:FIRST], within[FIRST:])):
+            result.outcome, result.by = _pytest(copy, ["-x", *names], _environment(copy), 60 + 3 * seconds)
+            if result.outcome != "survived":
+                break
+        return result
+    finally:
+        file.write_text(original, encoding="utf-8")
+
+
+def _pytest(root: Path, arguments: list[str], environment: dict[str, str], limit_s: float) -> tuple[str, str]:
+    """Run tests, and return the outcome for a mutant and the test that failed."""
+    plain = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no")
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *plain, *arguments],
+            cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return "timeout", f"no end in {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        lines = output.read().splitlines()
+    if process.returncode == 0:
+        return "survived", ""
+    failed = [line.split(" - ")[0].partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if process.returncode in (4, 5) and not failed:
+        raise SystemExit("\n".join(["pytest found no tests, so the record in build/mutants is old:", *lines[-3:]]))
+    return "killed", failed[0] if failed else "\n".join(lines[-3:])
+
+
+def _result(mutant: Mutant, outcome: str, by: str, tests: int = 0) -> Result:
+    return Result(mutant.name, mutant.path, mutant.line, mutant.before, mutant.after, outcome, by, tests)
+
+
+def _report(results: list[Result]) -> None:
+    counts = {outcome: sum(one.outcome == outcome for one in results) for outcome in ("killed", "timeout", "reasoned")}
+    for one in results:
+        if one.outcome == "survived":
+            print(f"\n{one.file}:{one.line} survived {one.tests} tests\n  - {one.before}\n  + {one.after}")
+    print(f"\n{len(results)} mutants: " + ", ".join(f"{count} {name}" for name, count in counts.items()), end="")
+    print(f", {len(results) - sum(counts.values())} survived, at {time.strftime('%H:%M')}")
+
+
+if __name__ == "__main__":
+    main()
