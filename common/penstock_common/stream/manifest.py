@@ -38,6 +38,7 @@ _BEGIN_MANIFEST = load_script("begin_manifest")
 _FINISH_SHARD = load_script("finish_shard")
 _FORGET_MANIFEST = load_script("forget_manifest")
 _OPEN_EPOCH = load_script("open_epoch")
+_REOPEN_SHARD = load_script("reopen_shard")
 _RESERVE_EPOCH = load_script("reserve_epoch")
 _RESERVE_SHARD = load_script("reserve_shard")
 _SIZE_EPOCH = load_script("size_epoch")
@@ -316,8 +317,7 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     removed by it. A call during the release finds `x:` fields, and a call after it finds no manifest.
     """
     epoch = manifest.epoch
-    made = [[p.roster, p.state(epoch), p.entries(epoch)] for p in stream.partitions]
-    calls: list[Call] = [(names, [epoch, manifest.id]) for names in made]
+    calls = _registrations(stream, stream.partitions, epoch, manifest.id)
     try:
         is_whole = all(run_scripts(client, _OPEN_EPOCH, calls))
     except ResponseError as error:
@@ -325,11 +325,10 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
             raise
         if is_begun_here:  # else other producers use it
             run_scripts(client, _UNDO_OPEN_EPOCH, calls)
-            run_script(
-                client, _FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch]
-            )
+            forget_manifest(client, stream, epoch, manifest.id)
+        _raise_above_rosters(client, stream)
         raise _was_given_twice(stream, epoch, "a partition has it under another manifest") from None
-    flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(name for names in made for name in names)]
+    flat = [stream.keys.manifest(epoch), stream.keys.epochs, *(str(name) for names, _ in calls for name in names)]
     require_there(client, stream, flat)
     found = find_manifest(client, stream, epoch)
     is_there = found is not None and found.id == manifest.id
@@ -338,6 +337,44 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     if not is_there:  # else the release is under way, and sweeps up all of it
         run_scripts(client, _UNDO_OPEN_EPOCH, calls)
     raise _was_released(client, stream, epoch)
+
+
+def _registrations(stream: Stream, partitions: Sequence[PartitionKeys], epoch: int, manifest_id: str) -> list[Call]:
+    """Return the calls of the scripts that register an epoch in partitions, or take that back."""
+    return [([p.roster, p.state(epoch), p.entries(epoch)], [epoch, manifest_id]) for p in partitions]
+
+
+def register_again(
+    client: Client, stream: Stream, partitions: Sequence[PartitionKeys], epoch: int, manifest_id: str
+) -> None:
+    """Register an epoch in partitions that lost it. Its samples there have to be made again."""
+    run_scripts(client, _OPEN_EPOCH, _registrations(stream, partitions, epoch, manifest_id))
+    require_there(client, stream)
+
+
+def forget_manifest(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
+    """Remove the manifest of an epoch that no partition has. The epoch does not count as released."""
+    run_script(client, _FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest_id, epoch])
+
+
+def reopen_shard(client: Client, stream: Stream, manifest: Manifest, shard: int) -> bool:
+    """Take back that a shard is complete, so that a job makes the rest of it. False if somebody else did."""
+    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
+    return bool(run_script(client, _REOPEN_SHARD, keys, [manifest.id, manifest.epoch, shard]))
+
+
+def raise_next_epoch(client: Client, stream: Stream, above: int) -> None:
+    """Make the next epoch's number higher than this one, which is in use. It never becomes lower."""
+    if int(run_script(client, _RESERVE_EPOCH, [stream.keys.meta], [stream.id, above])) < 0:
+        raise deleted(client, stream)
+
+
+def _raise_above_rosters(client: Client, stream: Stream) -> None:
+    """Raise the next number above every epoch of a partition, so that no other of them is given out again."""
+    fields = [field for partition in stream.partitions for field in client.hkeys(partition.roster)]
+    known = [int(field[2:]) for field in fields if field.startswith((b"e:", b"x:")) and field[2:].isdigit()]
+    if known:
+        raise_next_epoch(client, stream, max(known))
 
 
 def take_number(client: Client, stream: Stream) -> int:

@@ -170,6 +170,11 @@ def _advice(report: AuditReport) -> Iterator[str]:
             f"to do: epoch {', '.join(lost)} is not what its trainers were given: produce it again as another epoch, "
             f"or train on with what is there; `penstock epochs abandon {name} EPOCH` lets it go, and the note with it"
         )
+    if report.torn:
+        yield (
+            f"to do: `penstock trim {name}` makes the parts of the stream agree again, as every writer does within "
+            "seconds; what was lost stays named"
+        )
     if not report.is_clean:
         yield (
             f"to mend: `penstock audit {name} --repair SOURCE...` makes lost samples again; "

@@ -25,10 +25,23 @@ local function mark_lost(roster, epoch)
   end
 end
 
+-- Notes the epoch among those that were released here. A roster that lost an epoch has no such note of it.
+local function mark_retired(roster, epoch)
+  local text = redis.call('HGET', roster, 'retired') or ''
+  local before, low, high = string.match(text, '^(.-)(%d+)%-(%d+)$')
+  if high and tonumber(high) + 1 == epoch then
+    text = before .. low .. '-' .. epoch
+  else
+    text = text .. (text == '' and '' or ',') .. epoch .. '-' .. epoch
+  end
+  redis.call('HSET', roster, 'retired', text)
+end
+
 if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
 if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 mark_lost(KEYS[1], tonumber(ARGV[2]))
+mark_retired(KEYS[1], tonumber(ARGV[2]))
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[2]) or '0')
 redis.call('HINCRBY', KEYS[1], 'bytes', 0 - bytes)
 redis.call('HDEL', KEYS[1], 'e:' .. ARGV[2], 't:' .. ARGV[2], 'b:' .. ARGV[2], 'p:' .. ARGV[2])

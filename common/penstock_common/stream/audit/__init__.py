@@ -11,6 +11,7 @@ from contextlib import suppress
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
 from penstock_common.stream.audit.judgement import judge_epoch
+from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
 from penstock_common.stream.audit.survey import PartitionSurvey, survey_partition
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import has_entries
@@ -39,7 +40,7 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
             numbers = [epoch if lost else _existing(client, found, epoch)]
     except DamagedKey as error:
         return AuditReport(name, [], released, damage=[str(error)])
-    report = AuditReport(name, [], released)
+    report = AuditReport(name, [], released, torn=_torn(client, found, epoch))
     for number in numbers:
         try:
             audit = _audit_epoch(client, found, number, deep)
@@ -51,6 +52,16 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
         if audit is not None:
             report.epochs.append(audit)
     return report
+
+
+def _torn(client: Client, stream: Stream, epoch: int | None) -> list[str]:
+    """Return what a reconciliation would repair, without what the audit of an epoch names, or what a job will do."""
+    try:
+        plan = plan_settled(client, stream)
+    except DamagedKey:  # the audit of its epoch names it
+        return []
+    others = (StepKind.FINISH, StepKind.REOPEN, StepKind.NAME)
+    return [str(step) for step in plan if step.kind not in others and (epoch is None or step.epoch in (-1, epoch))]
 
 
 def _existing(client: Client, stream: Stream, epoch: int) -> int:

@@ -123,6 +123,8 @@ class AuditReport:
     """Ranges of epochs that were acknowledged and released, and can no longer be audited. Empty if there are none."""
     damage: list[str] = field(default_factory=list)
     """Keys of the stream itself that another program wrote. What they should say of epochs was not audited."""
+    torn: list[str] = field(default_factory=list)
+    """The disagreements of the stream's slot and its partitions, after the server of one of them came back older."""
 
     @property
     def produced(self) -> int:
@@ -167,7 +169,11 @@ class AuditReport:
     @property
     def findings(self) -> list[str]:
         """Everything that is wrong, one line each."""
-        return [*self.damage, *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings)]
+        return [
+            *self.damage,
+            *self.torn,
+            *(f"epoch {epoch.epoch}: {text}" for epoch in self.epochs for text in epoch.findings),
+        ]
 
     @property
     def is_clean(self) -> bool:

@@ -36,6 +36,7 @@ from penstock_common.stream.commands import (
 )
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.streams import Stream, require_there
 
 _CLOSE_EPOCH_FOR_GROUP = load_script("close_epoch_for_group")
@@ -46,6 +47,7 @@ _HEARTBEAT = load_script("heartbeat")
 _JOIN_GROUP = load_script("join_group")
 _LEASE_REPLAY = load_script("lease_replay")
 _LEAVE_GROUP = load_script("leave_group")
+_RESTORE_GROUP = load_script("restore_group")
 
 SHARED, ORDERED = "shared", "ordered"
 QUIET_MS = 5000
@@ -111,6 +113,8 @@ class Roster:
     """Epochs with entries that were trimmed."""
     retiring: dict[int, str] = field(default_factory=dict)
     """Epochs whose release has begun. Their keys must be unlinked."""
+    retired: tuple[tuple[int, int], ...] = ()
+    """Ranges of the epochs whose release took them off this roster. An epoch that the server lost is in none."""
     closed: frozenset[tuple[str, int]] = frozenset()
     """Pairs (group, epoch) of groups that are done with the epoch."""
     pinned: frozenset[int] = frozenset()
@@ -168,6 +172,7 @@ def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, by
         epochs={int(name): value for name, value in sorted(kinds.get("e", {}).items(), key=lambda e: int(e[0]))},
         trimmed=frozenset(map(int, kinds.get("t", {}))),
         retiring={int(name): value for name, value in kinds.get("x", {}).items()},
+        retired=tuple(parse_ranges(fields.get("retired", ""))),
         closed=frozenset((name.rpartition(":")[0], int(name.rpartition(":")[2])) for name in kinds.get("d", {})),
         pinned=frozenset(map(int, kinds.get("p", {}))),
         replays={name: _replay(value) for name, value in kinds.get("r", {}).items()},
@@ -300,6 +305,36 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
         f"group {group!r} of {stream!r} is read by {facts[0]} ranks, of which {named} are alive; world_size="
         f"{order.world} can only take over from there when they have stopped"
     )
+
+
+def restore_group(
+    client: Client, partition: PartitionKeys, group: str, record: GroupRecord, closed: Iterable[int],
+    member: str = "", incarnation: str = "",
+) -> None:  # fmt: skip
+    """Put a group, and a member of it, back on a roster that lost it, as the rosters of other partitions have it.
+
+    Args:
+        client: Control connection.
+        partition: The partition that lost the group.
+        group: The group's name.
+        record: The group's record in another partition.
+        closed: Epochs that the group has acknowledged as a whole.
+        member: The member to restore, or '' for none.
+        incarnation: Its incarnation.
+    """
+    fields: dict[str, Any] = {
+        "kind": record.kind, "first": record.first, "declared": record.declared, "holds": record.holds, "seen": 0,
+    }  # fmt: skip
+    fields |= {"read": record.read} if record.read >= 0 else {}
+    fields |= {"lost": list(record.lost)} if record.lost else {}
+    fields |= {"world": record.world, "batch": record.batch} if record.world else {}
+    done = [str(epoch) for epoch in sorted(closed)]
+    is_whole = False
+    while not is_whole:
+        epochs = load_roster(client, partition).epochs
+        keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
+        args: list[Arg] = [group, json.dumps(fields), member, incarnation, len(done), *done, *map(str, epochs)]
+        is_whole = bool(run_script(client, _RESTORE_GROUP, keys, args))
 
 
 def beat(

@@ -221,13 +221,18 @@ def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_
     return int(run_script(client, _RETIRE_EPOCH, keys, [generation, epoch, manifest_id])) >= 0
 
 
-def unlink_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
-    """Do the second step of a release, also of one that a dead process began, in whichever partition it was."""
+def unlink_epoch(
+    client: Client, stream: Stream, epoch: int, manifest_id: str, known_shards: Sequence[int] = ()
+) -> None:
+    """Do the second step of a release, also of one that a dead process began, in whichever partition it was.
+
+    ``known_shards`` are those of an epoch that has no manifest any more.
+    """
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
     run_scripts(client, _RETIRE_EPOCH, calls)
-    shards = begun_shards(client, stream, ours) if ours is not None else range(0)
+    shards: Sequence[int] = begun_shards(client, stream, ours) if ours is not None else known_shards
     _, replies = fetch_rosters(client, stream)
     with client.pipeline(transaction=False) as pipe:
         for partition, reply in zip(stream.partitions, replies, strict=True):
