@@ -5,6 +5,7 @@ redis-py connects and logs in. From then on Channel drives the connection's sock
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 from collections.abc import Sequence
@@ -28,13 +29,17 @@ KNOWN_REDIS_PY = "redis>=5.3,<9"
 """The versions of redis-py whose connections a channel can drive, the same as in pyproject.toml."""
 
 
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Asks whether the other side has closed. Where the system has no such question, only a reset is seen."""
+
+
 class Channel:
     """One connection, used by one thread at a time. After any interruption it is broken, closed and never reused."""
 
     def __init__(self, connection: Any, where: str, notify: Notify = to_stderr) -> None:
         """Take over a connection of redis-py that is connected and logged in; raises ServerUnsuitable."""
         self._connection, self._where = connection, where
-        sock = _socket_of(connection)
+        self._descriptor = sock = _socket_of(connection)
         self._socket: SendingSocket = TlsSocket(sock) if isinstance(sock, ssl.SSLSocket) else PlainSocket(sock)
         self._request = PendingRequest(where, notify, heard=partial(getattr, self._socket, "heard_s"))
         self._reader = RespReader(self._socket, connection._parser.parse_error)
@@ -49,6 +54,15 @@ class Channel:
     def waited_s(self) -> float:
         """Return the total seconds spent in waiting for bytes of the server."""
         return self._socket.waited_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the connection is closed, here or by the server, without a request to the server."""
+        if self.broken or self._descriptor.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._descriptor, _HUNG_UP)
+        return bool(poll.poll(0))
 
     def send(self, commands: Sequence[Command]) -> None:
         """Pipeline the commands. Every byte is with the kernel on return, so the caller may reuse its buffers."""

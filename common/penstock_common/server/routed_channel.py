@@ -35,6 +35,11 @@ class RoutedChannel(Channel):
         """See Channel."""
         return sum(channel.waited_s for channel in self._channels.values())
 
+    @property
+    def is_cut(self) -> bool:
+        """See Channel."""
+        return self.broken or any(channel.is_cut for channel in self._channels.values())
+
     def send(self, commands: Sequence[Command]) -> None:
         """See Channel."""
         self._check()

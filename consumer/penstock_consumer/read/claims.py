@@ -5,11 +5,12 @@ A claim says what is acknowledged, what is read again, and which heartbeat keeps
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_common.errors import (
     EpochIncomplete,
@@ -25,7 +26,7 @@ from penstock_common.stream.entries import has_unread, index_records, list_pendi
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector
-from penstock_common.stream.groups.outbox import Outboxes
+from penstock_common.stream.groups.outbox import Outboxes, Probe
 from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
@@ -41,6 +42,7 @@ from penstock_common.stream.groups.roster import (
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.ranges import parse_ranges
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream, read_counters
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
@@ -56,7 +58,11 @@ from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_ack
 from penstock_consumer.read.receive import CommitCheck
 from penstock_consumer.stages.batch import Batch, Lease
 
+Answer = TypeVar("Answer")
+
 JOIN_EVERY_S = 0.2
+CLOSE_S = 2.0
+"""The longest wait for a replica that has not got the end of an epoch."""
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone."""
 MIN_QUIET_MS = 1000
@@ -78,7 +84,14 @@ class Claim:
         self._loss_detector = LossDetector(client.impatient(), who.stream, by, notify)
         self.servers = client.by_server([partition.roster for partition in who.stream.partitions])
         """The numbers of the partitions on each server, as they lay when this member joined."""
-        self.notify, self._outboxes = notify, Outboxes(client, who, self.servers, notify=notify)
+        self.confirmer = Confirmer(client, who.stream, notify)
+        """The question whether replicas have what this member wrote."""
+
+        def probe_of(numbers: Sequence[int]) -> Probe:
+            partitions = [who.stream.partitions[number] for number in numbers]
+            return lambda limit_ms: self.confirmer.probe(partitions, limit_ms)
+
+        self.notify, self._outboxes = notify, Outboxes(client, who, self.servers, notify=notify, probe_of=probe_of)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs of which something was returned and is not read again yet."""
@@ -107,6 +120,14 @@ class Claim:
     def recover(self) -> set[int]:
         """Claim again what the server gave to this member's name and nobody here has. Return the epochs of it."""
         return set()
+
+    def _on_replicas(self, write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
+        """Write on the rosters, as often as a failover loses it, and return once replicas have it."""
+        return self.confirmer.run(self.stream.partitions, write, limit_s)
+
+    def _close_for_group(self, epoch: int) -> None:
+        """Note that the group is done with an epoch. Training goes on also while a replica is missing."""
+        self._on_replicas(lambda: close_for_group(self.client, self.stream, self.who.group, epoch), CLOSE_S)
 
     def _floor(self, start: str | int) -> int:
         """Return the first epoch that may be there."""
@@ -171,7 +192,7 @@ class Claim:
 
         Raises EpochIncomplete for what nobody will deliver.
         """
-        self.flush()
+        self._outboxes.confirm()
         self.unclosed.add(ended)
         for epoch in sorted(self.unclosed):
             manifest = find_manifest(self.client, self.stream, epoch)
@@ -215,7 +236,7 @@ class Claim:
     def leave(self) -> None:
         """Return what is held to the group, and leave it."""
         try:
-            self.flush()
+            self._outboxes.confirm()
             self._loss_detector.check()
         finally:
             self.close()
@@ -256,7 +277,7 @@ class LeaseClaim(Claim):
         force = start != "resume"
         if force:
             self._restart(start)
-        self.first = join_group(self.client, self.who, first=self._floor(start), force=force)
+        self.first = self._on_replicas(lambda: join_group(self.client, self.who, first=self._floor(start), force=force))
 
     def _restart(self, start: str | int) -> None:
         roster = load_roster(self.client, self.stream.partitions[0])
@@ -359,7 +380,7 @@ class LeaseClaim(Claim):
         if missing and self._is_released(epoch):
             return True  # another member closed it meanwhile: the missing ledgers had gone already
         if not missing:
-            close_for_group(self.client, self.stream, group, epoch)
+            self._close_for_group(epoch)
             return True
         if not is_pending and not self.has_unread(epoch):
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
@@ -458,7 +479,9 @@ class RankClaim(Claim):
         wait = Wait(self.notify, 2 * self._quiet_ms / 1000)
         while True:
             try:
-                return join_group(self.client, self.who, first=floor, force=force, quiet_ms=self._quiet_ms)
+                return self._on_replicas(
+                    lambda: join_group(self.client, self.who, first=floor, force=force, quiet_ms=self._quiet_ms)
+                )
             except GroupBusy as error:  # a rank that died a moment ago looks alive for a moment
                 busy = error
             try:
@@ -536,6 +559,7 @@ class RankClaim(Claim):
         """
         self._again.clear()
         self.flush()
+        self._outboxes.forget()  # a report that is sent again would undo the rewind
         self._require_retained(epoch)
         for number in retained_epochs(self.client, self.stream):
             manifest = find_manifest(self.client, self.stream, number)
@@ -601,11 +625,12 @@ class RankClaim(Claim):
     def _close(self, manifest: Manifest) -> bool:
         epoch = manifest.epoch
         if epoch in self._ends and not self.has_unacknowledged(epoch):
-            report(self.client, self.who, manifest, self._ends[epoch][1])
+            self._outboxes.send(0, position_report(manifest, self.who, self._ends[epoch][1]))
+            self.flush()
         positions = known_positions(self.client, self.stream, epoch, self.who.group)
         if not manifest.is_ended or positions.minimum(self.order.world) < (manifest.samples or 0):
             return False
-        close_for_group(self.client, self.stream, self.who.group, epoch)
+        self._close_for_group(epoch)
         self._ends.pop(epoch, None)
         return True
 

@@ -1,19 +1,21 @@
 """Sends acknowledgements without making the training loop wait for each answer.
 
-An acknowledgement sets bits and removes pending ids, so after a broken connection it is sent again.
+An acknowledgement sets bits and removes pending ids, so after a broken connection it is sent again. An answered one is
+kept until a replica has it, because a replica that takes over may lack it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
 from penstock_common.errors import ServerUnavailable
-from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command
+from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command, Reply
 from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
@@ -25,6 +27,27 @@ UNANSWERED = 8
 """Acknowledgements under way at once. Those that a crash of the server loses are delivered again."""
 SHORTEST_S = 0.3
 """The shortest wait for an answer, so that the answer of a live server is read even when no time is left."""
+KEPT = 1024
+"""Answered acknowledgements that are kept. A server loses its newest writes, so the newest ones are enough."""
+ASK_EVERY_S = 1.0
+"""The time between two questions whether a replica has the acknowledgements."""
+ASK_MS = 20
+"""The longest time that such a question holds up the acknowledgements behind it."""
+CONFIRM_MS = 1000
+"""The longest wait for a replica at the end of an epoch, and when a member leaves."""
+
+Probe: TypeAlias = Callable[[int], Sequence[Command]]
+"""Returns a write and a WAIT behind it that lasts for so many ms, or nothing where no replica is asked for."""
+
+
+def no_probe(limit_ms: int) -> Sequence[Command]:
+    """Ask for no replica. Acknowledgements are kept as long as there is space."""
+    return ()
+
+
+def is_confirmed(wait: Command, reply: Reply) -> bool:
+    """Return whether as many replicas as a WAIT asked for have everything that its connection wrote before it."""
+    return isinstance(reply, int) and reply >= int(bytes(wait[1]))
 
 
 class AnyOutbox(Protocol):
@@ -43,6 +66,12 @@ class AnyOutbox(Protocol):
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
 
+    def confirm(self) -> None:
+        """Flush, and wait for a limited time until a replica has everything."""
+
+    def forget(self) -> None:
+        """Send nothing of what was answered again, because what it says is taken back."""
+
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
 
@@ -54,10 +83,19 @@ class Outboxes:
     """The outboxes of one member, one for each server. A server that is away delays only its own acknowledgements."""
 
     def __init__(
-        self, client: Client, who: Membership, servers: Sequence[Sequence[int]], *, notify: Notify = to_stderr
+        self,
+        client: Client,
+        who: Membership,
+        servers: Sequence[Sequence[int]],
+        *,
+        notify: Notify = to_stderr,
+        probe_of: Callable[[Sequence[int]], Probe] = lambda _: no_probe,
     ) -> None:
-        """``servers`` has the numbers of the partitions on each server."""
-        boxes = [Outbox(client, who, notify=notify, what=who.stream.named(numbers)) for numbers in servers]
+        """``servers`` has the numbers of the partitions on each server, and ``probe_of`` gives the probe for one."""
+        boxes = [
+            Outbox(client, who, notify=notify, what=who.stream.named(numbers), probe=probe_of(numbers))
+            for numbers in servers
+        ]
         self._boxes: Sequence[AnyOutbox] = boxes if len(boxes) == 1 else [OutboxThread(box) for box in boxes]
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
 
@@ -80,6 +118,16 @@ class Outboxes:
         for box in self._boxes:
             box.flush()
 
+    def confirm(self) -> None:
+        """Flush, and wait for a limited time until a replica of each server has everything."""
+        for box in self._boxes:
+            box.confirm()
+
+    def forget(self) -> None:
+        """Send nothing of what was answered again, because what it says is taken back."""
+        for box in self._boxes:
+            box.forget()
+
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
         for box in self._boxes:
@@ -97,14 +145,29 @@ class Outbox:
     `flush` waits until all are answered.
     """
 
-    def __init__(self, client: Client, who: Membership, *, notify: Notify = to_stderr, what: str = "") -> None:
+    def __init__(
+        self,
+        client: Client,
+        who: Membership,
+        *,
+        notify: Notify = to_stderr,
+        what: str = "",
+        probe: Probe = no_probe,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``what`` is acknowledged through it, in messages; '' for a whole stream."""
-        self._client, self._who = client, who
+        self._client, self._who, self._probe, self._clock = client, who, probe, clock
+        self._asked_s = clock()
         self._outage = Outage(notify, OUTAGE_S, doing="acknowledging", what=what)
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
+        """What is under way, in order: acknowledgements, and probes."""
+        self._answered: deque[Command] = deque(maxlen=KEPT)
+        """The newest acknowledgements that were answered and are not known to be on a replica."""
         self._scripts: dict[str, bool] = {}
         """Script -> whether it was loaded since the connection was made."""
+        self._is_touched = False
+        """Whether the last probe wrote something, so that its WAIT means something."""
 
     def send(self, call: ScriptCall) -> None:
         """Send a script that may run twice; raises ServerUnavailable if the server stays away.
@@ -116,16 +179,29 @@ class Outbox:
         command = (b"EVALSHA", sha_of(call.script), b"%d" % len(call.keys), *parts)
         while len(self._unanswered) >= UNANSWERED:
             self._read_one()
-        self._unanswered.append(command)
+        commands: list[Command] = [command]
+        if self._clock() - self._asked_s >= ASK_EVERY_S:
+            self._asked_s = self._clock()
+            commands += self._probe(ASK_MS)
+        is_forgetful = self._is_forgetful
+        self._unanswered += commands
+        if is_forgetful:
+            self._send_again(None)
+            return
         try:
-            self._connected().send([command])
+            self._connected().send(commands)
         except ServerUnavailable as error:
             self._send_again(error)
 
     @property
     def is_empty(self) -> bool:
-        """True once every acknowledgement was answered."""
-        return not self._unanswered
+        """True once every acknowledgement was answered, and no connection broke since that may have lost it."""
+        return not self._unanswered and not self._is_forgetful
+
+    @property
+    def _is_forgetful(self) -> bool:
+        """Return whether the server that has the kept acknowledgements may be gone."""
+        return bool(self._answered) and self._channel is not None and self._channel.is_cut
 
     def attend(self) -> None:
         """See `AnyOutbox`. It reads every answer, which shows what was lost."""
@@ -133,8 +209,25 @@ class Outbox:
 
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
+        if self._is_forgetful:
+            self._send_again(None)
         while self._unanswered:
             self._read_one()
+
+    def confirm(self) -> None:
+        """See `AnyOutbox`."""
+        self.flush()
+        if self._answered and (probe := self._probe(CONFIRM_MS)):
+            self._unanswered += probe
+            try:
+                self._connected().send(probe)
+            except ServerUnavailable as error:
+                self._send_again(error)
+            self.flush()
+
+    def forget(self) -> None:
+        """See `AnyOutbox`."""
+        self._answered.clear()
 
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
@@ -147,6 +240,7 @@ class Outbox:
             self._channel = None
 
     def _read_one(self) -> None:
+        sent = self._unanswered[0]
         if self._channel is None:  # abandoned in an outage: nothing is under way on a new connection
             self._send_again(None)
         try:
@@ -154,8 +248,14 @@ class Outbox:
         except ServerUnavailable as error:
             self._send_again(error)
             return
+        if not _is_acknowledgement(sent):
+            self._unanswered.popleft()
+            self._take_probed(sent, reply)
+            return
         if type(reply) is int:  # the usual case
             self._unanswered.popleft()
+            if reply >= 0:  # else the epoch has ended, and nothing of it is acknowledged any more
+                self._answered.append(sent)
             self._outage.over()
             return
         if isinstance(reply, NoScriptError) or "NOSCRIPT" in str(reply):  # restarted, or SCRIPT FLUSH
@@ -175,6 +275,13 @@ class Outbox:
         self._unanswered.popleft()
         self._outage.over()
 
+    def _take_probed(self, sent: Command, reply: Reply) -> None:
+        """Take an answer to a probe. After a refusal the acknowledgements are kept, and a replica is asked again."""
+        if sent[0] != b"WAIT":
+            self._is_touched = reply == 1
+        elif self._is_touched and is_confirmed(sent, reply):
+            self._answered.clear()
+
     def _connected(self) -> Channel:
         if self._channel is None:
             self._scripts = dict.fromkeys(self._scripts, False)
@@ -182,12 +289,16 @@ class Outbox:
         if not all(self._scripts.values()):
             for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
                 # where the first one goes: another server may be away
-                self._client.node_of(self._unanswered[0][3]).script_load(script)
+                key = next(command[3] for command in self._unanswered if _is_acknowledgement(command))
+                self._client.node_of(key).script_load(script)
                 self._scripts[script] = True
         return self._channel
 
     def _send_again(self, error: ServerUnavailable | None) -> None:
-        """Send everything unanswered once more, on a new connection."""
+        """Send everything unanswered once more, on a new connection, and before it what the server may have lost."""
+        sent = [*self._answered, *filter(_is_acknowledgement, self._unanswered)]
+        self._answered.clear()
+        self._unanswered = deque(sent)
         while True:
             self.close()
             if error is not None:
@@ -200,6 +311,11 @@ class Outbox:
                 error = again
 
 
+def _is_acknowledgement(command: Command) -> bool:
+    """Return whether a command is an acknowledgement, and no part of a probe."""
+    return command[0] == b"EVALSHA"
+
+
 class OutboxThread:
     """An outbox that a thread of its own empties, from the first acknowledgement on."""
 
@@ -207,7 +323,7 @@ class OutboxThread:
         self._outbox = outbox
         self._changed = threading.Condition()
         self._calls: deque[ScriptCall] = deque()
-        self._is_busy = self._is_closed = False
+        self._is_busy = self._is_closed = self._is_asked = False
         self._error: Exception | None = None
         """What a later call raises. The thread goes on after that."""
         self._limit_s: float | None = None
@@ -231,14 +347,27 @@ class OutboxThread:
             self._changed.notify_all()
 
     def attend(self) -> None:
-        """See `AnyOutbox`. The thread attends to that itself."""
+        """See `AnyOutbox`. The thread does it."""
         with self._changed:
             self._raise()
+            self._changed.notify_all()
+
+    def confirm(self) -> None:
+        """See `AnyOutbox`."""
+        with self._changed:
+            self._is_asked = self._thread is not None
+        self.flush()
+
+    def forget(self) -> None:
+        """See `AnyOutbox`."""
+        self.flush()
+        self._outbox.forget()
 
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
         with self._changed:
             self._raise()
+            self._changed.notify_all()
             is_over = self._changed.wait_for(lambda: self._is_done or self._error is not None, self._limit_s)
             self._raise()
         if not is_over:
@@ -258,7 +387,8 @@ class OutboxThread:
 
     @property
     def _is_done(self) -> bool:
-        return self._is_closed or (not self._is_busy and not self._calls and self._outbox.is_empty)
+        is_idle = not (self._is_busy or self._calls or self._is_asked)
+        return self._is_closed or (is_idle and self._outbox.is_empty)
 
     def _raise(self) -> None:
         error, self._error = self._error, None
@@ -276,10 +406,13 @@ class OutboxThread:
                     break
                 self._is_busy = True
                 call = self._calls.popleft() if self._calls else None
+                is_asked, self._is_asked = self._is_asked and not self._calls, self._is_asked and bool(self._calls)
             try:
                 if call is not None:
                     self._outbox.send(call)
-                if not self._calls:
+                if is_asked:
+                    self._outbox.confirm()
+                elif not self._calls:
                     self._outbox.flush()
             except Exception as error:
                 with self._changed:

@@ -1,0 +1,175 @@
+"""The order of facts on several servers: one that rests on another server's is written when a replica has that one.
+
+Each server of a cluster loses its newest writes alone. So a fact would outlive what it rests on. On one server the
+newest fact is lost first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
+
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import ServerUnavailable, Unauthorized
+from penstock_common.server.channel import Command
+from penstock_common.stream.commands import Client
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.servers.durability import (
+    Durability,
+    ReplicaWatch,
+    bear_shortfall,
+    touch_command,
+    touch_partition,
+    unconfirmed,
+)
+from penstock_common.stream.streams import Stream
+from penstock_common.waiting import Notify, Wait
+
+Answer = TypeVar("Answer")
+Place: TypeAlias = PartitionKeys | Stream
+"""Where facts are: a partition, or the keys of the stream itself."""
+
+
+class Confirmer:
+    """Asks the servers of one stream whether replicas have what was written, as the stream's durability demands.
+
+    It asks nothing where the level is ``memory``, or where it is ``auto`` and no replica follows the server. A user
+    without the right to WAIT asks nothing, either.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        stream: Stream,
+        notify: Notify,
+        *,
+        watch: ReplicaWatch | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Ask nothing yet. ``should_stop`` ends a wait that has no end of its own, with DurabilityLost."""
+        self._client, self._stream, self._notify, self._should_stop = client, stream, notify, should_stop
+        self._watch = watch or ReplicaWatch(client)
+        self._durability = Durability.parse(stream.durability)
+        self._wait: Wait | None = None
+        """The wait of `Question.is_answered`, from its first refusal on."""
+
+    @property
+    def everywhere(self) -> Sequence[Place]:
+        """The partitions, and the stream's own keys."""
+        return [*self._stream.partitions, self._stream]
+
+    def asks(self, places: Sequence[Place]) -> bool:
+        """Return whether any of the servers of these places is to be asked."""
+        return any(self._level(place).commands() for place in places)
+
+    def are_apart(self, *places: Place) -> bool:
+        """Return whether several servers have these places. One server loses no fact without those that rest on it."""
+        return len(self._client.by_server([_key_of(place) for place in places])) > 1
+
+    def probe(self, partitions: Sequence[PartitionKeys], limit_ms: int) -> list[Command]:
+        """Return the commands that ask the server of these partitions on a connection to it, or nothing.
+
+        They are a write and a WAIT of at most ``limit_ms``. One WAIT cannot answer for partitions that moved apart.
+        """
+        replicas = 0 if self.are_apart(*partitions) else self._level(partitions[0]).replicas
+        return [touch_partition(partitions[0]), (b"WAIT", b"%d" % replicas, b"%d" % limit_ms)] if replicas else []
+
+    def question(self, places: Sequence[Place]) -> Question:
+        """Return the question whether what is written from now on, or was read since, is on replicas."""
+        return Question(self, places)
+
+    def run(self, places: Sequence[Place], write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
+        """Write facts of these places, and return what ``write`` returned once replicas have them.
+
+        ``write`` runs again after each failover. With ``auto`` the wait has a limit of its own. Raises DurabilityLost.
+        """
+        wait = Wait(self._notify)
+        while True:
+            question = self.question(places)
+            answer = write()
+            if not (lacking := question.lacking()) or wait.seconds >= limit_s:
+                return answer
+            if not bear_shortfall(wait, self._durability, said(lacking), self._should_stop):
+                self._give_up(lacking)
+                return answer
+
+    def _level(self, place: Place) -> Durability:
+        return self._watch.level(self._durability, _key_of(place))
+
+    def _give_up(self, lacking: dict[str, str]) -> None:
+        for key in lacking:
+            self._watch.lost(key)
+            self._notify(unconfirmed(self._stream.name, self._client.node_of(key).where))
+
+    # --- for a question ---
+
+    def place_at(self, places: Sequence[Place]) -> dict[str, Place]:
+        """Return a place for each server that has some of these now, by its address."""
+        found: dict[str, Place] = {}
+        for place in places:
+            found.setdefault(self._client.node_of(_key_of(place)).where, place)
+        return found
+
+    def lacking_at(self, where: str, place: Place) -> str:
+        """Return what the replicas of the server ``where`` lack, or ''."""
+        node, safety = self._client.node_of(_key_of(place)), self._level(place).commands()
+        if not safety:
+            return ""
+        if node.where != where:
+            return f"the keys have moved from {where} to {node.where}"
+        touch = touch_command(self._stream) if isinstance(place, Stream) else touch_partition(place)
+        try:
+            with node.impatient().pipeline(transaction=False) as pipe:
+                for command in (touch, *safety):
+                    pipe.execute_command(*command)
+                touched, *replies = pipe.execute(raise_on_error=False)
+            if isinstance(touched, ResponseError):
+                return str(touched)
+            return self._level(place).shortfall(replies, node)
+        except ServerUnavailable as error:
+            return str(error)
+        except (Unauthorized, ResponseError):
+            return ""
+
+    def bears(self, lacking: dict[str, str]) -> bool:
+        """Return whether to try again later. With ``auto`` that has a limit. It says what is missing."""
+        if not lacking:
+            self._wait = None
+            return False
+        self._wait = self._wait or Wait(self._notify)
+        if bear_shortfall(self._wait, self._durability, said(lacking)):
+            return True
+        self._give_up(lacking)
+        self._wait = None
+        return False
+
+
+class Question:
+    """The question whether replicas have what was written to some servers after it was made.
+
+    A server that took over meanwhile may lack the write, so it does not answer for it.
+    """
+
+    def __init__(self, confirmer: Confirmer, places: Sequence[Place]) -> None:
+        self._confirmer = confirmer
+        self._places = confirmer.place_at(places) if confirmer.asks(places) else {}
+
+    def lacking(self) -> dict[str, str]:
+        """Ask each server once, and return what its replicas lack, by a key of it."""
+        found = {_key_of(place): self._confirmer.lacking_at(where, place) for where, place in self._places.items()}
+        return {key: lack for key, lack in found.items() if lack}
+
+    def is_answered(self) -> bool:
+        """Return whether replicas have it. If not, the caller leaves the next step for later."""
+        return not self._confirmer.bears(self.lacking())
+
+
+def said(lacking: dict[str, str]) -> str:
+    """Return what replicas lack, as one text."""
+    return " and ".join(dict.fromkeys(lacking.values()))
+
+
+def _key_of(place: Place) -> str:
+    return place.keys.meta if isinstance(place, Stream) else place.roster
