@@ -38,7 +38,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     record(os, "fdatasync", "synced")
     record(os, "fsync", "names synced")
     record(Committer, "_execute", "sent")
-    monkeypatch.setattr(Durability, "commands", lambda self: [])
+    monkeypatch.setattr(Durability, "commands", lambda *_: [(b"PING",)])
     monkeypatch.setattr(Durability, "shortfall", lambda self, replies, where: "")
     monkeypatch.setattr("penstock_producer.write.writer.require_durable", lambda client, level: None)
     return seen

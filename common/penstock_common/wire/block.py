@@ -156,8 +156,8 @@ def _cells_of(column: NDArray[Any]) -> Any:
 class BlockBuilder:
     """A builder that gathers samples of one spec until a block has its target size.
 
-    A block of fixed-size tensors is full after ``capacity`` samples. For ragged tensors the bytes decide. The builder
-    uses a finished block's arrays again two blocks later, when the caller has sent it.
+    A block of fixed-size tensors is full after ``capacity`` samples. For ragged tensors the bytes decide. A finished
+    block keeps its memory, which another block gets once nothing refers to the first.
     """
 
     def __init__(self, spec: Spec, target_bytes: int, max_samples: int, place: Place | None = None) -> None:
@@ -180,8 +180,6 @@ class BlockBuilder:
         # ragged samples are kept separately and joined at the end, when their sizes are known
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
-        self._own: list[NDArray[np.uint8]] = []
-        """The memory of the last two blocks for which ``place`` returned None."""
         self._place = None if self._ragged else place
         self._memory: NDArray[np.uint8] | None
         """The memory of the current block; None before its first sample."""
@@ -214,12 +212,8 @@ class BlockBuilder:
         self._stop = min(self._planned, self.left)
 
     def _own_memory(self) -> NDArray[np.uint8]:
-        if len(self._own) < 2:
-            nbytes = max(1, starts_in(self._fixed_spec, self.capacity)[-1])
-            self._own.append(np.frombuffer(BLOCKS.take(nbytes), dtype=np.uint8))
-        else:
-            self._own.reverse()
-        return self._own[-1]
+        nbytes = max(1, starts_in(self._fixed_spec, self.capacity)[-1])
+        return np.frombuffer(BLOCKS.take(nbytes), dtype=np.uint8)
 
     def _gather_in(self, memory: NDArray[np.uint8]) -> None:
         """Plan how each tensor of a sample is copied into this memory."""

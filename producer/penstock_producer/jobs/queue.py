@@ -21,7 +21,14 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
-from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, SourceError, Unauthorized
+from penstock_common.errors import (
+    BudgetFull,
+    DurabilityLost,
+    PenstockError,
+    ServerUnavailable,
+    SourceError,
+    Unauthorized,
+)
 from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
@@ -100,7 +107,7 @@ def produce_shard(**arguments: Any) -> dict[str, int] | Retry:
     report = _JobNote(job, runner, task, key)
     try:
         runner.produce(task, report)
-    except BudgetFull as error:
+    except (BudgetFull, DurabilityLost) as error:
         if runner.is_stopping:
             raise FillStopped from None  # it goes to the front, because it keeps its turn
         report.waits(str(error))

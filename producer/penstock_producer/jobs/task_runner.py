@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock_common.errors import (
     BudgetFull,
+    DurabilityLost,
     PenstockError,
     SampleError,
     ServerUnavailable,
@@ -156,7 +157,7 @@ class TaskRunner:
                 run(writer, manifest, task, source, watch)  # type: ignore[arg-type]
             finally:
                 report.made(watch.good, watch.bad)
-        except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull):
+        except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull, DurabilityLost):
             raise
         except BaseException:
             self.close()  # an open connection or file may be the cause

@@ -1,7 +1,8 @@
 """The committer: appends a shard's blocks exactly once, whatever happens to it or to another run of the same job.
 
 One block is being committed while the next is packed and sent. The server refuses a block that is not next (decision
-21) and says what is committed. Nothing is sent again before the committer knows what is committed.
+21) and says what is committed. Nothing is sent again before the committer knows what is committed. What a server may
+still lose is kept in ``unconfirmed``, and sent again to one that lost it (decision 30).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from penstock_common.errors import (
     Unauthorized,
 )
 from penstock_common.segments.writer import SegmentWriter
-from penstock_common.server.channel import Channel
+from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
 from penstock_common.stream.commands import Arg, Key, run_script_on
@@ -46,7 +47,7 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.feeds import retake_shard
 from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
-from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition
+from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition, unconfirmed
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
@@ -57,6 +58,7 @@ from penstock_producer.write.completion import find_forged, first_fault, others_
 from penstock_producer.write.reserve import memory_for
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.segments import SegmentSealer, open_segment_writer, place_block
+from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
 
 
 class ShardTaken(ShardMismatch):
@@ -75,6 +77,8 @@ class SentBlock:
     """The segment that holds its payload, or ''. It may be sealed once the transaction is answered."""
     sealed: list[str]
     """The segments that the request reports as full, after the transaction."""
+    level: Durability
+    """The level that the request asks for at its end. It has no commands if it asks for none."""
 
     entry_id: bytes = b""
     """The id of the entry that the transaction appended, once it is answered."""
@@ -126,15 +130,11 @@ class Committer:
         self._stored_block: tuple[Block, Fields, str] | None = None
         """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
-        self._safety = self._durability.commands()
-        self._lacking = ""
-        """A sentence on what is committed and not yet as safe as the durability asks."""
-        self._unsafe = Wait(notify, clock=clock)
-        """The wait for that durability."""
+        self._unconfirmed = UnconfirmedBlocks(self._durability, resources.replicas, self._partition.roster, clock)
         self._outage = Outage(notify, doing="writing", clock=clock)
         self._own: dict[int, int] = {}
         """The blocks that this run committed: end -> first offset."""
-        self._confirmed = 0
+        self._answered = 0
         """The offset after the last sample that the server said to be committed."""
         self._is_taken = False
         """Whether the epoch continued without this writer's shard."""
@@ -146,14 +146,13 @@ class Committer:
             self._begin()
         except ServerUnavailable as error:
             self._come_back(error)
-        self._lacking = ""
 
     @property
     def position(self) -> int:
         """The offset after the last one known to be committed. In another writer's shard, the offset after this
         writer's last sample.
         """
-        return self._confirmed if self._is_anothers else self._progress.end
+        return self._answered if self._is_anothers else self._progress.end
 
     @property
     def left_out(self) -> int:
@@ -167,18 +166,22 @@ class Committer:
     def unconfirmed(self) -> list[tuple[Block, Mapping[int, str]]]:
         """Return what was sent to a shard that is another writer's, for this writer's next shard.
 
-        Raises ShardMismatch where the server had confirmed samples of this writer there.
+        Raises ShardMismatch where the server lost samples that it had committed there, and that are not kept.
         """
-        if self._confirmed:
+        kept, sent = self._unconfirmed.all(), self._sent
+        if self._answered:
             records = index_records(self._client, self._partition, self._manifest.epoch, self._shard)
-            if any(record.writer == self._token and record.end >= self._confirmed for record in records):
+            if any(record.writer == self._token and record.end >= self._answered for record in records):
                 raise self._not_whole("behind this writer's records is another one")
-            raise ShardMismatch(
-                f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is not this writer's "
-                f"any more: the server lost data, and with it {self._confirmed} samples that it had confirmed; start "
-                "again, and write what is missing"
-            )
-        return [] if self._sent is None else [(self._sent.block, self._sent.bad)]
+            if self._unconfirmed.first != 0:
+                raise ShardMismatch(
+                    f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is not this "
+                    f"writer's any more: the server lost data, and with it {self._answered} samples that it had "
+                    "confirmed; start again, and write what is missing"
+                )
+        if sent is not None and not (kept and sent.block.end <= kept[-1].block.end):
+            kept.append(KeptBlock(sent.block, sent.bad))
+        return [(one.block, one.bad) for one in kept]
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Return memory of a segment for at most ``count`` samples, or None if the block may be made anywhere."""
@@ -222,11 +225,14 @@ class Committer:
         if before is not None and self._may_follow(before, block) and self._follow(before, block, bad or {}):
             return
         self._drain()
+        if self._unconfirmed.must_wait(block.nbytes):
+            self._confirm()
         self._send(block, bad or {})
 
     def _may_follow(self, before: SentBlock, block: Block) -> bool:
         """Return True if the block may be sent before the one ahead of it is answered."""
-        is_next = block.count > 0 and block.first == before.block.end and not self._lacking
+        is_next = block.count > 0 and block.first == before.block.end
+        is_next = is_next and not self._unconfirmed.must_wait(before.block.nbytes + block.nbytes)
         return is_next and self._admission.admit_next(block.nbytes, self._progress.held_bytes + before.block.nbytes)
 
     def _follow(self, before: SentBlock, block: Block, bad: Mapping[int, str]) -> bool:
@@ -256,8 +262,12 @@ class Committer:
         return False
 
     def commit_all(self) -> None:
-        """Wait until everything sent is committed, and send again what was not."""
+        """Wait until everything sent is committed and as safe as the stream's durability says.
+
+        Raises DurabilityLost if the job must stop meanwhile.
+        """
         self._drain()
+        self._confirm()
         self._sealer.now(self.run_script)
 
     def _drain(self) -> None:
@@ -273,7 +283,6 @@ class Committer:
                 self._take_back(sent)
                 raise
             self._send(sent.block, sent.bad)
-        self._await_safety()
 
     def _take_back(self, *refused: SentBlock) -> None:
         """Remove the entries of blocks whose script the server refused in its middle, for want of a right."""
@@ -315,6 +324,7 @@ class Committer:
                     self._resume()  # a connection that was closed is not an outage
                 except ServerUnavailable as error:
                     self._come_back(error)
+                self._restore(self._answered)
         if self._is_anothers or (records and all(record.writer != self._token for record in records)):
             raise self._taken()
         fault = first_fault(records, end, self._token)
@@ -343,6 +353,7 @@ class Committer:
             self._segment_writer.close()
             with suppress(PenstockError):  # the cleaner finds out
                 self._sealer.now(self.run_script)
+        self._note_settled(self._answered)
         self._resources.give_channel(self._channel)
         self.close()
 
@@ -358,6 +369,7 @@ class Committer:
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Wait for quota, and send the part of the block that is not committed yet."""
         while True:
+            self._restore(min(block.first, self._answered))
             rest = self._missing_part(block)
             if rest is None:
                 self._sent = None
@@ -376,22 +388,49 @@ class Committer:
 
     def _missing_part(self, block: Block) -> Block | None:
         end = self._progress.end
+        self._require_writable()
+        if end < block.first:
+            raise self._lost(block.first)
+        if end > block.first and not self._was_cut:  # a broken connection may have committed it unanswered
+            self._left_out[block.first] = min(end, block.end) - block.first
+        if end >= block.end:
+            return None
+        return block if end == block.first else block.tail(end)
+
+    def _restore(self, upto: int) -> None:
+        """Send again what the server has lost, up to an offset, since it said that it was committed.
+
+        Raises ShardMismatch if it lost more than is kept.
+        """
+        stored, is_said = self._stored_block, False
+        while self._progress.end < upto:
+            self._require_writable()
+            kept = self._unconfirmed.at(self._progress.end)
+            if kept is None:
+                raise self._lost(upto)
+            if not is_said:
+                is_said = True
+                self._notify(
+                    f"the server came back without samples {self._progress.end}-{upto - 1} of shard {self._shard} of "
+                    f"epoch {self._manifest.epoch} of {self._stream.name!r}: sending them again"
+                )
+            self._send(kept.block, kept.bad)
+            self._drain()
+        self._stored_block = stored
+
+    def _lost(self, begin: int) -> ShardMismatch:
+        return ShardMismatch(
+            f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {self._progress.end}, the next "
+            f"block starts at {begin}: the server lost data; abandon the epoch and produce it again"
+        )
+
+    def _require_writable(self) -> None:
         if self._progress.state != self._manifest.live_state.encode():
             if damage := state_damage(self._partition, self._manifest, self._progress.state):
                 raise damage
             self._refuse_state(self._progress.state.decode())
         if self._is_anothers:
             raise self._taken()
-        if end < block.first:
-            raise ShardMismatch(
-                f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {end}, the next block "
-                f"starts at {block.first}: the server lost data; abandon the epoch and produce it again"
-            )
-        if end > block.first and not self._was_cut:  # a broken connection may have committed it unanswered
-            self._left_out[block.first] = min(end, block.end) - block.first
-        if end >= block.end:
-            return None
-        return block if end == block.first else block.tail(end)
 
     def _taken(self) -> ShardTaken:
         return ShardTaken(
@@ -449,8 +488,9 @@ class Committer:
         sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, segment=segment, writer=self._token)
-        self._channel.send([*commands, *seal, *self._safety])
-        return SentBlock(block, bad, len(commands), segment, sealed)
+        level = self._unconfirmed.question(block.nbytes)
+        self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
+        return SentBlock(block, bad, len(commands), segment, sealed, level)
 
     def _collect(self, sent: SentBlock) -> bool:
         """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
@@ -463,7 +503,7 @@ class Committer:
         replies = [self._channel.read() for _ in range(due)]
         if sent.sealed:
             self._sealer.answered(sent.sealed, self._channel.read())
-        safety = [self._channel.read() for _ in self._safety]
+        safety = [self._channel.read() for _ in sent.level.commands()]
         if any(is_out_of_memory(reply) for reply in replies):
             self._admission.note_full_server()
             return False
@@ -479,13 +519,32 @@ class Committer:
                 outcome[-1], sent.block, live_state, self._token, self._partition.roster
             )
             if is_committed:
-                self._confirmed = self._progress.end
-                self._resources.loss_detector.committed(self._manifest, self._shard, self._progress.end, self._token)
-                self._own[sent.block.end] = sent.block.first
-                self._note_unsafe(self._durability.shortfall(safety, self._client))
+                self._note_committed(sent, safety)
             return is_committed
         raise_errors(replies, self._client, self._keys())
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
+
+    def _note_committed(self, sent: SentBlock, safety: Sequence[Reply]) -> None:
+        """Keep a block that is committed until it is as safe as the durability says, and take the answers on that."""
+        end = self._progress.end
+        self._answered = max(self._answered, end)
+        self._own[sent.block.end] = sent.block.first
+        self._unconfirmed.committed(sent.block, sent.bad)
+        self._note_safety(sent.level, end, safety)
+
+    def _note_safety(self, level: Durability, end: int, safety: Sequence[Reply]) -> str:
+        """Take the answers to the question behind an offset. Returns what is missing, or ''."""
+        lacking = level.shortfall(safety, self._client)
+        if safety:
+            self._unconfirmed.answered(end, is_confirmed=not lacking)
+        first = self._unconfirmed.first
+        self._note_settled(self._answered if first is None else first)
+        return lacking
+
+    def _note_settled(self, end: int) -> None:
+        """Note the offset below which nothing could be sent again: what is lost there is lost."""
+        if end:
+            self._resources.loss_detector.committed(self._manifest, self._shard, end, self._token)
 
     def _leave_segment(self) -> None:
         """Put uncommitted blocks into another segment, because another process declared this writer dead."""
@@ -519,6 +578,7 @@ class Committer:
         self._was_cut = True
         self._channel.close()
         self._come_back(error)
+        self._unconfirmed.came_back(self._progress.end)
 
     def _begin(self) -> None:
         """Read what is committed, on the connection of an earlier shard or on a new one."""
@@ -554,23 +614,28 @@ class Committer:
                 break
             except ServerUnavailable as again:
                 error = again
-        if self._safety:  # this connection has written nothing, so its WAIT would say nothing
-            self._note_unsafe("the connection broke before the server said so")
 
-    def _note_unsafe(self, what: str) -> None:
-        if not self._lacking:
-            self._unsafe.over()
-        self._lacking = what
+    def _confirm(self) -> None:
+        """Return once what is committed is as safe as the stream's durability says.
 
-    def _await_safety(self) -> None:
-        """Return once what is committed is as safe as the stream's durability says. Raises DurabilityLost."""
-        while self._lacking:
-            bear_shortfall(self._unsafe, self._durability, self._lacking, self._should_stop)
+        `auto` waits for a limited time for a replica that followed before. Raises DurabilityLost if the job must stop.
+        """
+        wait, roster = Wait(self._notify, clock=self._clock), self._partition.roster
+        while True:
             try:
-                self._channel.send([touch_partition(self._partition), *self._safety])
-                replies = [self._channel.read() for _ in range(1 + len(self._safety))]
-                raise_errors(replies[:1], self._client, [self._partition.roster])  # without a write WAIT says nothing
-                self._lacking = self._durability.shortfall(replies[1:], self._client)
+                self._restore(self._answered)
+                level, end = self._unconfirmed.level, self._progress.end
+                if not level.commands() or self._unconfirmed.confirmed >= end:
+                    return
+                # the connection may have written nothing yet, and WAIT would say nothing then
+                self._channel.send([touch_partition(self._partition), *level.commands()])
+                replies = [self._channel.read() for _ in range(1 + len(level.commands()))]
+                raise_errors(replies[:1], self._client, [roster])
+                lacking = self._note_safety(level, end, replies[1:])
                 self._outage.over()
             except ServerUnavailable as error:
                 self._reconnect(error)
+                continue
+            if lacking and not bear_shortfall(wait, self._durability, lacking, self._should_stop):
+                self._resources.replicas.lost(roster)
+                self._notify(unconfirmed(self._stream.name, self._client.node_of(roster).where))

@@ -13,7 +13,7 @@ from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.payloads import maps_of_stream
-from penstock_common.stream.servers.durability import ReplicaWatch
+from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
 from penstock_producer.write.cleaner import Cleaners
@@ -30,6 +30,7 @@ class SharedResources:
         self.server_memory = ServerMemoryQuota(client)
         self.order = AdmissionOrder(client, stream)
         self.replicas = ReplicaWatch(client)
+        self.replicas.look(Durability.parse(stream.durability), stream)
         self.loss_detector = LossDetector(client, stream, f"writer {gethostname()}-{os.getpid()}", notify)
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []

@@ -304,7 +304,7 @@ class ShardWriter:
         self._committer.close()
 
     def _make_way(self, count: int) -> None:
-        """Send what a flush could not send, because the builder uses a block's arrays again two blocks later."""
+        """Send what a flush could not send, so that no more than one block waits for the server."""
         require_own(self._owner)
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()

@@ -57,12 +57,16 @@ def test_a_refused_sample_leaves_the_block_as_it_was() -> None:
 
 
 def test_a_finished_block_stays_whole_while_the_next_one_fills() -> None:
-    """It is being sent during that time, and its arrays are used again two blocks later."""
+    """It is being sent during that time, and may have to be sent again after many blocks."""
     builder = BlockBuilder(PAIR, 1000, 10)
     builder.add({"x": np.ones(2, "f4"), "y": 1})
     block = builder.finish(0)
     builder.add({"x": np.zeros(2, "f4"), "y": 2})
     assert len(builder) == 1
+    assert block.columns[0].values.tolist() == [[1.0, 1.0]]
+    for number in range(3, 40):
+        builder.finish(number)
+        builder.add({"x": np.zeros(2, "f4"), "y": number})
     assert block.columns[0].values.tolist() == [[1.0, 1.0]]
 
 

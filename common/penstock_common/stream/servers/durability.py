@@ -158,6 +158,11 @@ class ReplicaWatch:
                 self._followed[where] = _online(node.impatient().info("replication"), LAG_S) > 0
         return self._followed.get(where, False)
 
+    def look(self, durability: Durability, stream: Stream) -> None:
+        """Learn which servers of a stream have replicas. One that is cut off later is then waited for."""
+        for key in (stream.keys.meta, *(partition.roster for partition in stream.partitions)):
+            self.level(durability, key)
+
     def lost(self, key: str) -> None:
         """Note that a replica of the key's server did not answer in time: the server counts as one without."""
         where = self._client.node_of(key).where

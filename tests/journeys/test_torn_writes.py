@@ -1,0 +1,157 @@
+"""A primary dies whose replica lacks the newest blocks, and writers send again what no replica had confirmed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from penstock_common.errors import ShardMismatch
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.client import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
+from penstock_producer.write.writer import Writer
+from tests.clusters import low_port
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, replayed, sample, writer_of
+from tests.sentinels import SERVER_PASSWORD, Service, started_service, until
+from tests.torn import TornPair, torn_service
+
+FIRST, CUT, ALL = 100, 200, 300
+"""Samples that the replica has, samples at the failover, and samples in the end."""
+levels = pytest.mark.parametrize("level", ["auto", "replicas=1"])
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A primary, a replica, and Sentinels."""
+    with started_service(find_servers()[0], tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def failed_over(service: Service, pair: TornPair) -> Iterator[None]:
+    """The replica has taken over, and another replica follows it."""
+    pair.fail_over()
+    follow = {"replicaof": f"127.0.0.1 {pair.replica.port}", "masterauth": SERVER_PASSWORD}
+    with EmbeddedServer(find_servers()[0], port=low_port(), password=SERVER_PASSWORD, extra=follow):
+        with redis.Redis.from_url(pair.replica.url) as admin:
+            until(lambda: admin.info("replication").get("slave0", {}).get("state") == "online")
+        yield
+
+
+def torn_writer(service: Service, level: str, said: list[str], **settings: Any) -> Writer:
+    """A writer with four samples in a block."""
+    settings = {"block_bytes": 4 * SAMPLE_BYTES, "durability": level, "notify": said.append, **settings}
+    return writer_of(service.url, spec=SPEC, **settings)
+
+
+def require_all(service: Service, count: int) -> None:
+    """Require that each sample is there once, and that the audit agrees."""
+    assert replayed(service.url) == list(range(count))
+    with connect(service.url) as client:
+        assert audit_stream(client, "t").findings == []
+
+
+@levels
+def test_an_epoch_loses_nothing_that_no_replica_had(service: Service, level: str) -> None:
+    """The epoch would otherwise be abandoned for the last blocks of a dead server."""
+    said: list[str] = []
+    with torn_writer(service, level, said) as writer, torn_service(service) as pair:
+        epoch = writer.epoch()
+        for number in range(FIRST):
+            epoch.write(sample(number))
+        epoch.flush()
+        pair.cut_off()
+        for number in range(FIRST, CUT):
+            epoch.write(sample(number))
+        with failed_over(service, pair):
+            for number in range(CUT, ALL):
+                epoch.write(sample(number))
+            epoch.close()
+            require_all(service, ALL)
+    assert sum("sending them again" in line for line in said) == 1
+
+
+@levels
+@pytest.mark.parametrize("begins_cut", [False, True], ids=["shard-replicated", "epoch-lost"])
+def test_a_feed_loses_nothing_that_no_replica_had(service: Service, level: str, begins_cut: bool) -> None:
+    """A feed cannot be made again. If its epoch is lost as a whole, its samples go into the next one."""
+    said: list[str] = []
+    with torn_writer(service, level, said) as writer, torn_service(service) as pair:
+        if not begins_cut:
+            for number in range(FIRST):
+                writer.write(sample(number))
+            writer.flush()
+        pair.cut_off()
+        for number in range(0 if begins_cut else FIRST, CUT):
+            writer.write(sample(number))
+        with failed_over(service, pair):
+            for number in range(CUT, ALL):
+                writer.write(sample(number))
+            writer.close()
+            require_all(service, ALL)
+
+
+@levels
+def test_a_shard_that_waits_at_its_end_is_sent_again(service: Service, level: str) -> None:
+    """The end of a shard is the last moment at which its blocks can be sent again."""
+    said: list[str] = []
+    with torn_writer(service, level, said) as writer, torn_service(service) as pair:
+        epoch = writer.epoch(sizes=[CUT])
+        shard = epoch.shard(0)
+        for number in range(FIRST):
+            shard.write(sample(number))
+        shard.flush()
+        pair.cut_off()
+        for number in range(FIRST, CUT):
+            shard.write(sample(number))
+        close = threading.Thread(target=shard.close)
+        close.start()
+        until(lambda: any("0 of 1 replicas have it" in line for line in said))
+        with failed_over(service, pair):
+            close.join(20)
+            assert not close.is_alive()
+            assert shard.position == CUT
+            require_all(service, CUT)
+
+
+def test_more_than_is_kept_ends_the_epoch_by_name(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `auto` the oldest blocks are dropped where a replica stays away. A hole must never look complete."""
+    monkeypatch.setattr("penstock_producer.write.unconfirmed.UNCONFIRMED_BYTES", 20 * SAMPLE_BYTES)
+    said: list[str] = []
+    with torn_writer(service, "auto", said) as writer, torn_service(service) as pair:
+        epoch = writer.epoch()
+        for number in range(FIRST):
+            epoch.write(sample(number))
+        epoch.flush()
+        pair.cut_off()
+        for number in range(FIRST, CUT):
+            epoch.write(sample(number))
+        with failed_over(service, pair), pytest.raises(ShardMismatch, match="the server lost data"):
+            for number in range(CUT, ALL):
+                epoch.write(sample(number))
+            epoch.close()
+
+
+def test_memory_names_what_is_lost(service: Service) -> None:
+    """With `memory` nothing is kept, and the loss must be an error."""
+    said: list[str] = []
+    with torn_writer(service, "memory", said) as writer, torn_service(service) as pair:
+        epoch = writer.epoch()
+        for number in range(FIRST):
+            epoch.write(sample(number))
+        epoch.flush()
+        pair.cut_off()
+        for number in range(FIRST, CUT):
+            epoch.write(sample(number))
+        pair.fail_over()
+        with pytest.raises(ShardMismatch, match="the server lost data"):
+            for number in range(CUT, ALL):
+                epoch.write(sample(number))
+            epoch.close()
+    assert any(f"offsets {FIRST}-" in line for line in said), said
