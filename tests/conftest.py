@@ -19,6 +19,8 @@ from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 
 # A shell without job control ignores SIGINT for what it starts in the background, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup does the same with SIGHUP.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The time of an example depends on the machine's load; benchmarks measure speed.
 settings.register_profile("penstock", deadline=None)
@@ -44,6 +46,26 @@ def session_folder() -> Iterator[None]:
     """Make a separate runtime folder, so that no client meets a `penstock server` of the user who runs the tests."""
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_terminal() -> Iterator[None]:
+    """Tests give a command a terminal that shows colours, whichever terminal starts the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def redis_cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let redis-cli be on PATH. Where none is installed, it is the one beside a server of a Python package."""
+    beside = [executable.with_name("redis-cli") for executable in find_servers()]
+    with pytest.MonkeyPatch.context() as patch:
+        if shutil.which("redis-cli") is None and (found := next(filter(Path.exists, beside), None)):
+            folder = tmp_path_factory.mktemp("redis-cli")
+            (folder / "redis-cli").symlink_to(found)
+            patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{folder}")
         yield
 
 

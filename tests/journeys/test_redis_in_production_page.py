@@ -174,27 +174,33 @@ def test_the_settings_of_the_table_are_those_of_the_file() -> None:
 
 @contextmanager
 def tls_server(folder: Path) -> Iterator[int]:
-    """Run the page's server and return its port. A server without TLS gets a front that has it."""
-    port, log = free_port(), folder / "server.log"
+    """Run the page's server and return its port. Where no server here has TLS, one gets a front that has it."""
+    port = free_port()
     (conf,) = (text for _, name, text in BLOCKS if name == "redis-tls.conf")
-    (folder / "redis-tls.conf").write_text(conf.replace("tls-port 6379", f"tls-port {port}"))
     with ExitStack() as ending:
         for executable in find_servers():
-            with log.open("wb") as out:
-                server = subprocess.Popen(
-                    [executable, "redis-tls.conf"], cwd=folder, stdout=out, stderr=out, umask=0o077
-                )
-            ending.callback(server.wait)
-            ending.callback(server.kill)
-            while server.poll() is None and "Ready to accept" not in log.read_text():
-                time.sleep(0.02)
-            if server.poll() is None:
+            if ending.enter_context(started(executable, folder, conf.replace("tls-port 6379", f"tls-port {port}"))):
                 yield port
                 return
-        extra = {"aclfile": str(folder / "users.acl"), "requirepass": ""}
-        plain = ending.enter_context(EmbeddedServer(password=(folder / "admin.password").read_text(), extra=extra))
-        files = (folder / "server.crt", folder / "server.key")
-        yield ending.enter_context(closing(TlsFront(plain.port, *files))).port
+        plain = re.sub(r"^(port|tls-).*\n", "", conf, flags=re.MULTILINE) + f"port {port}\n"
+        assert ending.enter_context(started(find_servers()[0], folder, plain)), (folder / "server.log").read_text()
+        yield ending.enter_context(closing(TlsFront(port, folder / "server.crt", folder / "server.key"))).port
+
+
+@contextmanager
+def started(executable: Path, folder: Path, conf: str) -> Iterator[bool]:
+    """Start a server with these settings, and yield whether it runs. It ends with the block."""
+    log = folder / "server.log"
+    (folder / "redis-tls.conf").write_text(conf)
+    with log.open("wb") as out:
+        server = subprocess.Popen([executable, "redis-tls.conf"], cwd=folder, stdout=out, stderr=out, umask=0o077)
+    try:
+        while server.poll() is None and "Ready to accept" not in log.read_text():
+            time.sleep(0.02)
+        yield server.poll() is None
+    finally:
+        server.kill()
+        server.wait()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from penstock_common.errors import DamagedKey, PenstockError, ServerUnavailable,
 from penstock_common.server.error_translation import translate
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, beat, join_group
-from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.servers.embedded import EmbeddedServer, server_label
 from penstock_common.stream.streams import Stream
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, produce, writer_of
 
@@ -66,10 +66,12 @@ def test_a_wait_that_the_server_ends_is_told_by_its_cause(
     require_told(own_server, act, kind, told)
 
 
-def test_a_wait_for_a_stream_that_goes_is_told_as_that(any_server: EmbeddedServer) -> None:
-    """FLUSHALL makes no replica. Redis 6.2 does not report it, so the stream itself is checked."""
+def test_a_wait_for_a_stream_that_goes_is_told_as_that(server: EmbeddedServer) -> None:
+    """FLUSHALL makes no replica."""
+    if not server_label(server.executable).startswith("redis-7."):
+        pytest.skip("Redis 6.2 does not end the wait, and Valkey answers NOGROUP: the reader asks for the stream")
     told = r"no longer waits for samples: .* was deleted, released or lost \(FLUSHALL\)"
-    require_told(any_server, lambda client, _: client.flushall(), ServerUnavailable, told)
+    require_told(server, lambda client, _: client.flushall(), ServerUnavailable, told)
 
 
 def require_told(server: EmbeddedServer, act: Act, kind: type[PenstockError], told: str) -> None:
