@@ -20,6 +20,7 @@ from typing import Any
 from chaos.conductor import BrokenOff, Conductor
 from chaos.inquest import Findings, hold
 from chaos.lives import NODE_TRAINER
+from chaos.networks import why_not
 from chaos.node_trainer import is_built
 from chaos.options import RANKS, Options
 from chaos.stage import Stage
@@ -31,6 +32,8 @@ example:
   python -m chaos --minutes 2
   python -m chaos --minutes 20 --seed 7 --partitions 8 --members 5
   python -m chaos --minutes 3 --sample-bytes 10000000
+  python -m chaos --networks --minutes 10
+  python -m chaos --cluster --minutes 20 --seed 7
   python -m chaos --seeds stored --minutes 0.4
   python -m chaos --seeds 7,61123 --minutes 0.5
 
@@ -41,7 +44,12 @@ each covers: `--seeds` runs all or some of them, one after another, and takes th
 
 def main(argv: list[str] | None = None) -> int:
     """Return 0 if every promise held, 1 if not."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.networks and (reason := why_not()):
+        parser.error(reason)
+    if args.cluster and args.payload != "inline":
+        parser.error("--cluster needs --payload inline")
     directory = Path(args.directory or tempfile.mkdtemp(prefix="penstock-chaos-")).absolute()
     if args.seeds is None:
         results = [run(_options(args), directory, is_quiet=args.quiet)]
@@ -170,7 +178,7 @@ def _options(args: argparse.Namespace) -> Options:
         minutes=args.minutes, partitions=args.partitions, sample_bytes=args.sample_bytes, members=args.members,
         node=args.node, groups=args.groups, ranks=args.ranks, workers=args.workers, epoch_samples=args.epoch_samples,
         lease_s=args.lease, pause_s=args.pause, server_kills=not args.no_server_kills, own_queue=args.own_queue,
-        patience_s=args.patience, payload=args.payload,
+        patience_s=args.patience, payload=args.payload, networks=args.networks, cluster=args.cluster,
     )  # fmt: skip
 
 
@@ -214,6 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--pause", type=float, default=default.pause_s, metavar="S", help="mean, between faults (default: %(default)s)")
     add("--patience", type=float, default=default.patience_s, metavar="S", help="standstill that counts as a hang")
     add("--no-server-kills", action="store_true", help="leave the server alone")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--networks", action="store_true", help="processes on hosts of their own, with faulty links")
+    where.add_argument("--cluster", action="store_true", help="streams on three masters with a replica each")
     add("--own-queue", action="store_true", help="jobs on a second server, which is left alone")
     add("--directory", metavar="DIR", help="for all logs, which are then kept (default: a new one)")
     add("--json", metavar="FILE", help="the totals for programs")

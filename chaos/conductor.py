@@ -58,7 +58,10 @@ class Conductor:
 
     def _make_trouble(self) -> None:
         options = self._options
-        planned = faults(options.seed, options.seconds, options.pause_s, server_kills=options.server_kills)
+        planned = faults(
+            options.seed, options.seconds, options.pause_s,
+            server_kills=options.server_kills, networks=options.networks, cluster=options.cluster,
+        )  # fmt: skip
         for fault in planned:
             self._play(lambda fault=fault: self._elapsed() >= fault.at_s)  # type: ignore[misc]
             self._inflict(fault)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,8 @@ from typing import TypeVar
 from chaos.actor import Actor, signal_if_there
 from chaos.agenda import Agenda
 from chaos.cast import Cast
+from chaos.cluster import Later, ServerCluster
+from chaos.links import Begun
 from chaos.options import RANKS
 from chaos.schedule import Fault
 from chaos.stage import Stage
@@ -31,6 +34,7 @@ class Inflictor:
         self._stage, self._cast, self._agenda = stage, cast, agenda
         self._lease_s = stage.options.lease_s
         self.counts: Counter[str] = Counter()
+        cluster, links = stage.cluster, stage.links
         self._deeds: dict[str, Callable[[Fault], str]] = {
             "kill a worker": self._kill_worker,
             "stop a worker": self._stop_worker,
@@ -53,6 +57,23 @@ class Inflictor:
                 self._server_away, stage.stop_server, stage.continue_server, 1.5 * self._lease_s
             ),
         }
+        if cluster is not None:
+            self._deeds |= {
+                "kill a master": partial(self._hit_cluster, cluster, cluster.kill_master),
+                "stop a master": partial(self._hit_cluster, cluster, cluster.stop_master),
+                "fail a master over": partial(self._hit_cluster, cluster, cluster.fail_over),
+                "cut a replica off": partial(self._hit_cluster, cluster, cluster.cut_replica),
+                "tear a master": partial(self._hit_cluster, cluster, cluster.tear),
+                "move a slot": partial(self._hit_cluster, cluster, cluster.move_slot),
+            }
+        if links is not None:
+            self._deeds |= {
+                "lose packets": partial(self._hit_link, links.lose),
+                "cut a link": partial(self._hit_link, links.cut),
+                "cut a link one way": partial(self._hit_link, links.cut_one_way),
+                "unplug a host": partial(self._hit_link, links.unplug),
+                "slow a link": partial(self._hit_link, links.slow),
+            }
 
     def inflict(self, fault: Fault) -> str:
         """Inflict a fault and return the name of its victim, or '' if there is none now."""
@@ -176,6 +197,36 @@ class Inflictor:
         seconds = fault.length * longest_s
         self._agenda.later(seconds, bring)
         return f"for {seconds:.1f} s"
+
+    # --- a cluster, and links ---
+
+    def _hit_cluster(
+        self, cluster: ServerCluster, begin: Callable[[float, float], tuple[str, Later]], fault: Fault
+    ) -> str:
+        """Inflict one fault at a time: the next one waits until each master is followed by a replica again."""
+        if not self._stage.is_up or not cluster.is_well():
+            return ""
+        self._stage.begin_failover()
+        hit, later = begin(fault.pick, fault.length)
+        for seconds, action in later:
+            self._agenda.later(seconds, action)
+        self._agenda.later(max((seconds for seconds, _ in later), default=0.0) + AGAIN_S, self._await_well)
+        return hit
+
+    def _await_well(self) -> None:
+        if self._stage.cluster is not None and not self._stage.cluster.is_well():
+            time.sleep(AGAIN_S)
+            self._agenda.later(AGAIN_S, self._await_well)
+        else:
+            self._stage.end_failover()
+
+    def _hit_link(self, begin: Callable[[Fault], Begun], fault: Fault) -> str:
+        begun = begin(fault)
+        if begun is None:
+            return ""
+        hit, seconds, end = begun
+        self._agenda.later(seconds, end)
+        return hit
 
 
 def _picked(those: Sequence[One], fault: Fault) -> One | None:

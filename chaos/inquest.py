@@ -68,7 +68,7 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
     stage.end_sweeping()
     for name in (MAIN, FEED):
         findings.violations += _audited(stage.url, name)
-    for name in (MAIN, FEED):
+    for name in (MAIN, FEED) if options.payload != "inline" else ():
         findings.violations += [f"segments of {name!r}: {line}" for line in leftovers(stage.url, name)]
     return findings
 
@@ -81,9 +81,11 @@ def _judge_groups(
     expected: dict[str, Expected],
     findings: Findings,
 ) -> None:
-    rule = Rule(int(options.lease_s * 1e9), stage.outages)
+    rule = Rule(int(options.lease_s * 1e9), stage.outages, stage.failovers)
     for stream, group in cast.groups():
         lives = [actor.life for actor in cast.everyone if actor.life.group == group]
+        for life in lives:
+            life.cuts = stage.cuts_of(life.host)
         diaries: list[Diary] = [read_diary(number, life) for number, life in enumerate(lives)]
         if group == RANKS:
             verdict = judge_ranks(options, diaries, planned, rule)

@@ -6,15 +6,21 @@ import json
 from typing import Any
 
 import redis
+from redis.exceptions import ClusterError, RedisClusterException
 
-AWAY = (redis.ConnectionError, redis.TimeoutError)
-"""The errors of redis-py while no server answers, or while the server loads its file."""
+AWAY = (redis.ConnectionError, redis.TimeoutError, ClusterError, RedisClusterException)
+"""The errors of redis-py while no server answers, while the server loads its file, or while a slot has no master."""
 PRODUCED, ABANDONED = "produced", "abandoned"
+
+
+def meta_key(stream: str) -> str:
+    """Return the key of the stream's meta."""
+    return f"penstock:{{{stream}}}:meta"
 
 
 def meta(client: Any, stream: str) -> dict[str, str]:
     """Return the fields of the stream's meta."""
-    return _hash(client, f"penstock:{{{stream}}}:meta")
+    return _hash(client, meta_key(stream))
 
 
 def partitions(client: Any, stream: str) -> list[str]:

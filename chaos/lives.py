@@ -35,6 +35,10 @@ class Life:
     """The stops: [stopped, continued or killed)."""
     replaced_ns: int = 0
     """The time when another process was started under its name, or 0 for never."""
+    host: str = ""
+    """The host that it is on, or '' if all are on one."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    """The times [from, to) in which a fault of a link kept it from the server, or may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ class Options:
     server_kills: bool = True
     own_queue: bool = False
     """Whether jobs are on a second server, which no fault hits."""
+    networks: bool = False
+    """Whether processes are on hosts of their own, in network namespaces, and links are faulty."""
+    cluster: bool = False
+    """Whether the streams are on a cluster, whose masters are killed, stopped and replaced."""
     payload: str = "inline"
     """With ``segments``, payloads are in files in the run's folder, or in memory, and a cleaner has hardly any grace
     period.

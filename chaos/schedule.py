@@ -30,6 +30,23 @@ WEIGHTS = {
     "stop the server": 2,
 }
 """Kind -> its relative frequency."""
+NETWORK_WEIGHTS = {
+    "lose packets": 3,
+    "cut a link": 4,
+    "cut a link one way": 4,
+    "unplug a host": 3,
+    "slow a link": 3,
+}
+"""The faults of links, in addition, if processes are on hosts of their own."""
+CLUSTER_WEIGHTS = {
+    "kill a master": 3,
+    "stop a master": 3,
+    "fail a master over": 2,
+    "cut a replica off": 2,
+    "tear a master": 2,
+    "move a slot": 3,
+}
+"""The faults of a cluster, instead of those of one server."""
 SERVER = ("kill the server", "restart the server", "stop the server")
 
 
@@ -48,11 +65,21 @@ class Fault:
     """A choice between two variants: the same name or a new one, a gentle end or a kill."""
 
 
-def faults(seed: int, seconds: float, pause_s: float, *, server_kills: bool) -> Iterator[Fault]:
+def faults(
+    seed: int,
+    seconds: float,
+    pause_s: float,
+    *,
+    server_kills: bool,
+    networks: bool = False,
+    cluster: bool = False,
+) -> Iterator[Fault]:
     """Return faults in order of time, ``pause_s`` apart on average."""
     chance = random.Random(f"faults {seed}")
-    kinds = [kind for kind in WEIGHTS if server_kills or kind not in SERVER]
-    weights = [WEIGHTS[kind] for kind in kinds]
+    of_server = CLUSTER_WEIGHTS if cluster else {kind: WEIGHTS[kind] for kind in SERVER}
+    others = {kind: weight for kind, weight in WEIGHTS.items() if kind not in SERVER}
+    planned = {**others, **(of_server if server_kills else {}), **(NETWORK_WEIGHTS if networks else {})}
+    kinds, weights = list(planned), list(planned.values())
     at_s = 0.0
     while True:
         at_s += chance.expovariate(1 / pause_s)

@@ -8,13 +8,16 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import redis
 
 from chaos.actor import Actor
+from chaos.cluster import ServerCluster
 from chaos.command import penstock
+from chaos.links import FAR, OF_ROLE, OPERATOR, SERVER, Links
 from chaos.lives import Life
 from chaos.options import FEED, MAIN, RANKS, Options
 from chaos.payload import spec
@@ -36,17 +39,41 @@ class Stage:
         self.is_up = True
         self.outages: list[tuple[int, int]] = []
         """The times [down, up) in ns in which no process could reach the server."""
+        self.failovers: list[tuple[int, int]] = []
+        """Those of a cluster, in which one of its masters was away or was replaced."""
         self._down_ns = 0
         self._counts: dict[str, int] = {}
         self._port: int | None = None
-        self.server = self._started()
-        self._port = self.server.port
-        self._queue = EmbeddedServer() if options.own_queue else None
+        self._stack = ExitStack()
+        self.links = self._stack.enter_context(Links()) if options.networks else None
+        self._stack.enter_context(self._on(OPERATOR))
+        self.cluster = ServerCluster(directory / "servers") if options.cluster else None
+        self._server = None if options.cluster else self._started()
+        self._port = None if self._server is None else self._server.port
+        self._queue = self._started_queue() if options.own_queue or options.cluster else None
+        if self.links is not None:
+            self.links.start_relay(self.server.port)
         self._make_streams()
         self._sweeper = Sweeper(self.url, (MAIN, FEED)) if options.payload != "inline" else None
 
+    @property
+    def server(self) -> EmbeddedServer:
+        """Return the one server of the streams."""
+        assert self._server is not None
+        return self._server
+
+    def _on(self, host: str) -> AbstractContextManager[None]:
+        """Return what lets this process be on a host, if there are several."""
+        return nullcontext() if self.links is None else self.links.network.inside(host)
+
     def _started(self) -> EmbeddedServer:
-        return EmbeddedServer(appendonly=True, directory=self.directory / "server", port=self._port, extra=AOF)
+        extra = AOF if self.links is None else {**AOF, "bind": "*"}
+        with self._on(SERVER):
+            return EmbeddedServer(appendonly=True, directory=self.directory / "server", port=self._port, extra=extra)
+
+    def _started_queue(self) -> EmbeddedServer:
+        with self._on(SERVER):
+            return EmbeddedServer(extra={} if self.links is None else {"bind": "*"})
 
     def _make_streams(self) -> None:
         options = self.options
@@ -72,16 +99,21 @@ class Stage:
 
     @property
     def url(self) -> str:
-        """Return the address of the server that holds the streams."""
-        return self.server.url
+        """Return the address of the server that holds the streams, or of the nodes of its cluster."""
+        return self._placed(self.server.url) if self.cluster is None else self.cluster.url
 
     @property
     def queue_url(self) -> str:
         """Return the address of the server that holds the jobs."""
-        return self._queue.url if self._queue else self.url
+        return self._placed(self._queue.url) if self._queue else self.url
 
-    def client(self) -> redis.Redis:
+    def _placed(self, url: str) -> str:
+        return url if self.links is None else url.replace("127.0.0.1", self.links.network.address(SERVER))
+
+    def client(self) -> Any:
         """Return a connection. Raises one of `chaos.keys.AWAY`."""
+        if self.cluster is not None:
+            return self.cluster.client()
         return redis.Redis.from_url(self.url, socket_timeout=10, socket_connect_timeout=10)
 
     # --- faults of the server ---
@@ -99,7 +131,7 @@ class Stage:
     def start_server(self) -> None:
         """Start the server again on the same port and the same file."""
         self.server.close()
-        self.server = self._started()
+        self._server = self._started()
         self._came_up()
 
     def stop_server(self) -> None:
@@ -112,6 +144,15 @@ class Stage:
         os.kill(self.server.pid, signal.SIGCONT)
         self._came_up()
 
+    def begin_failover(self) -> None:
+        """Note that a master of the cluster may be away from now on."""
+        self._went_down()
+
+    def end_failover(self) -> None:
+        """Note that the cluster is well again."""
+        self._came_up()
+        self.failovers.append(self.outages[-1])
+
     def _went_down(self) -> None:
         self.is_up, self._down_ns = False, time.monotonic_ns()
 
@@ -121,13 +162,19 @@ class Stage:
 
     def cut_connections(self, pick: float, share: float) -> int:
         """Close some of the connections by CLIENT KILL, and return their number."""
+        if self.cluster is not None:
+            return self.cluster.cut_connections(pick, share)
         cut = 0
-        with suppress(redis.RedisError), redis.Redis.from_url(self.server.url, socket_timeout=5) as client:
+        with suppress(redis.RedisError), redis.Redis.from_url(self.url, socket_timeout=5) as client:
             listed = client.client_list()
             for place, info in enumerate(listed):
                 if (place * 0.618 + pick) % 1 < share:
                     cut += client.client_kill_filter(_id=info["id"])
         return cut
+
+    def cuts_of(self, host: str) -> list[tuple[int, int]]:
+        """Return the times in which a fault of a link may have kept a host from the server."""
+        return [] if self.links is None else [*self.links.cuts[host], *self.links.cuts[SERVER]]
 
     def end_sweeping(self) -> None:
         """Stop the sweeper, so that the folder no longer changes without a writer."""
@@ -171,14 +218,23 @@ class Stage:
         life = Life(module.partition(".")[2] if group else role, stream, group, member, journal, time.monotonic_ns())
         # not in the arguments: every user of the host can list those, and the URLs hold passwords
         urls = {"PENSTOCK_URL": self.url, "PENSTOCK_QUEUE_URL": self.queue_url}
-        return Actor(life, [module, *given], {**self.options.environment(), **urls})
+        if self.links is not None:
+            life.host = OF_ROLE.get(role) or self.links.next_host()
+            if life.host == FAR:
+                urls["PENSTOCK_URL"] = self.links.relayed(self.server.url)
+        with self._on(life.host):
+            return Actor(life, [module, *given], {**self.options.environment(), **urls})
 
     def close(self) -> None:
         """End the servers."""
         self.end_sweeping()
-        if not self.is_up:
-            with suppress(ProcessLookupError):
-                os.kill(self.server.pid, signal.SIGCONT)
-        self.server.close()
+        if self.cluster is not None:
+            self.cluster.close()
+        if self._server is not None:
+            if not self.is_up:
+                with suppress(ProcessLookupError):
+                    os.kill(self.server.pid, signal.SIGCONT)
+            self.server.close()
         if self._queue:
             self._queue.close()
+        self._stack.close()

@@ -17,7 +17,7 @@ from chaos.order import first_word, shards
 from chaos.payload import is_bad, prove, sample
 from chaos.ranks import PlannedEpoch, batches_of, judge_ranks
 from chaos.rule import Rule
-from chaos.schedule import WEIGHTS, faults
+from chaos.schedule import CLUSTER_WEIGHTS, NETWORK_WEIGHTS, SERVER, WEIGHTS, faults
 from chaos.stored import chosen, stored
 from chaos.verdict import Expected, GroupVerdict, judge
 from penstock_producer.jobs.plan import EpochOrder
@@ -38,6 +38,7 @@ def diary(
     ended_s: float = 0,
     stops: Sequence[tuple[float, float]] = (),
     replaced_s: float = 0,
+    cuts: Sequence[tuple[float, float]] = (),
 ) -> Diary:
     """Return a trainer's diary with times in seconds: batch -> (time, samples), and batch -> time of
     acknowledgement.
@@ -46,6 +47,7 @@ def diary(
         "trainer", "main", "g", f"m{number}", Path(f"m{number}.journal"), 0, int(ended_s * SECOND), ending,
         [(int(a * SECOND), int(b * SECOND)) for a, b in stops], int(replaced_s * SECOND),
     )  # fmt: skip
+    life.cuts = [(int(a * SECOND), int(b * SECOND)) for a, b in cuts]
     made = Diary(life, done=set(handed), flushed_ns=[int(at * SECOND) for at in flushed])
     made.handed = [Handed(number, seq, int(at * SECOND), 0, tuple(nonces)) for seq, (at, nonces) in handed.items()]
     for place, (seq, at) in enumerate((acknowledged or {}).items()):
@@ -219,6 +221,26 @@ def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert 0 < read.life.ended_ns <= read.flushed_ns[1]
 
 
+def test_a_link_that_was_cut_beyond_a_lease_excuses_as_a_stop_does() -> None:
+    """Its trainer could not renew. A shorter cut excuses nothing."""
+    again = diary(1, {1: (20, [1])})
+    assert judged([diary(0, {1: (9, [1])}, cuts=[(10, 15)]), again], [1]).reasons == {"its trainer stopped": 1}
+    assert judged([diary(0, {1: (9, [1])}, cuts=[(10, 13)]), again], [1]).reasons == {"unexplained": 1}
+
+
+def test_a_failover_excuses_what_it_may_have_taken() -> None:
+    """A successor may lack an acknowledgement of its last second, and none that is older."""
+    handed = {seq: (seq, [seq]) for seq in range(1, 11)}
+    first = diary(0, handed, acknowledged={seq: seq + 0.1 for seq in range(1, 11)}, flushed=[3.5])
+    second = diary(1, {1: (20, [3, 4])})
+    those = Expected(np.arange(1, 11, dtype=np.uint64), np.zeros(10, np.int64), np.array([], np.uint64))
+    rule = Rule(LEASE_S * SECOND, [], [(11 * SECOND, 14 * SECOND)])
+    verdict = judge("g", [first, second], those, rule)
+    assert verdict.reasons == {"a failover": 1, "unexplained": 1}
+    before = Rule(LEASE_S * SECOND, [], [(21 * SECOND, 24 * SECOND)])
+    assert judge("g", [first, second], those, before).reasons == {"unexplained": 2}
+
+
 def test_the_seed_decides_the_schedule_and_every_kind_of_fault_comes() -> None:
     """A seed that failed can be run again."""
     plan = list(faults(5, 1200, 1.5, server_kills=True))
@@ -226,6 +248,14 @@ def test_the_seed_decides_the_schedule_and_every_kind_of_fault_comes() -> None:
     assert plan != list(faults(6, 1200, 1.5, server_kills=True))
     assert {fault.kind for fault in plan} == set(WEIGHTS)
     assert not any("server" in fault.kind for fault in faults(5, 1200, 1.5, server_kills=False))
+
+
+def test_networks_and_a_cluster_add_their_faults_to_a_schedule() -> None:
+    """A fault that no seed plans is never tested."""
+    linked = {fault.kind for fault in faults(5, 1200, 1.5, server_kills=True, networks=True)}
+    assert linked == {*WEIGHTS, *NETWORK_WEIGHTS}
+    clustered = {fault.kind for fault in faults(5, 1200, 1.5, server_kills=True, cluster=True)}
+    assert clustered == {*WEIGHTS, *CLUSTER_WEIGHTS} - set(SERVER)
 
 
 def test_every_policy_is_in_a_default_run_and_some_samples_are_bad() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from chaos.networks import why_not
+
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 420
 """The time limit, much longer than needed. A hang shows earlier, with stacks, after ``--patience``."""
@@ -44,6 +46,17 @@ def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -
     require_all_delivered(result)
     assert result["bad"] > 0
     assert any("server" in kind for kind in result["faults"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_chaos_with_faulty_links(tmp_path: Path) -> None:
+    """Hosts lose packets and each other, while processes are killed and come back."""
+    result = chaos(
+        tmp_path, "--seed", "13", "--minutes", "0.3", "--networks", "--members", "2", "--workers", "2", "--pause", "1",
+    )  # fmt: skip
+    require_all_delivered(result)
+    assert any("link" in kind or "host" in kind for kind in result["faults"])
 
 
 @pytest.mark.slow
