@@ -17,19 +17,30 @@ class SlotState:
 
     def restore(self, client: Any) -> None:
         """Bring the keys of the tag back to that moment, as a promoted replica that lagged does."""
-        if now := _keys(client, self.tag):
-            client.delete(*now)
-        for key, dump in self.keys.items():
-            client.restore(key, 0, dump)
+        with client.pipeline() as pipe:
+            pipe.eval(_DELETE, 1, _prefix(self.tag))
+            for key, dump in self.keys.items():
+                pipe.restore(key, 0, dump)
+            pipe.execute()
 
 
-def _keys(client: Any, tag: str) -> list[bytes]:
-    return list(client.scan_iter(match=f"penstock:{{{tag}}}:*"))
+_DELETE = """
+for _, key in ipairs(redis.call('KEYS', KEYS[1] .. '*')) do redis.call('DEL', key) end
+"""
+_DUMP = """
+local found = redis.call('KEYS', KEYS[1] .. '*')
+for i = 1, #found do found[i] = {found[i], redis.call('DUMP', found[i])} end
+return found
+"""
+
+
+def _prefix(tag: str) -> str:
+    return f"penstock:{{{tag}}}:"
 
 
 def slot_state(client: Any, tag: str) -> SlotState:
-    """Return the keys of a hash tag as they are now."""
-    return SlotState(tag, {key: client.dump(key) for key in _keys(client, tag)})
+    """Return the keys of a hash tag as they are now, at one moment."""
+    return SlotState(tag, dict(client.eval(_DUMP, 1, _prefix(tag))))
 
 
 def stream_slot(client: Any, stream: Stream) -> SlotState:

@@ -67,7 +67,7 @@ def why_no_epoch(
         half_open: An epoch that a producer is opening, if there is one.
     """
     if half_open is not None:
-        died = f"`penstock epochs abandon {stream} {half_open}` if that died"
+        died = f"`penstock epochs abandon {stream} {half_open}` if that died, `penstock trim {stream}` if a server did"
         return f"epoch {half_open} of {stream!r} is being opened by a producer; {died}"
     record = roster.groups.get(group)
     closed = [epoch for name, epoch in roster.closed if name == group]

@@ -25,7 +25,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
-from penstock_common.stream.groups.losses import LossDetector
+from penstock_common.stream.groups.losses import LossDetector, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
 from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
@@ -384,9 +384,10 @@ class LeaseClaim(Claim):
             return True
         if not is_pending and not self.has_unread(epoch):
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
+            lost = describe_loss(self.client, self.stream, manifest, missing)
             raise EpochIncomplete(
-                f"epoch {epoch} of {name!r} is produced, but group {group!r} was never given "
-                f"{sum(hi - lo for _, lo, hi in missing)} samples ({ranges}): "
+                f"epoch {epoch} of {name!r} is produced, but group {group!r} cannot be given "
+                f"{sum(hi - lo for _, lo, hi in missing)} samples ({lost or ranges}): "
                 f"`penstock audit {name} --repair SOURCE...` makes them again, "
                 f"`penstock bad drop {name} {epoch} --group {group}` goes on without",
                 missing,

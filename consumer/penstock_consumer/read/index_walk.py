@@ -12,6 +12,7 @@ from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, PAGE, SHARDS_AT_ONCE, IndexRecord
 from penstock_common.stream.groups.dead_notes import DeadLetterNote
+from penstock_common.stream.groups.losses import describe_loss
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, renewed
@@ -75,7 +76,8 @@ class IndexWalk:
         All below the position counts as committed.
         """
         self._dropped = sorted(dropped, key=lambda note: note.first)
-        self._name, self._indexes = stream.name, EpochIndexes(client, stream, manifest.epoch)
+        self._client, self._stream, self._name = client, stream, stream.name
+        self._indexes = EpochIndexes(client, stream, manifest.epoch)
         self._known = KnownRecords()
         self._has_looked = False
         """Whether the last read also told how far the walk's shard is committed."""
@@ -294,12 +296,13 @@ class IndexWalk:
         self._known.add(IndexedPiece(self._starts[shard] + lo, shard, IndexRecord(hi, b"", lo, 0, 0, ())))
 
     def _missing(self, shard: int, lo: int, hi: int) -> EpochIncomplete:
-        name = self._name
+        name, missing = self._name, [(shard, lo, hi)]
+        why = describe_loss(self._client, self._stream, self._manifest, missing)
         return EpochIncomplete(
             f"epoch {self._manifest.epoch} of {name!r}: the index of shard {shard} has no record of offsets "
-            f"{lo}-{hi - 1}: `penstock audit {name} --repair SOURCE...` makes them again, "
+            f"{lo}-{hi - 1}{why and f' ({why})'}: `penstock audit {name} --repair SOURCE...` makes them again, "
             f"`penstock bad drop {name} {self._manifest.epoch}` goes on without",
-            [(shard, lo, hi)],
+            missing,
         )
 
 

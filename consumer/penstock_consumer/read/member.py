@@ -13,6 +13,7 @@ from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
+from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.presence import count_live
 from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
@@ -130,6 +131,9 @@ class Member:
             if epoch in last.epochs:
                 return epoch
             if state != ABANDONED and epoch not in last.retiring:
+                if epoch not in known.epochs and is_left_over(claim.client, stream, epoch):
+                    claim.unclosed.add(epoch)  # should its producer go on after all
+                    continue
                 self._half_open = epoch
                 return None  # read now, it would look like one that was released
         following, final, _ = read_counters(claim.client, stream)

@@ -129,6 +129,12 @@ def find_epochs(
     return list(range(following, following + epochs)), None
 
 
+def ids_of_source(client: Client, stream: Stream, fingerprint: str, seed: int) -> set[str]:
+    """Return the ids of the manifests of retained epochs that a source made."""
+    found = (find_manifest(client, stream, epoch) for epoch in retained_epochs(client, stream))
+    return {manifest.id for manifest in found if manifest is not None and _is_same(manifest, fingerprint, seed)}
+
+
 def _is_same(manifest: Manifest, fingerprint: str, seed: int) -> bool:
     return manifest.kind == "epoch" and manifest.fingerprint == fingerprint and manifest.seed == seed
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
 from penstock_common.printable import readable_bytes
+from penstock_common.server.client import RestartDetector
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
@@ -30,6 +31,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
+from penstock_common.stream.removal.reconcile import reopen_lost
 from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.streams import (
     Stream,
@@ -53,6 +55,7 @@ from penstock_producer.jobs.plan import (
     count_samples,
     default_shard_samples,
     find_epochs,
+    ids_of_source,
     open_writer,
     plan_fingerprint,
 )
@@ -73,6 +76,7 @@ from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.protocol import BatchSource, Source
 from penstock_producer.sources.transform import seen_through
+from penstock_producer.write.cleaner import RECONCILE_S
 from penstock_producer.write.writer import WriterHooks
 
 TICK_MS = 200
@@ -153,6 +157,10 @@ class Production:
             first = self._first_sample(plan.numbers[0] if plan.numbers else 0)
         self._writer = open_writer(plan, options.url, self._notify, spec=self._source_seen.spec, info=self._source.info)
         self._client = self._writer.client
+        self._restarts, self._reopening_until_s = RestartDetector(self._client), 0.0
+        if self._can_make_again:
+            made = ids_of_source(self._client, self._writer.stream, self._fingerprint, plan.seed)
+            self._tell_reopened(reopen_lost(self._client, self._writer.stream, made))
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
@@ -323,6 +331,39 @@ class Production:
             planned=None if earlier is None else earlier.sizes,
         )  # fmt: skip
 
+    # --- what a server lost ---
+
+    @property
+    def _can_make_again(self) -> bool:
+        """Return whether a shard that a server lost can be made again."""
+        return self._source.repeatable and self._source.unit != "item"
+
+    def _reopen_lost(self) -> None:
+        """Take up again what a server lost of the epochs of this run, for a while after another server came."""
+        self._restarts.check(self._expect_loss)
+        if not self._can_make_again or time.monotonic() > self._reopening_until_s:
+            return
+        reopened = reopen_lost(self._client, self._writer.stream, set(self._opened.values()))
+        self._tell_reopened(reopened)
+        for epoch in reopened:
+            manifest = self._find(epoch)
+            if manifest is None or epoch in self._live or manifest.sizes is None:
+                continue
+            self._finished = [seen for seen in self._finished if seen.epoch != epoch]
+            self._live[epoch] = [self._task(manifest, shard) for shard in range(len(manifest.sizes))]
+            self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
+            self._job_ids |= {task.job_id for task in self._live[epoch]}
+
+    def _expect_loss(self) -> None:
+        self._reopening_until_s = time.monotonic() + RECONCILE_S
+
+    def _tell_reopened(self, reopened: Mapping[int, list[int]]) -> None:
+        for epoch, shards in reopened.items():
+            numbers = ", ".join(map(str, shards[:10])) + (f" and {len(shards) - 10} more" if len(shards) > 10 else "")
+            self._notify(
+                f"a server lost a part of epoch {epoch} of {self._plan.stream!r}: making shard {numbers} again"
+            )
+
     def _may_open(self) -> bool:
         """Return whether trainers are far enough for one more epoch. An unfinished one may always continue."""
         if not self._plan.follow or self._todo[0] < read_counters(self._client, self._writer.stream)[0]:
@@ -452,6 +493,7 @@ class Production:
             return
         self._cared = time.monotonic()
         self._dispatcher.clean()
+        self._reopen_lost()
         self._forget_jobs()
         for epoch, tasks in self._live.items():
             known = self._dispatcher.known()

@@ -22,6 +22,7 @@ from penstock_common.stream.groups.roster import (
     find_silent,
     forget_consumers,
     load_roster,
+    merge_rosters,
     parse_roster,
 )
 from penstock_common.stream.keys import PartitionKeys
@@ -51,7 +52,8 @@ class CleanupTimer:
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
         self._client, self._stream, self._notify = client, stream, notify
         self._budgets = BudgetWatch(client, stream.name, notify)
-        self._restarts, self._reconciled_until_s = RestartDetector(client), time.monotonic() + RECONCILE_S
+        self._restarts, self._reconciled_until_s = RestartDetector(client), 0.0
+        self._has_reconciled = False
         self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """The event that ends the thread. Setting it does not wait for the end."""
@@ -81,10 +83,10 @@ class CleanupTimer:
                 return
 
     def _reconcile(self) -> None:
-        """Reconcile the stream's slot and its partitions for a while after the start, and after another server came."""
+        """Reconcile the stream's slot and its partitions once, and for a while after another server came."""
         self._restarts.check(self._watch_again)
-        if time.monotonic() < self._reconciled_until_s:
-            reconcile(self._client, self._stream, self._notify)
+        if not self._has_reconciled or time.monotonic() < self._reconciled_until_s:
+            self._has_reconciled = not reconcile(self._client, self._stream, self._notify)
 
     def _watch_again(self) -> None:
         self._reconciled_until_s = time.monotonic() + RECONCILE_S
@@ -228,10 +230,10 @@ def clean_up(
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
         unlink_epoch(client, stream, epoch, manifest_id)
     policy = policy or parse_policy(found.retention)
-    facts = _facts(client, stream, rosters, policy)
+    facts, every = _facts(client, stream, rosters, policy), merge_rosters(rosters)
     gone = [
         facts[epoch]
-        for epoch in plan_policy(policy, facts.values(), rosters[0], now_ms)
+        for epoch in plan_policy(policy, facts.values(), every, now_ms)
         if release_epoch(client, stream, epoch, rosters[0].generation)
     ]
     recycle(client, stream)
@@ -339,7 +341,14 @@ class Cleaner:
             unlink_epoch(self._client, self._stream, epoch, manifest_id)
         facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
         freed = 0
-        for epoch in plan_release(facts, first, seen.now_ms, need):
+        plan = plan_release(facts, first, seen.now_ms, need)
+        if plan and len(self._stream.partitions) > 1:  # one roster may have lost a group that the others know
+            _, replies = fetch_rosters(self._client, self._stream)
+            pairs = zip(self._stream.partitions, replies, strict=True)
+            plan = plan_release(
+                facts, merge_rosters([parse_roster(self._client, *one) for one in pairs]), seen.now_ms, need
+            )
+        for epoch in plan:
             if release_epoch(self._client, self._stream, epoch, first.generation):
                 freed += roster.epoch_bytes.get(epoch, 0)
         self._trimmer.keep(roster.epochs)

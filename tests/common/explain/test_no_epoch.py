@@ -46,5 +46,8 @@ def test_a_group_that_has_read_nothing_is_told_what_it_waits_for(first: int, beg
 
 def test_an_epoch_that_is_being_opened_is_named_first() -> None:
     """If its producer died, only an operator can end the wait, and the sentence holds the command."""
-    sentence = "epoch 7 of 't' is being opened by a producer; `penstock epochs abandon t 7` if that died"
+    sentence = (
+        "epoch 7 of 't' is being opened by a producer; `penstock epochs abandon t 7` if that died, `penstock trim t` "
+        "if a server did"
+    )
     assert why(Roster("1"), begun=8, given=(6,), half_open=7) == sentence

@@ -262,6 +262,12 @@ def plan_settled(
     return [step for step in plan if step in again]
 
 
+def is_left_over(client: Client, stream: Stream, epoch: int) -> bool:
+    """Return whether an epoch has nothing but a manifest: it was released, or its opener died before it was opened."""
+    plan = plan_reconciliation(look(client, stream))
+    return any(step.epoch == epoch and step.kind in (StepKind.RELEASE, StepKind.FORGET) for step in plan)
+
+
 def look(client: Client, stream: Stream) -> SlotFacts:
     """Read the facts, in an order in which a running production is consistent: manifests, indexes, rosters."""
     following, _, released = read_counters(client, stream)

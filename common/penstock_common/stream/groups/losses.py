@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from redis.exceptions import ResponseError
@@ -21,8 +22,9 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.client import RestartDetector
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
-from penstock_common.stream.entries import index_heads, indexed_ids
+from penstock_common.stream.entries import group_counts, index_ends, index_heads, indexed_ids
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.keys import LAST
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.streams import Stream, is_released
 from penstock_common.waiting import Notify
@@ -83,7 +85,7 @@ class Loss:
         """Return one clause without the epoch, for the audit and the notice."""
         where = f"shard {self.shard} offsets {self.first}-{self.end - 1}"
         count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
-        return f"{where}: {count} that {self.by} had {self.was}"
+        return f"{where}: {count} that {self.by} had {self.was}, noticed at {utc(self.at_ms)}"
 
 
 @dataclass(slots=True)
@@ -317,6 +319,38 @@ def committed_front(sizes: Sequence[int] | None, ends: Sequence[int]) -> tuple[i
         if sizes is not None and end < sizes[shard]:
             return shard, end, committed
     return max(len(ends) - 1, 0), ends[-1] if ends else 0, committed
+
+
+def describe_loss(client: Client, stream: Stream, manifest: Manifest, missing: Sequence[tuple[int, int, int]]) -> str:
+    """Return which server lost which samples of a complete epoch, and since when, or '' if no server lost any.
+
+    Args:
+        client: Control connection.
+        stream: The stream.
+        manifest: The epoch, which counts the shards as complete.
+        missing: (shard, first, end) of samples that nobody can deliver. A server lost those that no index names.
+    """
+    said = []
+    for partition in stream.partitions:
+        mine = [one for one in missing if stream.partition_of(one[0]) == partition]
+        ends = index_ends(client, partition, manifest.epoch, [shard for shard, _, _ in mine]) if mine else {}
+        lost = [(shard, max(lo, ends[shard]), hi) for shard, lo, hi in mine if ends[shard] < hi]
+        if not lost:
+            continue
+        ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in lost[:MOST_SAID])
+        newest = group_counts(client, partition, manifest.epoch).get(LAST)
+        at_ms = int(newest["last-delivered-id"].partition(b"-")[0]) if newest is not None else 0
+        when = f"it has nothing of the epoch written after {utc(at_ms)}" if at_ms else "it has nothing of the epoch"
+        said.append(
+            f"the server {client.node_of(partition.roster).where}, which has partition {partition.number}, lost "
+            f"{sum(hi - lo for _, lo, hi in lost)} committed samples ({ranges}): {when}"
+        )
+    return "; ".join(said)
+
+
+def utc(at_ms: int) -> str:
+    """Return a time as people write it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from redis.exceptions import ResponseError
@@ -134,6 +134,29 @@ class Roster:
             for name, group in self.groups.items()
             if group.holds and group.first <= epoch and (name, epoch) not in self.closed
         }
+
+
+def merge_rosters(rosters: Sequence[Roster]) -> Roster:
+    """Return the first partition's roster with the groups, pins and replays of all: what no partition forgot.
+
+    A group has closed an epoch only if it has on each roster that has both.
+    """
+    groups: dict[str, GroupRecord] = {}
+    for roster in rosters:
+        for name, group in roster.groups.items():
+            groups[name] = group if name not in groups or group.holds else groups[name]
+    closed = {
+        (name, epoch)
+        for name, epoch in {pair for roster in rosters for pair in roster.closed}
+        if all((name, epoch) in roster.closed for roster in rosters if name in roster.groups and epoch in roster.epochs)
+    }
+    return replace(
+        rosters[0],
+        groups=groups,
+        closed=frozenset(closed),
+        pinned=frozenset(epoch for roster in rosters for epoch in roster.pinned),
+        replays={token: held for roster in rosters for token, held in roster.replays.items()},
+    )
 
 
 def load_roster(client: Client, partition: PartitionKeys) -> Roster:

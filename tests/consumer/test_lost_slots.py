@@ -1,0 +1,87 @@
+"""A trainer whose stream's slots disagree, because the server of one of them came back older."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import EpochIncomplete
+from penstock_common.stream.manifest import retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch
+from penstock_producer.write.cleaner import clean_up
+from penstock_producer.write.retention import parse_policy
+from tests.contracts.feed import loader_of, numbers, open_stream, writer_of
+from tests.contracts.ordered import plan, planned_writer, rank_of, write_shard
+from tests.torn_slots import partition_slot, stream_slot
+
+SIZES = [20, 20]
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_a_manifest_that_no_partition_knows_holds_up_no_trainer(any_url: str, any_client: Any, order: str) -> None:
+    """Its release was lost with the stream's slot, and no process writes the stream that could complete it."""
+    plan(any_url, SIZES, partitions=2, epochs=2)
+    stream, open_loader = open_stream(any_client, "t"), loader_of if order == "shared" else rank_of
+    with open_loader(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(40))
+    before = stream_slot(any_client, stream)
+    release_epoch(any_client, stream, 0)
+    before.restore(any_client)
+    assert list(retained_epochs(any_client, stream)) == [0, 1]
+    began_s = time.monotonic()
+    with open_loader(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(40))
+        assert loader.stats().epoch == 1
+    assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_a_loss_is_said_as_a_loss_with_server_partition_time_and_ranges(
+    any_url: str, any_client: Any, order: str
+) -> None:
+    """'Was never given' sent its reader to look for a fault of the trainer."""
+    with planned_writer(any_url, 2) as writer:
+        epoch = writer.epoch(sizes=SIZES)
+        write_shard(epoch, 0, SIZES, frozenset())
+        before = partition_slot(any_client, writer.stream, 1)
+        write_shard(epoch, 1, SIZES, frozenset())
+    before.restore(any_client)
+    server = any_client.where
+    with (
+        pytest.raises(EpochIncomplete, match=r"lost 20 committed samples \(shard 1 offsets 0-19\)") as caught,
+        loader_of(any_url) if order == "shared" else rank_of(any_url) as loader,
+    ):
+        numbers(loader)
+    assert f"the server {server}, which has partition 1" in str(caught.value)
+    assert "it has nothing of the epoch" in str(caught.value)
+
+
+def test_an_epoch_is_kept_for_a_group_that_one_roster_has_lost(any_url: str, any_client: Any) -> None:
+    """The first roster alone decided on releases: a group that it had lost was given nothing of them."""
+    plan(any_url, SIZES, partitions=2)
+    stream = open_stream(any_client, "t")
+    with loader_of(any_url, group="done") as loader:
+        assert len(numbers(loader)) == 40
+    before = partition_slot(any_client, stream, 0)
+    with loader_of(any_url, group="late", start="earliest") as loader:
+        next(iter(loader))
+        before.restore(any_client)
+        clean_up(any_client, stream, lambda _: None, policy=parse_policy("epochs:0"))
+        assert list(retained_epochs(any_client, stream)) == [0]
+
+
+def test_a_full_budget_frees_nothing_that_a_group_of_another_roster_needs(any_url: str, any_client: Any) -> None:
+    """A writer that waits for quota released whole epochs by the first roster."""
+    plan(any_url, SIZES, partitions=2)
+    stream = open_stream(any_client, "t")
+    with loader_of(any_url, group="done") as loader:
+        assert len(numbers(loader)) == 40
+    before = partition_slot(any_client, stream, 0)
+    with loader_of(any_url, group="late", start="earliest") as loader, writer_of(any_url) as writer:
+        next(iter(loader))
+        before.restore(any_client)
+        for number in (0, 1):
+            writer._resources.cleaners.of(number).free_bytes(1 << 20)
+        assert list(retained_epochs(any_client, stream)) == [0]

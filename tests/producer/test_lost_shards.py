@@ -1,0 +1,72 @@
+"""A production and a server that lost a part of what it had made: the source is there, so the shard is made again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.manifest import load_manifest
+from penstock_producer.jobs import production as jobs_production
+from penstock_producer.jobs.plan import ProductionPlan
+from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.progress import ProductionProgress
+from tests.contracts.feed import open_stream
+from tests.producer.test_jobs import dataset, numbers_in, options_of
+from tests.torn_slots import SlotState, partition_slot
+
+
+def plan_of(**settings: Any) -> ProductionPlan:
+    """Return a plan of small shards in two partitions."""
+    return ProductionPlan(stream="train", source=dataset("slowly"), partitions=2, shard_samples=5, **settings)
+
+
+def half_made(client: Any, look: ProductionProgress) -> SlotState | None:
+    """Return partition 1 as it is while epoch 0 is being made, or None before and after that."""
+    states = {seen.epoch: (seen.state, seen.done) for seen in look.epochs}
+    if states.get(0, ("", 0))[0] != "sized" or not states[0][1]:
+        return None
+    stream = open_stream(client, "train")
+    state = partition_slot(client, stream, 1)
+    return state if load_manifest(client, stream, 0).state == "sized" else None
+
+
+def test_the_same_production_started_again_makes_what_a_server_lost(any_url: str, any_client: Any) -> None:
+    """The epoch counted as produced, so nobody made its samples again and no trainer could end it."""
+    before: list[SlotState] = []
+    said: list[str] = []
+    for is_second in (False, True):
+        with Production(plan_of(epochs=1), options_of(any_url), workers=1, notify=said.append) as production:
+            assert list(production.epochs) == [0], said
+            for look in production.run():
+                if not before and (state := half_made(any_client, look)) is not None:
+                    before = [state]
+        if not is_second:
+            whole = numbers_in(any_url)
+            before[0].restore(any_client)
+            assert audit_stream(any_client, "train").lost > 0
+    assert any("lost a part of epoch 0" in line for line in said)
+    assert numbers_in(any_url) == whole
+    assert audit_stream(any_client, "train").is_clean
+
+
+def test_a_running_production_takes_up_an_epoch_that_it_had_finished(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server fails while a later epoch is made: the run must not end without the earlier one."""
+    monkeypatch.setattr(jobs_production, "CARE_S", 0.2)
+    before: SlotState | None = None
+    is_torn = False
+    with Production(plan_of(epochs=2), options_of(any_url), workers=1, notify=lambda _: None) as production:
+        for look in production.run():
+            before = before or half_made(any_client, look)
+            states = {seen.epoch: seen.state for seen in look.epochs}
+            if not is_torn and before is not None and states.get(0) == "produced" and states.get(1) == "sized":
+                before.restore(any_client)
+                production._expect_loss()  # as after a failover
+                is_torn = True
+    assert is_torn
+    report = audit_stream(any_client, "train")
+    assert report.is_clean, report.findings
+    assert {epoch.epoch: epoch.state for epoch in report.epochs} == {0: "produced", 1: "produced"}
