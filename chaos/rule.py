@@ -81,7 +81,8 @@ class Rule:
         if life.replaced_ns and before_ns >= life.replaced_ns:
             return "by one replaced"
         for start, end in self._lapses(diary):
-            if start <= before_ns and end <= after_ns <= self._finds_out(end):
+            # a trainer that is cut off goes on with what it holds, one that is stopped does not
+            if start <= before_ns and start + int(self.lease_ns * LAPSES_AFTER) <= after_ns <= self._finds_out(end):
                 return "by one stopped"
         return ""
 

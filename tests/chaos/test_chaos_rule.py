@@ -228,6 +228,15 @@ def test_a_link_that_was_cut_beyond_a_lease_excuses_as_a_stop_does() -> None:
     assert judged([diary(0, {1: (9, [1])}, cuts=[(10, 13)]), again], [1]).reasons == {"unexplained": 1}
 
 
+def test_who_is_cut_off_beyond_a_lease_may_go_on_with_what_it_lost() -> None:
+    """It cannot know that another trainer was given its entries."""
+    cut = diary(1, {1: (16, [1])}, cuts=[(10, 18)])
+    assert judged([diary(0, {1: (15, [1])}), cut], [1]).reasons == {"by one stopped": 1}
+    assert judged([diary(0, {1: (11, [1])}), diary(1, {1: (12, [1])}, cuts=[(10, 18)])], [1]).reasons == {
+        "unexplained": 1
+    }
+
+
 def test_a_failover_excuses_what_it_may_have_taken() -> None:
     """A successor may lack an acknowledgement of its last second, and none that is older."""
     handed = {seq: (seq, [seq]) for seq in range(1, 11)}

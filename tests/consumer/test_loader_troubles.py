@@ -31,6 +31,7 @@ from penstock_common.stream.streams import set_plan
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
 from penstock_consumer.read.loader import Loader
+from penstock_consumer.read.member import Member
 from penstock_consumer.read.waits import await_stream
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
@@ -217,6 +218,30 @@ class TestWaits:
         monkeypatch.setattr("penstock_consumer.read.claims.uncovered", released)
         with loader_of(any_url) as loader:
             assert sorted(numbers(loader)) == list(range(40))
+
+    def test_an_epoch_that_is_released_between_finding_and_beginning_it_is_passed(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A slow member finds an epoch, and the others acknowledge it before the member reads its manifest."""
+        produce(any_url, "t", 40, epochs=2)
+        find = Member.next_epoch
+        is_first = True
+
+        def found(member: Member) -> int | None:
+            nonlocal is_first
+            epoch = find(member)
+            if is_first:
+                is_first = False
+                with loader_of(any_url, member="other") as other:
+                    assert sorted(numbers(other)) == list(range(40))
+                release_epoch(any_client, open_stream(any_client, "t"), 0)
+            return epoch
+
+        monkeypatch.setattr(Member, "next_epoch", found)
+        with loader_of(any_url, member="slow") as loader:
+            batches = list(loader)
+        assert {batch.epoch for batch in batches} == {1}
+        assert sum(batch.size for batch in batches) == 40
 
     def test_an_acknowledgement_lost_with_its_connection_is_sent_again_while_the_loop_waits(
         self, any_url: str, any_client: Client

@@ -377,7 +377,7 @@ class LeaseClaim(Claim):
             return False
         is_pending = any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
         missing = uncovered(self.client, self.stream, manifest, group)
-        if missing and self._is_released(epoch):
+        if missing and self.is_released(epoch):
             return True  # another member closed it meanwhile: the missing ledgers had gone already
         if not missing:
             self._close_for_group(epoch)
@@ -394,7 +394,7 @@ class LeaseClaim(Claim):
             )
         return False
 
-    def _is_released(self, epoch: int) -> bool:
+    def is_released(self, epoch: int) -> bool:
         """Return whether an epoch is off the roster. It leaves the roster before anything of it is unlinked."""
         return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
 

@@ -405,6 +405,8 @@ class Loader(StageMethods, Passing):
             if epoch is None:
                 return
             has_no_batch = member.run is None
+            if has_no_batch and not member.begin_unless_released(epoch):
+                continue
             while (batch := self._next_batch(member, epoch)) is not None:
                 is_empty = has_no_batch = False
                 self._acknowledger.deliver(batch)

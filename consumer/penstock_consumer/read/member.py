@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock_common.errors import EpochIncomplete, GroupFinished, PenstockError
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.hints import near
@@ -181,6 +181,20 @@ class Member:
         self.heartbeat.read_epoch(epoch)
         thread.start()
         return self.run
+
+    def begin_unless_released(self, epoch: int) -> bool:
+        """Begin an epoch. Return False if the others of the group acknowledged it since it was found, and it is gone.
+
+        Raises EpochNotFound if it is not there for another reason.
+        """
+        try:
+            self.begin(epoch)
+        except EpochNotFound:
+            if isinstance(self.claim, RankClaim) or not self.claim.is_released(epoch):
+                raise
+            self.passed(epoch)
+            return False
+        return True
 
     def _reader_of(self, epoch: int, queue: PrefetchQueue) -> AnyReader:
         claim, options = self.claim, self._options
