@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.__main__ import main
 from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
@@ -308,3 +310,54 @@ def test_an_unknown_level_is_refused_with_those_there_are(any_url: str, text: st
     """A typo must not mean `memory`."""
     with pytest.raises(BadOption, match=r"expected one of auto, memory, fsync, replicas=K, fsync\+replicas=K"):
         durable_writer(any_url, text)
+
+
+def test_the_manifest_and_the_audit_say_what_was_written_without_a_replica(
+    fresh_server: Fresh, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a loss an operator asks which samples no other server had."""
+    caplog.set_level("INFO", logger="penstock")
+    server = fresh_server(find_servers()[0])
+    client = connect(server.url)
+    with durable_writer(server.url, "auto") as writer:
+        with writer.epoch(sizes=[COUNT, COUNT]) as epoch:
+            for number in (1, 0):
+                with epoch.shard(number) as shard:
+                    for offset in range(COUNT):
+                        shard.write(sample(offset))
+        assert sum(f"127.0.0.1:{server.port}" in line and "no replica" in line for line in caplog.messages) == 1
+        for number in range(COUNT):
+            writer.write(sample(number))
+    for found, ends in zip(audit_stream(client, "t").epochs, ([COUNT, COUNT], [COUNT]), strict=True):
+        assert [(one.shard, one.first, one.end) for one in found.unreplicated] == [
+            (shard, 0, end) for shard, end in enumerate(ends)
+        ]
+        assert all(f":{server.port}" in one.server for one in found.unreplicated)
+    assert main(["audit", "t", "--url", server.url]) == 0
+    assert "no replica" not in capsys.readouterr().out  # all of it, as on every single server
+    with durable_writer(server.url, "memory") as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+    assert audit_stream(client, "t").epochs[-1].unreplicated == []
+
+
+def test_only_what_the_replica_missed_is_noted(
+    pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was confirmed before the replica stopped survives a failover."""
+    monkeypatch.setattr("penstock_common.stream.servers.durability.AUTO_S", 1.0)
+    primary, replica = pair
+    with durable_writer(primary.url, "auto") as writer:
+        epoch = writer.epoch(sizes=[2 * COUNT])
+        shard = epoch.shard(0)
+        for number in range(COUNT):
+            shard.write(sample(number))
+        shard.commit_all()
+        time.sleep(0.01)  # the ids of entries have milliseconds
+        with stopped(replica):
+            for number in range(COUNT, 2 * COUNT):
+                shard.write(sample(number))
+            shard.close()
+    assert main(["audit", "t", "--url", primary.url]) == 0
+    said = capsys.readouterr().out
+    assert f"had no replica: shard 0 offsets {COUNT}-{2 * COUNT - 1}\n" in said
+    assert str(primary.port) in said

@@ -21,6 +21,7 @@ from penstock_common.stream.manifest import (
     OPEN,
     EpochNumberTaken,
     Manifest,
+    UnreplicatedWrites,
     begun_shards,
     find_manifest,
     load_manifest,
@@ -91,11 +92,21 @@ def is_sealed(client: Client, stream: Stream, epoch: int) -> bool:
     return bool(client.hexists(stream.keys.manifest(epoch), "sealed"))
 
 
-def finish_feed_shard(client: Client, stream: Stream, manifest: Manifest, shard: int, size: int) -> None:
-    """End a writer's shard and seal the epoch, which is produced once all its writers have done so."""
+def finish_feed_shard(
+    client: Client,
+    stream: Stream,
+    manifest: Manifest,
+    shard: int,
+    size: int,
+    unreplicated: UnreplicatedWrites | None = None,
+) -> None:
+    """End a writer's shard and seal the epoch, which is produced once all its writers have done so.
+
+    ``unreplicated`` is as in `finish_shard`.
+    """
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     try:
-        run_script(client, _FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size])
+        run_script(client, _FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size, *(unreplicated or ())])
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)

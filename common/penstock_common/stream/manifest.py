@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from redis.exceptions import ResponseError
 
@@ -53,6 +54,22 @@ SHARDS_ASKED = 64
 """Shards that one command asks about."""
 
 
+UNREPLICATED = "unreplicated:"
+"""Fields of a manifest that begin with it say what was written without a replica."""
+
+
+class UnreplicatedWrites(NamedTuple):
+    """Entries of a partition that the level `auto` wrote while its server had no replica."""
+
+    partition: int
+    first_ms: int
+    """The time of the oldest such entry, by its id."""
+    last_ms: int
+    """The time of the newest one."""
+    server: str
+    """Its address, without a password."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The plan of one epoch, and its complete shards."""
@@ -73,6 +90,8 @@ class Manifest:
     """When it was opened, by the producer's clock."""
     produced_ms: int | None
     """When it was produced, by the server's clock; None before."""
+    unreplicated: tuple[UnreplicatedWrites, ...] = ()
+    """The times at which the level `auto` wrote without a replica, at most one for each partition."""
 
     @property
     def is_ended(self) -> bool:
@@ -132,6 +151,11 @@ def find_manifest(client: Client, stream: Stream, epoch: int) -> Manifest | None
         done=_parse_done(found),
         created_ms=int(found["created_ms"]),
         produced_ms=int(found["produced_ms"]) if "produced_ms" in found else None,
+        unreplicated=tuple(
+            _parse_unreplicated(int(field.removeprefix(UNREPLICATED)), text)
+            for field, text in found.items()
+            if field.startswith(UNREPLICATED)
+        ),
     )
 
 
@@ -145,6 +169,11 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
     if (reason := why_not_planned(sizes)) is not None:
         raise ValueError(reason)
     return tuple(sizes)
+
+
+def _parse_unreplicated(partition: int, text: str) -> UnreplicatedWrites:
+    first, last, server = text.split(" ", 2)
+    return UnreplicatedWrites(partition, int(first), int(last), server)
 
 
 def _parse_done(fields: dict[str, str]) -> dict[int, int]:
@@ -420,14 +449,28 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
 
 
 def finish_shard(
-    client: Client, stream: Stream, manifest: Manifest, shard: int, size: int, run: Run | None = None
+    client: Client,
+    stream: Stream,
+    manifest: Manifest,
+    shard: int,
+    size: int,
+    run: Run | None = None,
+    unreplicated: UnreplicatedWrites | None = None,
 ) -> str:
     """Record that a shard is complete, and return the epoch's state. The last shard makes the epoch produced.
 
-    ``run`` runs the script, which may run more than once; None leaves that to the client.
+    Args:
+        client: The client of the stream.
+        stream: The stream.
+        manifest: The manifest of the epoch.
+        shard: The number of the shard.
+        size: Its samples.
+        run: Runs the script, which may run more than once; None leaves that to the client.
+        unreplicated: The entries of the shard that no replica has, if the durability is `auto`.
     """
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    return _scripted(client, stream, _FINISH_SHARD, keys, [manifest.id, manifest.epoch, shard, size], run)
+    args: list[Arg] = [manifest.id, manifest.epoch, shard, size, *(unreplicated or ())]
+    return _scripted(client, stream, _FINISH_SHARD, keys, args, run)
 
 
 def _scripted(

@@ -22,6 +22,9 @@ HELP = "compare planned, written and trained on; name what is lost or duplicated
 SHOWN = 50
 """Findings printed; --json has them all."""
 
+MOST_RANGES = 5
+"""Ranges of a server without a replica that one line names."""
+
 EPILOG = """\
 example:
   penstock audit train
@@ -142,7 +145,7 @@ def print_report(report: AuditReport, console: Console) -> None:
     if len(report.findings) > SHOWN:
         console.line(f"found: {len(report.findings) - SHOWN} more, see --json")
     for epoch in report.epochs:
-        for line in _remarks(epoch):
+        for line in [*_remarks(epoch), *_unreplicated(epoch, is_clean=report.is_clean)]:
             console.line(f"epoch {epoch.epoch}: {line}")
     if report.released:
         console.line(f"not audited: epochs {report.released} were released: no group that held data needed them")
@@ -160,6 +163,19 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
             yield f"group {name}: of the dead, {group.given_up} were given up by an operator"
     for loss in epoch.made_again:
         yield f"the server had lost {loss}; they were made again"
+
+
+def _unreplicated(epoch: EpochAudit, *, is_clean: bool) -> Iterator[str]:
+    """Yield what was written without a replica, unless all of a clean epoch was, as on every single server."""
+    written = sum(one.end - one.first for one in epoch.unreplicated)
+    if is_clean and written >= epoch.produced + epoch.bad:
+        return
+    for server in dict.fromkeys(one.server for one in epoch.unreplicated):
+        found = [
+            f"shard {one.shard} offsets {one.first}-{one.end - 1}" for one in epoch.unreplicated if one.server == server
+        ]
+        more = f" and {len(found) - MOST_RANGES} more, see --json" if len(found) > MOST_RANGES else ""
+        yield f"written while {server} had no replica: {', '.join(found[:MOST_RANGES])}{more}"
 
 
 def _advice(report: AuditReport) -> Iterator[str]:

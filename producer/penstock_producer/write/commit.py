@@ -31,8 +31,9 @@ from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
-from penstock_common.stream.commands import Arg, Key, run_script_on
+from penstock_common.stream.commands import Arg, Key, parse_id, run_script_on
 from penstock_common.stream.entries import (
+    IndexRecord,
     ShardProgress,
     commit_commands,
     commit_keys,
@@ -46,7 +47,7 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.feeds import retake_shard
-from penstock_common.stream.manifest import Manifest, find_manifest, state_damage
+from penstock_common.stream.manifest import Manifest, UnreplicatedWrites, find_manifest, state_damage
 from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition, unconfirmed
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
@@ -140,6 +141,8 @@ class Committer:
         """Whether the epoch continued without this writer's shard."""
         self._was_cut = False
         """Whether a connection broke. What was committed before this writer sent it may then be its own."""
+        self.unreplicated: UnreplicatedWrites | None = None
+        """The entries that no replica had when the shard was found whole, if its durability is `auto`."""
         self._left_out: dict[int, int] = {}
         """First offset of a block -> its samples that another run had committed."""
         try:
@@ -338,6 +341,16 @@ class Committer:
         if fault:
             require_there(self._client, self._stream)  # a deletion removes the index, too
             raise self._not_whole(fault)
+        self.unreplicated = self._unreplicated_in(records)
+
+    def _unreplicated_in(self, records: Sequence[IndexRecord]) -> UnreplicatedWrites | None:
+        """Return the entries that `auto` wrote and no replica confirmed, if there are some."""
+        ids = [r.entry_id for r in records if r.entry_id and r.end > self._unconfirmed.confirmed]
+        if not self._durability.is_auto or not ids:
+            return None
+        times = [parse_id(entry_id)[0] for entry_id in ids]
+        where = self._client.node_of(self._partition.roster).where
+        return UnreplicatedWrites(self._partition.number, min(times), max(times), where)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
         epoch, name = self._manifest.epoch, self._stream.name

@@ -290,7 +290,7 @@ class Writer:
         self._feed_epoch, self._feed_count, self._looked_at = manifest.epoch, 0, 0
 
         def finish(size: int) -> None:
-            finish_feed_shard(self._client, self.stream, manifest, shard, size)
+            finish_feed_shard(self._client, self.stream, manifest, shard, size, committer.unreplicated)
             self.make_safe()
 
         return ShardSlot(committer, shard, finish)
@@ -379,7 +379,7 @@ class Writer:
         committer = self._committer(manifest, shard)
 
         def finish(size: int) -> None:
-            finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script)
+            finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script, committer.unreplicated)
             self._resources.order.end(manifest.epoch, shard)
             self.make_safe()
 

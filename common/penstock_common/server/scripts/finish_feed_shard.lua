@@ -1,7 +1,8 @@
 -- Finishes a shard of a feed and seals its epoch. The last writer to finish sizes the epoch.
 --
 -- KEYS: manifest events epochs
--- ARGV: manifest_id epoch shard size
+-- ARGV: manifest_id epoch shard size [partition first_ms last_ms server]: the times of the oldest and newest entry of
+--   the shard that were written while the server of their partition had no replica
 -- Answer: 1 if this made the epoch produced, else 0
 -- Callers: penstock_common/stream/feeds.py
 
@@ -13,8 +14,17 @@ local function note_produced(manifest)
   redis.call('HSET', manifest, 'produced_ms', tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000))
 end
 
+-- Notes the times of entries that were written while their server had no replica.
+local function note_unreplicated(manifest)
+  local field, first, last = 'unreplicated:' .. ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+  local first_before, last_before = string.match(redis.call('HGET', manifest, field) or '', '^(%d+) (%d+) ')
+  if first_before then first, last = math.min(first, first_before), math.max(last, last_before) end
+  redis.call('HSET', manifest, field, string.format('%.0f %.0f %s', first, last, ARGV[8]))
+end
+
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 redis.call('HSET', KEYS[1], 'sealed', '1')
+if ARGV[5] then note_unreplicated(KEYS[1]) end
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
 local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard'))
 local done = tonumber(redis.call('HGET', KEYS[1], 'done'))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock_common.errors import DamagedKey
-from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit
+from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit, UnreplicatedRange
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
 from penstock_common.stream.audit.survey import PartitionSurvey, survey_partition
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.entries import has_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses
 from penstock_common.stream.groups.positions import starts_of
@@ -91,7 +91,27 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
     left = [loss for loss in losses if loss not in made_again]
     audit.add_losses(left, "the server lost its newest writes", made_again)
+    audit.unreplicated.extend(unreplicated_ranges(manifest, surveys))
     return audit
+
+
+def unreplicated_ranges(manifest: Manifest, surveys: list[PartitionSurvey]) -> list[UnreplicatedRange]:
+    """Return the offsets that were written while their server had no replica, by shard.
+
+    The manifest has the times of the oldest and the newest such entry of each partition. An entry's id is its time.
+    """
+    ranges: list[UnreplicatedRange] = []
+    for survey in surveys:
+        for writes in (one for one in manifest.unreplicated if one.partition == survey.number):
+            for shard, records in survey.index.items():
+                of_shard = [
+                    record
+                    for record in records
+                    if record.entry_id and writes.first_ms <= parse_id(record.entry_id)[0] <= writes.last_ms
+                ]
+                if of_shard:
+                    ranges.append(UnreplicatedRange(shard, of_shard[0].first, of_shard[-1].end, writes.server))
+    return sorted(ranges, key=lambda one: one.shard)
 
 
 def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]) -> bool:

@@ -69,6 +69,18 @@ class GroupAudit:
             self.lost_ranges.append((shard, first, end))
 
 
+@dataclass(frozen=True, slots=True)
+class UnreplicatedRange:
+    """Offsets of one shard that were written with the durability `auto` while their server had no replica."""
+
+    shard: int
+    first: int
+    end: int
+    """The end of the offsets [first, end)."""
+    server: str
+    """Its address, without a password."""
+
+
 @dataclass(slots=True)
 class EpochAudit:
     """The samples of one epoch."""
@@ -95,6 +107,8 @@ class EpochAudit:
     """The ranges that `penstock audit --repair` would put back."""
     server_losses: list[Loss] = field(default_factory=list)
     """The samples that a restarted server had forgotten, as clients noted."""
+    unreplicated: list[UnreplicatedRange] = field(default_factory=list)
+    """The offsets that were written while their server had no replica, by shard."""
     made_again: list[Loss] = field(default_factory=list)
     """The server losses that the epoch holds again, from a source that is known to give the same samples."""
 

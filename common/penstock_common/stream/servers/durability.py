@@ -6,6 +6,7 @@ a commit on its connection, and `make_safe` writes a hint before it asks.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -25,6 +26,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import AUTO, Stream
 from penstock_common.waiting import Notify, Wait
 
+_LOG = logging.getLogger("penstock")
 _TOUCH = load_script("touch")
 _TOUCH_PARTITION = load_script("touch_partition")
 
@@ -159,9 +161,17 @@ class ReplicaWatch:
         return self._followed.get(where, False)
 
     def look(self, durability: Durability, stream: Stream) -> None:
-        """Learn which servers of a stream have replicas. One that is cut off later is then waited for."""
-        for key in (stream.keys.meta, *(partition.roster for partition in stream.partitions)):
-            self.level(durability, key)
+        """Learn which servers of a stream have replicas, and log those without one, for the level `auto`.
+
+        A replica that is cut off later is then waited for.
+        """
+        alone = {
+            self._client.node_of(key).where
+            for key in (stream.keys.meta, *(partition.roster for partition in stream.partitions))
+            if durability.is_auto and not self._is_followed(key)
+        }
+        for where in sorted(alone):
+            _LOG.info("%s has no replica: what %r writes there is in its memory only", server_at(where), stream.name)
 
     def lost(self, key: str) -> None:
         """Note that a replica of the key's server did not answer in time: the server counts as one without."""
