@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from penstock_common.errors import EpochAbandoned
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_producer.jobs import production as jobs_production
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
-from tests.contracts.feed import open_stream
+from tests.contracts.feed import open_stream, replayed
+from tests.contracts.ordered import planned_writer, write_shard
 from tests.producer.test_jobs import dataset, numbers_in, options_of
 from tests.torn_slots import SlotState, partition_slot
 
@@ -70,3 +73,26 @@ def test_a_running_production_takes_up_an_epoch_that_it_had_finished(
     report = audit_stream(any_client, "train")
     assert report.is_clean, report.findings
     assert {epoch.epoch: epoch.state for epoch in report.epochs} == {0: "produced", 1: "produced"}
+
+
+def test_a_writer_opens_an_epoch_again_that_its_partition_lost(any_url: str, any_client: Any) -> None:
+    """It said that the epoch was abandoned or released, though every other part of the stream has it."""
+    with planned_writer(any_url, 2) as writer:
+        before = partition_slot(any_client, writer.stream, 1)
+        epoch = writer.epoch(sizes=[20, 20])
+        write_shard(epoch, 0, [20, 20], frozenset())
+        before.restore(any_client)
+        write_shard(epoch, 1, [20, 20], frozenset())
+    assert audit_stream(any_client, "t").is_clean
+    assert sorted(replayed(any_url)) == list(range(40))
+
+
+def test_a_writer_opens_no_epoch_again_that_was_released(any_url: str, any_client: Any) -> None:
+    """It would bring back an epoch that groups have read."""
+    with planned_writer(any_url, 2) as writer:
+        epoch = writer.epoch(sizes=[20, 20])
+        release_epoch(any_client, writer.stream, 0)
+        with pytest.raises(EpochAbandoned):
+            write_shard(epoch, 1, [20, 20], frozenset())
+        assert not retained_epochs(any_client, writer.stream)
+        assert not any_client.exists(writer.stream.partitions[1].state(0))

@@ -381,6 +381,11 @@ def register_again(
     require_there(client, stream)
 
 
+def open_again(client: Client, stream: Stream, manifest: Manifest) -> None:
+    """Register an epoch again where a server lost it. Raises EpochNotFound if it was released."""
+    _register(client, stream, manifest, is_begun_here=False)
+
+
 def forget_manifest(client: Client, stream: Stream, epoch: int, manifest_id: str) -> None:
     """Remove the manifest of an epoch that no partition has. The epoch does not count as released."""
     run_script(client, _FORGET_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest_id, epoch])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import (
     BudgetFull,
     EpochAbandoned,
+    EpochNotFound,
     PenstockError,
     SegmentsUnseen,
     ServerUnavailable,
@@ -47,7 +48,14 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.feeds import retake_shard
-from penstock_common.stream.manifest import Manifest, UnreplicatedWrites, find_manifest, state_damage
+from penstock_common.stream.manifest import (
+    ABANDONED,
+    Manifest,
+    UnreplicatedWrites,
+    find_manifest,
+    open_again,
+    state_damage,
+)
 from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition, unconfirmed
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
@@ -145,6 +153,8 @@ class Committer:
         """The entries that no replica had when the shard was found whole, if its durability is `auto`."""
         self._left_out: dict[int, int] = {}
         """First offset of a block -> its samples that another run had committed."""
+        self._progress: ShardProgress
+        """The shard as the server had it at the last answer."""
         try:
             self._begin()
         except ServerUnavailable as error:
@@ -438,12 +448,24 @@ class Committer:
         )
 
     def _require_writable(self) -> None:
+        if not self._progress.state and self._is_lost_here():
+            self._progress = self._look()
         if self._progress.state != self._manifest.live_state.encode():
             if damage := state_damage(self._partition, self._manifest, self._progress.state):
                 raise damage
             self._refuse_state(self._progress.state.decode())
         if self._is_anothers:
             raise self._taken()
+
+    def _is_lost_here(self) -> bool:
+        """Return True if the partition's server alone lost the epoch, which is open there again now."""
+        found = find_manifest(self._client, self._stream, self._manifest.epoch)
+        if found is None or found.id != self._manifest.id or found.state == ABANDONED:
+            return False
+        with suppress(EpochNotFound):  # it is released at this moment
+            open_again(self._client, self._stream, found)
+            return True
+        return False
 
     def _taken(self) -> ShardTaken:
         return ShardTaken(
