@@ -70,3 +70,25 @@ def test_a_block_behind_another_writers_is_taken_back(url: str, client: Client, 
         assert commit_next(client, token) == (False, own)
         assert stored(client, "t", 0).total() == 8
     assert commit_next(client, own) == (True, own)
+
+
+def test_a_writer_ends_its_shard_though_the_streams_slot_forgot_that_it_was_taken(
+    any_url: str, any_client: Client
+) -> None:
+    """On a cluster its own connection leads to another server, so it does not notice, and the others must go on."""
+    with writer_of(any_url, **QUIET) as one:
+        for number in range(8):
+            one.write(sample(number))
+        one.flush()
+        two = writer_of(any_url, **QUIET)
+        for number in range(8, 16):
+            two.write(sample(number))
+        two.flush()
+        key = open_stream(any_client, "t").keys.manifest(0)
+        (token,) = [name for name, shard in any_client.hgetall(key).items() if name[:2] == b"w:" and shard == b"1"]
+        any_client.hdel(key, token)
+        any_client.hset(key, "next_shard", 1)
+        two.close()
+        assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "open"
+    manifest = load_manifest(any_client, open_stream(any_client, "t"), 0)
+    assert (manifest.state, manifest.sizes) == ("produced", (8, 8))

@@ -26,11 +26,18 @@ if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('P
 redis.call('HSET', KEYS[1], 'sealed', '1')
 if ARGV[5] then note_unreplicated(KEYS[1]) end
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
-local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard'))
+local taken = tonumber(redis.call('HGET', KEYS[1], 'next_shard') or '0')
+if taken <= tonumber(ARGV[3]) then -- the server came back from before the shard was taken
+  taken = ARGV[3] + 1
+  redis.call('HSET', KEYS[1], 'next_shard', taken)
+end
 local done = tonumber(redis.call('HGET', KEYS[1], 'done'))
 if redis.call('HGET', KEYS[1], 'state') ~= 'open' or done < taken then return 0 end
 local sizes = {}
-for shard = 0, taken - 1 do sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' .. shard) end
+for shard = 0, taken - 1 do
+  sizes[shard + 1] = redis.call('HGET', KEYS[1], 'd:' .. shard)
+  if not sizes[shard + 1] then return 0 end
+end
 redis.call('HSET', KEYS[1], 'shards', taken, 'sizes', '[' .. table.concat(sizes, ',') .. ']', 'state', 'produced')
 note_produced(KEYS[1])
 redis.call('HSET', KEYS[3], ARGV[2], 'produced')
