@@ -17,7 +17,7 @@ JOBS   ?= 4
 SPREAD := --dist loadfile --no-loadscope-reorder
 # Which faults `make mutants` makes in the code: how many, chosen by SEED.
 COUNT   ?= 100
-# How long `make chaos` inflicts faults.
+# How long `make chaos` inflicts faults, and `make histories` searches.
 MINUTES ?= 2
 # What `make fuzz` fuzzes, and for how long
 TARGET  ?= decoder
@@ -39,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos fuzz mutants format wheel integrations release-check clean
+.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos histories fuzz mutants format wheel integrations release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,9 @@ mutants: $(VENV)/.dev ## make small faults in scripts and delivery code, and nam
 
 chaos: $(VENV)/.dev js/dist/index.js ## kill, stop and restart everything at random, count every sample (MINUTES=2 SEED=random ARGS=)
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+histories: $(VENV)/.dev ## short random histories with torn losses, the first that fails made short (MINUTES=2 SEED=random ARGS=)
+	$(BIN)/python -m tests.histories --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 format: $(VENV)/.dev ## rewrite the code in the house format
 	$(BIN)/ruff format .

@@ -1,0 +1,89 @@
+"""Runs histories one after the other, and shrinks the first that breaks a promise."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_common.errors import PenstockError
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.histories.settle import settle
+from tests.histories.shrink import shrunk
+from tests.histories.step import History, drawn
+from tests.histories.world import Arena, Violation, World
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A history that breaks a promise."""
+
+    seed: int
+    history: History
+    violation: Violation
+
+
+@contextmanager
+def arena() -> Iterator[Arena]:
+    """Yield a server of its own on a Unix socket."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        socket = Path(folder) / "socket"
+        with EmbeddedServer(extra={"unixsocket": str(socket)}) as server:
+            login = server.url.partition("://")[2].rpartition("@")[0]
+            place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}")
+            yield place
+            place.close()
+
+
+def violation_of(place: Arena, history: History) -> Violation | None:
+    """Run a history, and return the first promise that it breaks, or None."""
+    world = World(place)
+    with world.interrupts.installed():
+        try:
+            world.run(history)
+            if not world.violations:
+                settle(world)
+        finally:
+            for who in [*world.producers, *world.trainers]:
+                with suppress(PenstockError):
+                    world.end(who)
+            world.operator.close()
+    return world.violations[0] if world.violations else None
+
+
+def search(
+    place: Arena, seed: int, *, histories: int | None = None, minutes: float | None = None, theme: str = "",
+    known: Collection[str] = (),
+) -> tuple[Found | None, int]:  # fmt: skip
+    """Run random histories from a seed on. Return the first that fails, shrunk, and the number of histories.
+
+    Args:
+        place: Where they run.
+        seed: The seed of the first history. Each next one has the next seed.
+        histories: The most histories.
+        minutes: The longest time.
+        theme: The theme of all histories; '' lets each seed choose.
+        known: The kinds of violations to pass over.
+    """
+    ends, number = time.monotonic() + (minutes or 1e9) * 60, 0
+    while (histories is None or number < histories) and time.monotonic() < ends:
+        history = drawn(seed + number, theme)
+        number += 1
+        violation = violation_of(place, history)
+        if violation is not None and violation.kind not in known:
+            return _shortest(place, seed + number - 1, history, violation.kind), number
+    return None, number
+
+
+def _shortest(place: Arena, seed: int, history: History, kind: str) -> Found:
+    def fails(one: History) -> bool:
+        violation = violation_of(place, one)
+        return violation is not None and violation.kind == kind
+
+    history = shrunk(history, fails)
+    violation = violation_of(place, history)
+    assert violation is not None, "the same history fails each time"
+    return Found(seed, history, violation)

@@ -1,0 +1,131 @@
+"""Histories with torn losses: random ones and stored ones keep every promise, and a fault that is put back is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from penstock_common.stream import entries
+from penstock_producer.write.commit import Committer
+from tests.histories.interrupts import Hang, Interrupts
+from tests.histories.search import arena, search, violation_of
+from tests.histories.settle import settle
+from tests.histories.shrink import shrunk
+from tests.histories.step import THEMES, History, Step, drawn, parse_history, written
+from tests.histories.stored import StoredHistory, stored_histories
+from tests.histories.world import Arena, World
+
+SEED = 20261126
+TWO_WRITERS = parse_history(
+    "join a0; feed f0 1; mark; pour f1 0; lose s; pour f2 0; pour f1 0; read a0; pour f2 2; feed f1 0; feed f2 0"
+)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Arena]:
+    """Start a server for all histories of this file."""
+    with arena() as one:
+        yield one
+
+
+def _stored() -> list[Any]:
+    return [
+        pytest.param(
+            one, id=one.covers, marks=[pytest.mark.xfail(strict=True, reason=one.breaks)] if one.breaks else []
+        )
+        for one in stored_histories()
+    ]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_random_histories_keep_every_promise(place: Arena, theme: str) -> None:
+    """The same seeds each time. `make histories` draws others for as long as you like."""
+    found, _ = search(place, SEED, histories=30, theme=theme)
+    assert found is None, f"{found.violation}: {written(found.history)}"
+
+
+@pytest.mark.parametrize("one", _stored())
+def test_a_stored_history_keeps_every_promise(place: Arena, one: StoredHistory) -> None:
+    """Each failed once, or is near to one that did."""
+    assert violation_of(place, one.history) is None
+
+
+def test_two_writers_of_a_shard_are_found_if_no_script_compares_their_tokens(place: Arena) -> None:
+    """Without the comparison in commit.lua, a block of one writer is taken for the other's, and the audit is clean."""
+    comparison = b" or writer ~= ARGV[9]"
+    assert comparison in entries._COMMIT
+
+    def fails(history: History) -> bool:
+        violation = violation_of(place, history)
+        return violation is not None and violation.kind == "hole"
+
+    assert not fails(TWO_WRITERS)
+    with patch.object(entries, "_COMMIT", entries._COMMIT.replace(comparison, b"")):
+        assert fails(TWO_WRITERS)
+        shortest = shrunk(TWO_WRITERS, fails)
+    assert sum(step.size for step in shortest) <= 8
+    kinds = [step.kind for step in shortest]
+    assert kinds.index("mark") < kinds.index("lose")
+    assert {step.who for step in shortest if step.kind in ("pour", "feed")} == {"f0", "f1", "f2"}
+
+
+def test_random_histories_find_two_writers_if_blocks_carry_no_token(place: Arena) -> None:
+    """Without tokens, as it once was, a writer takes the blocks of another for its own."""
+    make = Committer.__init__
+
+    def without_token(self: Committer, *args: Any, **options: Any) -> None:
+        make(self, *args, **{**options, "token": ""})
+
+    with patch.object(Committer, "__init__", without_token):
+        found, _ = search(place, 238, histories=6, theme="writers")
+        assert found is not None
+        assert found.violation.kind == "hole"
+        assert violation_of(place, found.history) == found.violation
+    assert violation_of(place, found.history) is None
+    assert len(found.history) <= 6
+
+
+def test_a_history_makes_the_same_requests_each_time(place: Arena) -> None:
+    """Otherwise a found history could not be run again, or shrunk."""
+
+    def points(history: History) -> list[int]:
+        world = World(place)
+        with world.interrupts.installed():
+            world.run(history)
+            settle(world)
+            for who in [*world.producers, *world.trainers]:
+                world.end(who)
+        return world.interrupts.points
+
+    for seed in range(12):
+        assert points(drawn(seed)) == points(drawn(seed))
+
+
+def test_a_history_is_the_same_as_text() -> None:
+    """A found history is printed as the command that runs it again."""
+    for seed in range(200):
+        history = drawn(seed)
+        assert parse_history(written(history)) == history
+    with pytest.raises(ValueError, match="'sleep f0' is no step"):
+        parse_history("feed f0 1; sleep f0")
+
+
+def test_shrinking_leaves_only_what_the_failure_needs() -> None:
+    """Steps, inner steps, numbers and slots that do not matter go."""
+    history = parse_history("feed f0 4; read a0; feed f1 3 [7: lose s+p0, 9: die f1]; mark; feed f2 2; jump p1")
+
+    def fails(one: History) -> bool:
+        return any("p0" in inner.who for step in one for _, inner in step.inner)
+
+    assert written(shrunk(history, fails)) == "feed f1 0 [0: lose p0 0]"
+
+
+def test_an_endless_step_is_a_hang() -> None:
+    """A wait counts its pauses, so that nothing waits in vain."""
+    interrupts = Interrupts(lambda _: None)
+    with pytest.raises(Hang), interrupts.step(Step("feed")):
+        while True:
+            interrupts.reached()

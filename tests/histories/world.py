@@ -1,0 +1,318 @@
+"""The world of a history: a server with one stream, the actors of now, and what they were told."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import redis
+
+from penstock_common.errors import GroupFinished, PenstockError, StreamNotFound
+from penstock_common.stream.client import connect
+from penstock_common.stream.feeds import close_epoch
+from penstock_common.stream.keys import PartitionKeys
+from penstock_common.stream.manifest import OPEN, abandon_epoch, retained_epochs
+from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.removal.reconcile import reconcile
+from penstock_common.stream.streams import Stream, load_stream
+from penstock_producer.write.cleaner import Cleaner, clean_up
+from tests.histories.actors import NAME, Producer, Trainer, open_writer, quiet
+from tests.histories.interrupts import Hang, Interrupts, Killed
+from tests.histories.slots import SlotState, SlotStore
+from tests.histories.step import FEEDERS, PLANS, Step
+
+JUMP_MS = 4_000_000_000_000
+"""A clock that was set to the year 2096: ids count on from there, so that a loss brings the same ids again."""
+
+
+@dataclass(slots=True)
+class GroupFacts:
+    """What a history knows of a group."""
+
+    delivered: set[int] = field(default_factory=set)
+    """The values that its members were given."""
+    first: int = 0
+    """The first epoch that it reads."""
+    was_left: bool = False
+    """Whether a member left it: then epochs may be released before the group reads them."""
+    is_told: bool = False
+    """Whether a member got an error: its user starts again, and nothing is promised for what it read before."""
+
+
+@dataclass(slots=True)
+class Violation:
+    """A broken promise."""
+
+    kind: str
+    text: str
+
+
+class Arena:
+    """A server for many histories, one after the other, with a stream that is made once."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.admin: Any = redis.Redis.from_url(url)
+        self.admin.flushall()
+        with open_writer(url) as writer:
+            self.slots = SlotStore(self.admin, writer.stream)
+        self._empty = self.slots.save()
+
+    def reset(self) -> None:
+        """Bring the empty stream back."""
+        self.admin.flushall()
+        self.slots.bring_back(self._empty, self._empty, {})
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.admin.close()
+
+
+class World:
+    """Runs the steps of one history."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.interrupts = Interrupts(self._run_inner)
+        self.values = count(1)
+        self.producers: dict[str, Producer] = {}
+        self.trainers: dict[str, Trainer] = {}
+        self.former: list[Producer] = []
+        """The producers that have ended."""
+        self.groups: dict[str, GroupFacts] = {}
+        self.violations: list[Violation] = []
+        self.losses: list[tuple[int, tuple[str, ...]]] = []
+        """(run of the server that was lost, slots) of each loss."""
+        self.is_deleted = False
+        self.ended: set[int] = set()
+        """The epochs that the operator closed or abandoned."""
+        self._mark: dict[str, SlotState] = {}
+        self._operator: Any = None
+        self.names: set[str] = set()
+        """The members that ever joined."""
+        self._verbs: dict[str, Callable[[Step], object]] = {
+            "plan": self._plan, "job": self._job, "feed": self._feed, "pour": self._pour, "end": self._close_feed,
+            "join": self._join, "read": self._read, "ack": self._ack, "close": self._close, "beat": self._beat,
+            "leave": self._leave, "die": self._die, "clean": self._clean, "seal": self._seal,
+            "abandon": self._abandon, "delete": self._delete, "mark": self._mark_now, "lose": self._lose,
+            "jump": self._jump,
+        }  # fmt: skip
+
+    @property
+    def operator(self) -> Any:
+        """Return the client of the operator and of the janitor."""
+        if self._operator is None:
+            self._operator = connect(self.arena.url, bears_outages=quiet)
+        return self._operator
+
+    # --- steps ---
+
+    def run(self, history: tuple[Step, ...]) -> None:
+        """Run a history on an empty stream."""
+        self.arena.reset()
+        self._mark = self.arena.slots.save()
+        for step in history:
+            self.take(step)
+            if self.violations:
+                return
+
+    def take(self, step: Step) -> None:
+        """Run one step. Errors of Penstock end its actor, as they end a program. Others are violations."""
+        with self.interrupts.step(step), self._told(step):
+            self._verbs[step.kind](step)
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Do in the block, as the operator, what is not a step."""
+        step = Step(what)
+        with self.interrupts.step(step), self._told(step):
+            yield
+
+    def _run_inner(self, step: Step) -> None:
+        busy = [frame.who for frame in self.interrupts.frames]
+        if step.kind == "die" and step.who == busy[-1]:
+            raise Killed
+        if step.who not in busy or step.who == "op":
+            self.take(step)
+
+    @contextmanager
+    def _told(self, step: Step) -> Iterator[None]:
+        try:
+            yield
+        except Killed:
+            if len(self.interrupts.frames) > 1 and self.interrupts.frames[-1].who != step.who:
+                raise
+            self.end(step.who, "died")
+        except Hang:
+            self._violate("hang", f"{step} made too many requests")
+            self.end(step.who, "died")
+        except PenstockError as error:
+            self.end(step.who, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            self._violate("foreign", f"{step} ended with {type(error).__name__}: {error}")
+            self.end(step.who, "died")
+
+    def _violate(self, kind: str, text: str) -> None:
+        self.violations.append(Violation(kind, text))
+
+    def end(self, who: str, how: str = "died") -> None:
+        """End the life of an actor."""
+        producer, trainer = self.producers.pop(who, None), self.trainers.pop(who, None)
+        if producer is not None:
+            producer.ending = producer.ending or how
+            producer.die()
+            self.former.append(producer)
+        if trainer is not None:
+            trainer.ending = how
+            trainer.die()
+        if how != "died" and who[0] in self.groups:
+            self.groups[who[0]].is_told = True
+        may_lack = how.startswith("EpochsReleased") and self.groups[who[0]].was_left
+        if how != "died" and not (may_lack or self.losses or self.ended or self.is_deleted):
+            self._violate("refused", f"nothing was lost, and {who} ended with {how}")
+
+    def producer(self, who: str) -> Producer:
+        """Return the present life of a producer, which is started if there is none."""
+        if who not in self.producers:
+            self.producers[who] = Producer(self.arena.url)
+        return self.producers[who]
+
+    # --- producers ---
+
+    def _plan(self, step: Step) -> None:
+        self.producer("op").plan(step.number, PLANS[step.number])
+
+    def _job(self, step: Step) -> None:
+        self.producer(step.who).run_job(step.number, self.interrupts.runs)
+
+    def _pour(self, step: Step) -> None:
+        self.producer(step.who).write(self.values, step.number + 1, self.interrupts.runs)
+
+    def _feed(self, step: Step) -> None:
+        producer = self.producer(step.who)
+        producer.write(self.values, step.number + 1, self.interrupts.runs)
+        producer.flush(self.interrupts.runs)
+
+    def _close_feed(self, step: Step) -> None:
+        if step.who in self.producers:
+            self.producers[step.who].close(self.interrupts.runs)
+            self.former.append(self.producers.pop(step.who))
+
+    # --- trainers ---
+
+    def _join(self, step: Step) -> None:
+        if step.who not in self.trainers:
+            trainer = Trainer(self.arena.url, step.who, secrets.token_hex(8))
+            self.trainers[step.who] = trainer
+            self.names.add(step.who)
+            facts = self.groups.setdefault(step.who[0], GroupFacts(first=trainer.member.claim.first))
+            facts.first = max(facts.first, trainer.member.claim.first)
+
+    def _of_trainer(self, step: Step, act: Callable[[Trainer], object]) -> None:
+        if step.who in self.trainers:
+            act(self.trainers[step.who])
+
+    def _read(self, step: Step) -> None:
+        self._of_trainer(step, self.read)
+
+    def read(self, trainer: Trainer) -> int:
+        """Let a trainer read, and note what it was given. Return the number of samples."""
+        facts = self.groups[trainer.group]
+        with suppress(GroupFinished):
+            found = trainer.read()
+            for batch in found:
+                facts.delivered.update(batch["y"].tolist())
+            return len(found)
+        return 0
+
+    def _ack(self, step: Step) -> None:
+        self._of_trainer(step, lambda trainer: trainer.acknowledge(step.number))
+
+    def _close(self, step: Step) -> None:
+        self._of_trainer(step, Trainer.close_epochs)
+
+    def _beat(self, step: Step) -> None:
+        self._of_trainer(step, Trainer.beat)
+
+    def _leave(self, step: Step) -> None:
+        if step.who in self.trainers:
+            self.groups[step.who[0]].was_left = True
+            self.trainers[step.who].leave()
+            del self.trainers[step.who]
+
+    def _die(self, step: Step) -> None:
+        self.end(step.who, "died")
+
+    # --- the operator and the janitor ---
+
+    def _clean(self, step: Step) -> None:
+        self.clean(step.number)
+
+    def clean(self, number: int, later_s: float = 0.0) -> None:
+        """Let the janitor pass, and free space of a partition: a little, or all that may go.
+
+        ``later_s`` is how long after the rest of the history this is.
+        """
+        stream = load_stream(self.operator, NAME)
+        reconcile(self.operator, stream, quiet, settle_s=0.0, clock=lambda: time.time() + later_s)
+        clean_up(self.operator, stream, quiet)
+        partition: PartitionKeys = stream.partitions[number % 2]
+        Cleaner(self.operator, stream, partition, quiet).free_bytes(1 if number < 2 else 1 << 40)
+
+    def _seal(self, step: Step) -> None:
+        """Close an open epoch as it is, once no writer of feeds lives."""
+        if not {*FEEDERS} & {*self.producers}:
+            self._end_open(step.number, close_epoch)
+
+    def _abandon(self, step: Step) -> None:
+        self._end_open(step.number, abandon_epoch)
+
+    def _end_open(self, number: int, end: Callable[[Any, Stream, int], object]) -> None:
+        stream = load_stream(self.operator, NAME)
+        epochs = [epoch for epoch, state in retained_epochs(self.operator, stream).items() if state == OPEN]
+        for epoch in epochs[number : number + 1]:
+            self.ended.add(epoch)
+            end(self.operator, stream, epoch)
+
+    def _delete(self, step: Step) -> None:
+        self.is_deleted = True
+        with suppress(StreamNotFound):
+            delete_stream(self.operator, NAME)
+
+    # --- the server ---
+
+    def _mark_now(self, _: Step) -> None:
+        self._mark = self.arena.slots.save()
+
+    def _lose(self, step: Step) -> None:
+        """Bring slots back to the last mark. Connections to their server break, and all connections for control."""
+        slots = tuple(step.who.split("+"))
+        self.arena.slots.bring_back(self._mark, slots, self.arena.slots.save())
+        self.losses.append((self.interrupts.runs, slots))
+        self.interrupts.runs += 1
+        for client, partition in self._clients():
+            client.connection_pool.disconnect()
+            if slots != ("s",) and (partition is None or f"p{partition}" in slots):
+                client.drop_connections()
+
+    def _clients(self) -> Iterator[tuple[Any, int | None]]:
+        """Yield each client with the partition to which its channels lead, or None for any."""
+        for producer in self.producers.values():
+            yield producer.writer.client, producer.partition
+        for trainer in self.trainers.values():
+            yield trainer.client, None
+        if self._operator is not None:
+            yield self._operator, None
+
+    def _jump(self, step: Step) -> None:
+        """Let the clock of a partition's server jump ahead and back: ids go on from the highest one."""
+        for key in self.arena.admin.keys("*:entries"):
+            if self.arena.slots.slot_of(key) == step.who:
+                last = self.arena.admin.xinfo_stream(key)["last-generated-id"]
+                if int(last.partition(b"-")[0]) < JUMP_MS:
+                    self.arena.admin.execute_command("XSETID", key, f"{JUMP_MS}-0")
