@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from penstock_common.errors import ShardMismatch
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.groups.positions import known_positions
 from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.payloads import segments_of
+from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.stream.servers.durability import AUTO_S
 from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read.hooks import hooks_of
+from penstock_producer.write.cleaner import Cleaner, RecycleResult, clean_up, recycle
 from tests.clusters import Cluster, started_cluster, until
 from tests.torn import TornPair, torn_master_of
 
@@ -37,11 +47,16 @@ def sample(number: int) -> dict[str, Any]:
     return {"x": np.full(100, number)}
 
 
-def written(cluster: Cluster, durability: str | None = None) -> Stream:
+def writer_of(cluster: Cluster, durability: str | None = None, **options: Any) -> penstock.Writer:
+    """Return a writer of a stream with a partition on each master."""
+    tuning = penstock.Tuning(durability=durability, block_bytes=8000, notify=options.pop("notify", None))
+    return penstock.Writer("t", url=cluster.url, spec=SPEC, partitions=3, tuning=tuning, **options)
+
+
+def written(cluster: Cluster, durability: str | None = None, **options: Any) -> Stream:
     """Write an epoch, a third of it to each master."""
-    tuning = penstock.Tuning(durability=durability, block_bytes=8000)
     with (
-        penstock.Writer("t", url=cluster.url, spec=SPEC, partitions=3, tuning=tuning) as writer,
+        writer_of(cluster, durability, **options) as writer,
         writer.epoch(sizes=[EACH] * SHARDS) as epoch,
     ):
         for number in range(SHARDS):
@@ -95,7 +110,7 @@ def test_lost_acknowledgements_are_sent_again(cluster: Cluster, durability: str)
                 hooks_of(loader).acknowledger.flush()
                 pair.fail_over()
     assert found == dict.fromkeys(ALL, 1)
-    with connect(cluster.url) as client:
+    with connect(cluster.url, bears_outages=print) as client:
         for partition in stream.partitions:
             assert ("g", 0) in load_roster(client, partition).closed
             assert client.xpending(partition.entries(0), "g")["pending"] == 0
@@ -121,4 +136,172 @@ def test_a_group_is_joined_once_every_roster_is_on_a_replica(cluster: Cluster) -
             assert not found
             pair.fail_over()
             cluster.add_replica(pair.replica)
+    assert found == dict.fromkeys(ALL, 1)
+
+
+def test_a_position_is_reported_again_while_its_rank_waits(cluster: Cluster) -> None:
+    """No later report would follow, and retention would wait for what is trained on."""
+    found: list[penstock.Batch] = []
+    with (
+        writer_of(cluster, "memory") as writer,
+        writer.epoch() as epoch,
+        connect(cluster.url, bears_outages=print) as client,
+        torn(cluster, writer.stream, 0) as pair,
+        penstock.Loader(
+            "t", group="g", batch_size=20, url=cluster.url, order=penstock.Canonical(), acknowledge="manual"
+        ) as loader,
+    ):
+        stream = writer.stream
+        epoch.write_batch({"x": np.zeros((40, 100), np.int64)})
+        epoch.flush()
+        batches = iter(loader)
+        first, _ = next(batches), next(batches)
+        pair.cut_off()
+        loader.acknowledge(first)
+        hooks_of(loader).acknowledger.flush()
+        assert known_positions(client, stream, 0, "g").of(0) == 20
+        pair.fail_over()
+        assert known_positions(client, stream, 0, "g").of(0) == 0
+        with at_work(lambda: found.append(next(batches))):
+            until(lambda: known_positions(client, stream, 0, "g").of(0) == 20)
+            epoch.write_batch({"x": np.zeros((20, 100), np.int64)})
+            epoch.flush()
+
+
+def test_entries_are_trimmed_by_positions_that_are_on_a_replica(cluster: Cluster) -> None:
+    """The first partition has the positions. A rank that is set back would find entries of others gone."""
+    stream = written(cluster, "replicas=1")
+    with (
+        connect(cluster.url, bears_outages=print) as client,
+        torn(cluster, stream, 0) as pair,
+        penstock.Loader("t", group="g", batch_size=20, url=cluster.url, order=penstock.Canonical()) as loader,
+    ):
+        pair.cut_off()
+        for number, _ in enumerate(loader):
+            if number == 20:
+                break
+        hooks_of(loader).acknowledger.flush()
+        cleaner, one = Cleaner(client, stream, stream.partitions[1], print), load_roster(client, stream.partitions[1])
+        assert cleaner.free_bytes(one.bytes) == 0
+        pair.fail_over()
+        cluster.add_replica(pair.replica)
+        hooks_of(loader).acknowledger.flush()  # the positions that the failover lost
+        assert cleaner.free_bytes(one.bytes) > 0
+
+
+def test_a_release_forgets_nothing_that_another_server_may_still_have(cluster: Cluster) -> None:
+    """A partition that has the epoch again would keep its bytes for ever: nobody would know of it."""
+    stream = written(cluster, "replicas=1")
+    with connect(cluster.url, bears_outages=print) as client, torn(cluster, stream, 1) as pair:
+        held = load_roster(client, stream.partitions[1]).bytes
+        pair.cut_off()
+        assert release_epoch(client, stream, 0)
+        assert client.exists(stream.partitions[0].entries(0)), "readers of the other partition may come back"
+        pair.fail_over()
+        assert load_roster(client, stream.partitions[1]).bytes == held, "it lost the release"
+        cluster.add_replica(pair.replica)
+        assert 0 in retained_epochs(client, stream)
+        clean_up(client, stream, print)
+        assert retained_epochs(client, stream) == {}
+        for partition in stream.partitions:
+            roster = load_roster(client, partition)
+            assert (roster.bytes, roster.epochs, roster.retiring) == (0, {}, {})
+        left = [
+            key for node in cluster.masters for key in cluster.asked(node, "KEYS", "*.*}:*") if b":roster" not in key
+        ]
+        assert left == []
+
+
+def test_a_file_is_used_again_once_its_removal_is_on_a_replica(cluster: Cluster, memory_path: Path) -> None:
+    """A server that lost the removal refers to it again, and a reader would find other samples there."""
+    stream = written(cluster, "replicas=1", payload=f"segments:{memory_path}")
+    with connect(cluster.url, bears_outages=print) as client, torn(cluster, stream, 1) as pair:
+        pair.cut_off()
+        release_epoch(client, stream, 0)
+        assert recycle(client, stream, grace_s=0) == RecycleResult()
+        pair.fail_over()
+        cluster.add_replica(pair.replica)
+        clean_up(client, stream, print)
+        assert recycle(client, stream, grace_s=0) == RecycleResult()  # clean_up did it
+        folder = segments_of(stream)
+        assert folder is not None
+        assert not folder.names()
+        assert folder.spare()
+
+
+def test_a_feed_takes_a_shard_once_that_is_on_a_replica(cluster: Cluster) -> None:
+    """Two writers would have one shard, and one of them would have to move what it wrote."""
+    said: list[str] = []
+    with (
+        writer_of(cluster, "replicas=1", notify=said.append) as writer,
+        writer_of(cluster, notify=said.append) as other,
+        connect(cluster.url, bears_outages=print) as client,
+        torn_master_of(cluster, writer.stream.keys.meta) as pair,
+    ):
+        writer.write(sample(0))
+        writer.flush()  # the epoch is there
+        pair.cut_off()
+
+        def feed() -> None:
+            other.write(sample(1))
+            other.flush()
+
+        with at_work(feed) as is_writing:
+            until(lambda: any("'replicas=1': 0 of 1 replicas have it" in line for line in said), 10)
+            assert is_writing()
+            assert client.xlen(writer.stream.partition_of(1).entries(0)) == 0
+            pair.fail_over()
+            cluster.add_replica(pair.replica)
+    with penstock.Loader("t", group="g", batch_size=1, url=cluster.url) as loader:
+        batches = iter(loader)
+        assert sorted(numbers_of(next(batches)) + numbers_of(next(batches))) == [0, 1]
+
+
+def test_a_shard_is_done_once_the_blocks_of_an_earlier_run_are_on_a_replica(cluster: Cluster) -> None:
+    """The run that ends the shard wrote none of them. The epoch would be produced without samples that are gone."""
+    said: list[str] = []
+    with (
+        writer_of(cluster, "memory") as before,
+        writer_of(cluster, "replicas=1", notify=said.append) as writer,
+        connect(cluster.url, bears_outages=print) as client,
+        torn(cluster, writer.stream, 1) as pair,
+    ):
+        epoch = writer.epoch(sizes=[0, EACH])
+        pair.cut_off()
+        earlier = before.epoch(0).shard(1)
+        for number in range(EACH):
+            earlier.write(sample(number))
+        earlier.commit_all()
+        earlier.abort()
+
+        def finish() -> None:
+            with pytest.raises(ShardMismatch):
+                epoch.shard(1).close()
+
+        with at_work(finish) as is_ending:
+            until(lambda: any("'replicas=1': 0 of 1 replicas have it" in line for line in said), 10)
+            assert is_ending()
+            pair.fail_over()
+            cluster.add_replica(pair.replica)
+        assert load_manifest(client, writer.stream, 0).done == {}
+        epoch.shard(0).close()
+        with epoch.shard(1) as again:
+            for number in range(EACH):
+                again.write(sample(number))
+        assert load_manifest(client, writer.stream, 0).state == "produced"
+        assert audit_stream(client, "t").findings == []
+
+
+def test_auto_waits_for_no_replica_where_none_follows(cluster: Cluster) -> None:
+    """A server without a replica is no error, and training is not slower there."""
+    stream, found = written(cluster), Counter[int]()
+    with connect(cluster.url, bears_outages=print) as client, torn(cluster, stream, 0) as pair:
+        pair.cut_off()
+        began = time.monotonic()
+        with penstock.Loader("t", group="g", batch_size=20, url=cluster.url) as loader:
+            for batch in loader:
+                found.update(numbers_of(batch))
+        assert release_epoch(client, stream, 0)
+        assert retained_epochs(client, stream) == {}
+        assert time.monotonic() - began < AUTO_S
     assert found == dict.fromkeys(ALL, 1)

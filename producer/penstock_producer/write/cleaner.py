@@ -31,9 +31,9 @@ from penstock_common.stream.payloads import free_segments, registered_segments, 
 from penstock_common.stream.removal.deletion import release_epoch, unlink_epoch
 from penstock_common.stream.removal.reconcile import reconcile
 from penstock_common.stream.servers.budgets import BudgetWatch
-from penstock_common.stream.servers.durability import Durability, is_safe
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream, deleted, find_stream
-from penstock_common.waiting import Notify, join
+from penstock_common.waiting import Notify, join, to_stderr
 from penstock_producer.write.retention import (
     EpochFacts,
     RetentionPolicy,
@@ -51,6 +51,7 @@ class CleanupTimer:
 
     def __init__(self, client: Client, stream: Stream, notify: Notify, every_s: float | None = None) -> None:
         self._client, self._stream, self._notify = client, stream, notify
+        self._confirmer = Confirmer(client, stream, notify)
         self._budgets = BudgetWatch(client, stream.name, notify)
         self._restarts, self._reconciled_until_s = RestartDetector(client), 0.0
         self._has_reconciled = False
@@ -71,7 +72,7 @@ class CleanupTimer:
     def _run(self) -> None:
         while not self.stopping.wait(self._every_s):
             try:
-                clean_up(self._client, self._stream, self._notify)
+                clean_up(self._client, self._stream, self._notify, confirmer=self._confirmer)
                 self._reconcile()
                 self._budgets.check()
             except ServerUnavailable:
@@ -113,9 +114,13 @@ class RecycleResult:
 
 
 def recycle(
-    client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time
-) -> RecycleResult:
+    client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time,
+    confirmer: Confirmer | None = None,
+) -> RecycleResult:  # fmt: skip
     """Pass over a stream's folder once. Does nothing if there is no folder, or if it is not visible here.
+
+    A server that comes back older refers again to files whose entries it had removed. So nothing is used again before
+    the removal is as safe as the stream's durability demands, as the ``confirmer`` (default: a new one) says.
 
     Raises SegmentsUnseen if its files cannot be used again.
     """
@@ -129,17 +134,18 @@ def recycle(
     for name, stat in files.items():
         if clock() - stat.st_mtime >= grace_s and folder.is_unused(name):
             quiet.setdefault(_of(name), set()).add(name)
-    free: set[str] = set()
-    live: set[tuple[int, int]] = set()
+    confirmer = confirmer or Confirmer(client, stream, to_stderr)
+    removal, live = confirmer.question(stream.partitions), dict[tuple[int, int], set[str]]()
     for partition in stream.partitions:
         for epoch in load_roster(client, partition).epochs:
-            live.add((epoch, partition.number))
-            free |= _freed_of(client, stream, partition, epoch, quiet.get((epoch, partition.number), set()))
+            key = (epoch, partition.number)
+            live[key] = _unused_of(client, stream, partition, epoch, quiet.get(key, set()))
     # nothing of a released epoch can be committed any more, however late it comes
-    free |= {name for name in files if _of(name) not in live}
-    durability = Durability.parse(stream.durability)
-    if free and durability.is_synced and not is_safe(client, stream, durability):
-        return RecycleResult()  # a server that loses its last second would refer to them again
+    free = {name for name in files if _of(name) not in live}
+    if (free or any(live.values())) and not removal.is_answered():
+        return RecycleResult()
+    for (epoch, number), names in live.items():
+        free |= set(free_segments(client, stream.partitions[number], epoch, names))
     return _give_back(folder, free, int(stream.budget_bytes * FOLDER_SHARE), grace_s, clock)
 
 
@@ -149,17 +155,15 @@ def _of(name: str) -> tuple[int, int]:
     return int(epoch), int(partition)
 
 
-def _freed_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: int, quiet: set[str]) -> set[str]:
-    """Return the segments of one epoch in one partition that nothing refers to, now or later, and take them off the
-    registry.
-    """
+def _unused_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: int, quiet: set[str]) -> set[str]:
+    """Return the segments of one epoch in one partition that nothing refers to, now or later."""
     known = registered_segments(client, partition, epoch)
     left = {name for name in quiet if name not in known or not known[name].is_sealed}
     manifest = find_manifest(client, stream, epoch) if left else None
     if manifest is not None:
         seal_segments(client, partition, manifest, left, for_the_dead=True)
-    empty = {name for name, found in known.items() if found.is_sealed and not found.entries}
-    return set(free_segments(client, partition, epoch, left | empty))
+    empty = {name for name, found in known.items() if not found.entries and (found.is_sealed or name in left)}
+    return empty | (left - known.keys())
 
 
 def _give_back(
@@ -207,8 +211,9 @@ class CleanupResult:
 
 
 def clean_up(
-    client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: RetentionPolicy | None = None
-) -> CleanupResult:
+    client: Client, stream: Stream, notify: Notify, silent_ms: int | None = None, policy: RetentionPolicy | None = None,
+    confirmer: Confirmer | None = None,
+) -> CleanupResult:  # fmt: skip
     """Pass over a stream once: expire vanished groups, end begun releases, and release what the policy no longer keeps.
 
     Args:
@@ -217,6 +222,7 @@ def clean_up(
         notify: Called with the groups that data is no longer kept for.
         silent_ms: Silence after which an undeclared group is expired; None takes `GROUP_SILENT_MS`.
         policy: Policy for this pass; None reads the stream's, which may change at any time.
+        confirmer: Says what is on replicas. None makes a new one.
 
     Raises:
         StreamDeleted: The stream is gone.
@@ -224,19 +230,20 @@ def clean_up(
     found = find_stream(client, stream.name)
     if found is None or found.id != stream.id:
         raise deleted(client, stream)
+    confirmer = confirmer or Confirmer(client, found, notify)
     expired = _expire_vanished(client, stream, GROUP_SILENT_MS if silent_ms is None else silent_ms, notify)
     now_ms, replies = fetch_rosters(client, stream)
     rosters = [parse_roster(client, *one) for one in zip(stream.partitions, replies, strict=True)]
     for epoch, manifest_id in {e: m for roster in rosters for e, m in roster.retiring.items()}.items():
-        unlink_epoch(client, stream, epoch, manifest_id)
+        unlink_epoch(client, stream, epoch, manifest_id, confirmer=confirmer)
     policy = policy or parse_policy(found.retention)
     facts, every = _facts(client, stream, rosters, policy), merge_rosters(rosters)
     gone = [
         facts[epoch]
         for epoch in plan_policy(policy, facts.values(), every, now_ms)
-        if release_epoch(client, stream, epoch, rosters[0].generation)
+        if release_epoch(client, stream, epoch, rosters[0].generation, confirmer)
     ]
-    recycle(client, stream)
+    recycle(client, stream, confirmer=confirmer)
     return CleanupResult([fact.epoch for fact in gone], sum(fact.nbytes for fact in gone), expired)
 
 
@@ -295,12 +302,14 @@ class StreamCleanup:
         self._cleaned_s, self._recycled_s = -CLEAN_UP_EVERY_S, -RECYCLE_EVERY_S
         self._not_recycled = 0
         """The bytes freed since segments were last recycled."""
+        self.confirmer = Confirmer(client, stream, notify)
+        """Says what is on replicas."""
 
     def clean_up(self) -> None:
         """Pass over the stream if that is due."""
         if self._clock() - self._cleaned_s >= CLEAN_UP_EVERY_S:
             self._cleaned_s = self._clock()
-            clean_up(self._client, self._stream, self._notify)
+            clean_up(self._client, self._stream, self._notify, confirmer=self.confirmer)
 
     def recycle(self, freed: int) -> None:
         """Recycle segments if that is due. Listing a folder costs more than looking for quota, so it is seldom due."""
@@ -308,7 +317,7 @@ class StreamCleanup:
         is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.budget_bytes
         if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
             self._recycled_s, self._not_recycled = self._clock(), 0
-            recycle(self._client, self._stream)
+            recycle(self._client, self._stream, confirmer=self.confirmer)
 
 
 class Cleaner:
@@ -329,7 +338,8 @@ class Cleaner:
         """Take the ``stream_cleanup`` that the cleaners of a stream's partitions share."""
         self._client, self._stream, self._partition = client, stream, partition
         self._stream_cleanup = stream_cleanup or StreamCleanup(client, stream, notify, clock)
-        self._trimmer = Trimmer(client, stream, partition, clock)
+        self._confirmer = self._stream_cleanup.confirmer
+        self._trimmer = Trimmer(client, stream, partition, clock, self._confirmer)
 
     def free_bytes(self, need_bytes: int) -> int:
         """Try to free ``need_bytes`` of payload and a little more. Return the bytes freed."""
@@ -338,7 +348,7 @@ class Cleaner:
         roster, first, states = seen.roster, seen.first, seen.states
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
-            unlink_epoch(self._client, self._stream, epoch, manifest_id)
+            unlink_epoch(self._client, self._stream, epoch, manifest_id, confirmer=self._confirmer)
         facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
         freed = 0
         plan = plan_release(facts, first, seen.now_ms, need)
@@ -349,7 +359,7 @@ class Cleaner:
                 facts, merge_rosters([parse_roster(self._client, *one) for one in pairs]), seen.now_ms, need
             )
         for epoch in plan:
-            if release_epoch(self._client, self._stream, epoch, first.generation):
+            if release_epoch(self._client, self._stream, epoch, first.generation, self._confirmer):
                 freed += roster.epoch_bytes.get(epoch, 0)
         self._trimmer.keep(roster.epochs)
         for epoch in roster.epochs:

@@ -17,11 +17,13 @@ from penstock_common.errors import EpochNotFound
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import FIRST_PAGE, SHARDS_AT_ONCE, IndexRecord, index_ends, trim_entries
 from penstock_common.stream.groups.ledger import bits_of_shards
-from penstock_common.stream.groups.roster import Roster
+from penstock_common.stream.groups.roster import ORDERED, Roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream
+from penstock_common.waiting import to_stderr
 from penstock_producer.write.retention import plan_trim, trimming_groups
 
 CHUNK = 250
@@ -102,9 +104,16 @@ class Trimmer:
     """
 
     def __init__(
-        self, client: Client, stream: Stream, partition: PartitionKeys, clock: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        stream: Stream,
+        partition: PartitionKeys,
+        clock: Callable[[], float] = time.monotonic,
+        confirmer: Confirmer | None = None,
     ) -> None:
+        """Make a trimmer. ``confirmer`` says what is on replicas. None makes a new one."""
         self._client, self._stream, self._partition, self._clock = client, stream, partition, clock
+        self._confirmer = confirmer or Confirmer(client, stream, to_stderr)
         self._memories: dict[int, _EpochMemory] = {}
         self._lock = Lock()
         """A lock, because shards of one writer may be open at once, in threads."""
@@ -161,7 +170,10 @@ class Trimmer:
     ) -> int:
         """Remove acknowledged entries of some shards, the lowest first, a page at a time."""
         epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
+        positions = self._confirmer.question(self._positions_elsewhere(roster, groups))
         todo = self._acknowledged(roster, groups, memory, ends)
+        if todo and not positions.is_answered():
+            return 0
         indexes = EpochIndexes(self._client, self._stream, epoch)
         for shard in todo:
             memory.gone.setdefault(shard, set())
@@ -184,6 +196,12 @@ class Trimmer:
                 del todo[shard]
             size = min(2 * size, CHUNK)
         return freed
+
+    def _positions_elsewhere(self, roster: Roster, groups: Iterable[str]) -> list[PartitionKeys]:
+        """Return the partition with the positions of these groups, if another server has it than the entries."""
+        first = self._stream.partitions[0]
+        is_ordered = any(roster.groups[group].kind == ORDERED for group in groups)
+        return [first] if is_ordered and self._confirmer.are_apart(first, self._partition) else []
 
     def _acknowledged(
         self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int]

@@ -9,7 +9,8 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Never, NoReturn
+from functools import partial
+from typing import Any, Never, NoReturn, TypeVar
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.hints import (
@@ -26,7 +27,7 @@ from penstock_common.hints import (
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed
+from penstock_common.stream.feeds import finish_feed_shard, is_sealed, join_feed, retake_shard
 from penstock_common.stream.keys import checked_name
 from penstock_common.stream.manifest import (
     Manifest,
@@ -40,6 +41,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.servers.budgets import admit_stream
 from penstock_common.stream.servers.command_size import require_takes_blocks
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
 from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
@@ -67,6 +69,9 @@ ROWS = (
     "or produce them with --batched"
 )
 """The notice on a first sample that looks like a batch."""
+
+
+Answer = TypeVar("Answer")
 
 
 @answering
@@ -189,6 +194,15 @@ class Writer:
         level, watch = Durability.parse(self.stream.durability), self._resources.replicas
         make_safe(self._client, self.stream, level, self._notify, watch, self._should_stop)
 
+    def _confirmer(self) -> Confirmer:
+        """Return what says whether replicas have the facts that this writer notes."""
+        watch = self._resources.replicas
+        return Confirmer(self._client, self.stream, self._notify, watch=watch, should_stop=self._should_stop)
+
+    def _on_replicas(self, write: Callable[[], Answer]) -> Answer:
+        """Write facts of the stream's own keys, again after a failover, and return once replicas have them."""
+        return self._confirmer().run([self.stream], write)
+
     # --- epochs ---
 
     def epoch(
@@ -216,8 +230,18 @@ class Writer:
         self._require_open()
         number = None if number is None else whole("number", number, None)
         sizes = None if sizes is None else _checked_sizes(sizes)
-        manifest = open_epoch(self._client, self.stream, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
-        epoch = EpochWriter(self, manifest, owns=number is None)
+        opened = number
+
+        def open_there() -> Manifest:
+            nonlocal opened  # opened again after a failover, it has the same number
+            manifest = open_epoch(
+                self._client, self.stream, opened, seed=seed, sizes=sizes, fingerprint=fingerprint
+            )  # fmt: skip
+            opened = manifest.epoch
+            return manifest
+
+        confirmer = self._confirmer()
+        epoch = EpochWriter(self, confirmer.run(confirmer.everywhere, open_there), owns=number is None)
         self._begun = weakref.ref(epoch)
         return epoch
 
@@ -286,12 +310,16 @@ class Writer:
     def _take_slot(self) -> ShardSlot:
         """Take the next shard of the feed."""
         manifest, shard, token = join_feed(self._client, self.stream)
+        if (confirmer := self._confirmer()).asks([self.stream]):
+            retake = partial(retake_shard, self._client, self.stream, manifest, shard, token)
+            if not confirmer.run([self.stream], retake):
+                return self._take_slot()
         committer = self._committer(manifest, shard, token)
         self._feed_epoch, self._feed_count, self._looked_at = manifest.epoch, 0, 0
 
         def finish(size: int) -> None:
-            finish_feed_shard(self._client, self.stream, manifest, shard, size, committer.unreplicated)
-            self.make_safe()
+            end = partial(finish_feed_shard, self._client, self.stream, manifest, shard, size, committer.unreplicated)
+            self._on_replicas(end)
 
         return ShardSlot(committer, shard, finish)
 
@@ -379,9 +407,9 @@ class Writer:
         committer = self._committer(manifest, shard)
 
         def finish(size: int) -> None:
-            finish_shard(self._client, self.stream, manifest, shard, size, committer.run_script, committer.unreplicated)
+            where, run = (self._client, self.stream, manifest, shard), committer.run_script
+            self._on_replicas(lambda: finish_shard(*where, size, run, committer.unreplicated))
             self._resources.order.end(manifest.epoch, shard)
-            self.make_safe()
 
         return self._shard_writer(ShardSlot(committer, shard, finish), size, most)
 
@@ -664,8 +692,8 @@ class EpochWriter:
         """Complete the epoch. Shards that are written by number are complete when their jobs close them."""
         if self._manifest.sizes is None and (self._owns or self._current is not None or self._sizes):
             self._end_shard()
-            size_epoch(self._writer.client, self._writer.stream, self._manifest, self._written_sizes())
-            self._writer.make_safe()
+            writer, manifest, sizes = self._writer, self._manifest, self._written_sizes()
+            writer._on_replicas(lambda: size_epoch(writer.client, writer.stream, manifest, sizes))
         self._is_closed = True
 
     def _written_sizes(self) -> list[int]:

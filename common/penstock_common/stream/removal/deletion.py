@@ -26,7 +26,9 @@ from penstock_common.stream.keys import LAST, PartitionKeys, StreamKeys, checked
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.ranges import add_to_ranges
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream, absence, find_stream
+from penstock_common.waiting import to_stderr
 
 _MARK_DELETING = load_script("mark_deleting")
 
@@ -204,14 +206,20 @@ CHUNK = 512
 """Keys in one UNLINK."""
 
 
-def release_epoch(client: Client, stream: Stream, epoch: int, generation: str = "") -> bool:
-    """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation."""
+def release_epoch(
+    client: Client, stream: Stream, epoch: int, generation: str = "", confirmer: Confirmer | None = None
+) -> bool:
+    """Set the epoch's state to gone and remove it. False if the roster is no longer of that generation.
+
+    See `unlink_epoch` for the ``confirmer``.
+    """
     manifest = find_manifest(client, stream, epoch)
     if manifest is None:
         return False
     if not retire_epoch(client, stream.partitions[0], epoch, manifest.id, generation):
         return False
-    unlink_epoch(client, stream, epoch, manifest.id)  # its answer is enough: a half retired epoch must be completed
+    # its answer is enough: a half retired epoch must be completed
+    unlink_epoch(client, stream, epoch, manifest.id, confirmer=confirmer)
     return True
 
 
@@ -222,16 +230,33 @@ def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_
 
 
 def unlink_epoch(
-    client: Client, stream: Stream, epoch: int, manifest_id: str, known_shards: Sequence[int] = ()
-) -> None:
+    client: Client, stream: Stream, epoch: int, manifest_id: str, known_shards: Sequence[int] = (),
+    confirmer: Confirmer | None = None,
+) -> None:  # fmt: skip
     """Do the second step of a release, also of one that a dead process began, in whichever partition it was.
 
-    ``known_shards`` are those of an epoch that has no manifest any more.
+    On several servers each part waits until the one before is on replicas, as the stream's durability demands. If it is
+    not, the rest is left to a later call.
+
+    Args:
+        client: Control connection.
+        stream: Stream of the epoch.
+        epoch: Number of the epoch.
+        manifest_id: Id of its manifest.
+        known_shards: Shards of an epoch that has no manifest any more.
+        confirmer: Says what is on replicas. None makes a new one.
     """
+    confirmer = confirmer or Confirmer(client, stream, to_stderr)
+    is_apart = confirmer.are_apart(*confirmer.everywhere)
+    partitions, own = (stream.partitions, [stream]) if is_apart else ((), [])
+    retired, forgotten = confirmer.question(partitions), confirmer.question(own)
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
     calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
     run_scripts(client, _RETIRE_EPOCH, calls)
+    if not retired.is_answered():
+        return
+    unlinked = confirmer.question(partitions)
     shards: Sequence[int] = begun_shards(client, stream, ours) if ours is not None else known_shards
     _, replies = fetch_rosters(client, stream)
     with client.pipeline(transaction=False) as pipe:
@@ -239,11 +264,15 @@ def unlink_epoch(
             groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
             _unlink(pipe, _keys_of(stream, partition, epoch, groups, shards))
         pipe.execute()
+    if not unlinked.is_answered():
+        return  # with the manifest, which knows the shards whose keys may come back
     if ours is not None:
         _remember_released(client, stream, epoch)
         forget_losses(client, stream, epoch)
         client.hdel(stream.keys.epochs, str(epoch))
         client.unlink(stream.keys.manifest(epoch))
+    if not forgotten.is_answered():
+        return
     with client.pipeline(transaction=False) as pipe:
         for partition in stream.partitions:
             pipe.hdel(partition.roster, f"x:{epoch}")
