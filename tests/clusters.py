@@ -79,18 +79,26 @@ class Cluster:
         for node in self.masters:
             self.asked(node, "FLUSHALL")
 
-    def lose_master_of(self, key: str, fault: str) -> None:
-        """Kill the master of a key's slot with -9, or stop it, once its replica has all that was written so far."""
-        node = self.master_of(key)
+    def lose_master_of(self, key: str, fault: str, *others: str) -> None:
+        """Kill the master of a key's slot with -9, or stop it, once its replica has all that was written so far.
+
+        ``others`` are keys whose masters are lost at the same time.
+        """
+        nodes = {self.master_of(each): each for each in (key, *others)}
+        for node, each in nodes.items():
+            self._await_replica(node, each)
+        for node in nodes:
+            if fault == "kill":
+                node.kill()
+            else:
+                os.kill(node.pid, signal.SIGSTOP)
+
+    def _await_replica(self, node: EmbeddedServer, key: str) -> None:
         with redis.Redis.from_url(node.url, single_connection_client=True) as client:
             client.set(f"{key}:probe", 1)  # WAIT answers for what its connection wrote, and for all before that
             assert client.wait(1, 5000) == 1
             client.delete(f"{key}:probe")
             assert client.wait(1, 5000) == 1
-        if fault == "kill":
-            node.kill()
-        else:
-            os.kill(self.asked_pid(node), signal.SIGSTOP)
 
     def move_slot_of(self, key: str) -> None:
         """Move a key's slot to the next master, key by key, as ``redis-cli --cluster reshard`` does."""

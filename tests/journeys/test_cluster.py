@@ -237,10 +237,13 @@ def test_several_hosts_are_of_a_cluster(any_server: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-@pytest.mark.parametrize("place", ["stream", "partition"])
+@pytest.mark.parametrize("place", ["stream", "partition", "both"])
 def test_a_master_that_is_lost_in_the_middle_of_an_epoch_costs_no_sample(place: str, fault: str) -> None:
-    """Its replica has everything that was written before, and the rest is written to that."""
-    with started_cluster(find_servers()[0], replicas=1) as cluster:
+    """Its replica has everything that was written before, and the rest is written to that.
+
+    The masters that are left must be the greater part, or no replica may take over.
+    """
+    with started_cluster(find_servers()[0], masters=5 if place == "both" else 3, replicas=1) as cluster:
         url = cluster.url
         with (
             penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
@@ -256,9 +259,11 @@ def test_a_master_that_is_lost_in_the_middle_of_an_epoch_costs_no_sample(place: 
                         if (number, offset) == (2, 50):
                             seen.update(numbers_of(next(batches)))
                             stream = writer.stream
-                            key = stream.keys.meta if place == "stream" else stream.partition_of(number).roster
+                            keys = {"stream": [stream.keys.meta], "partition": [stream.partition_of(number).roster]}
+                            lost = keys.get(place) or [*keys["stream"], *keys["partition"]]
+                            assert len({cluster.master_of(key) for key in lost}) == len(lost)
                             began = time.monotonic()
-                            cluster.lose_master_of(key, fault)
+                            cluster.lose_master_of(lost[0], fault, *lost[1:])
             for batch in batches:
                 seen.update(numbers_of(batch))
             assert time.monotonic() - began < 20, "a silent server is waited for until another has its slots, no longer"
