@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -285,6 +286,31 @@ def test_a_connection_that_was_made_late_to_a_former_master_is_ended() -> None:
             node.impatient().ping()
         assert time.monotonic() - began < REPLY_TIMEOUT_S / 2
         client.close()
+
+
+def test_connections_that_are_ended_while_they_are_used_fail_as_lost_ones(cluster: Cluster) -> None:
+    """A thread that looks at the map ends connections under the threads that ask, at any moment of a request."""
+    with connect(cluster.url) as client:
+        node, is_over = client.node_of("key").impatient(), threading.Event()
+
+        def drop() -> None:
+            while not is_over.is_set():
+                client.node_of("key").drop_connections()
+
+        dropping = threading.Thread(target=drop)
+        dropping.start()
+        lost = 0
+        try:
+            for _ in range(1500):
+                try:
+                    node.ping()
+                except ServerUnavailable:
+                    lost += 1
+        finally:
+            is_over.set()
+            dropping.join()
+        assert lost
+        assert node.ping()
 
 
 def test_a_write_is_as_safe_as_its_own_master_says() -> None:

@@ -11,6 +11,8 @@ appended on channels, which never repeat a command.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +114,35 @@ def _bearing(
             failure.__cause__ = error
             client.look_around()
             outage.bear(failure)
+
+
+class _NodePool(redis.ConnectionPool):
+    """The connections to a node of a cluster, which any thread may end while others use them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._made: WeakSet[Any] = WeakSet()
+        self._made_lock = threading.Lock()
+        super().__init__(**settings)
+
+    def make_connection(self) -> Any:
+        """See ConnectionPool."""
+        connection = super().make_connection()
+        with self._made_lock:
+            self._made.add(connection)
+        return connection
+
+    def shut(self) -> None:
+        """Shut every socket. The threads that use a connection find it lost, and close it themselves.
+
+        ConnectionPool.disconnect takes the socket away from under them, and they fail by a TypeError.
+        """
+        with self._made_lock:
+            made = list(self._made)
+        for connection in made:
+            sock = getattr(connection, "_sock", None)
+            with suppress(OSError):  # it was closed in this moment
+                if isinstance(sock, socket.socket) and connection.pid == os.getpid():  # not its parent's
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class ControlClient(redis.Redis):
@@ -273,7 +304,8 @@ class ControlClient(redis.Redis):
 
     def drop_connections(self) -> None:
         """End every connection to this server, also those on which an answer is awaited."""
-        self.connection_pool.disconnect()
+        if isinstance(self.connection_pool, _NodePool):
+            self.connection_pool.shut()
         for channel in list(self._channels):
             channel.close()
 
@@ -286,7 +318,7 @@ class ControlClient(redis.Redis):
             settings: dict[str, Any] = self.connection_pool.connection_kwargs | dict(
                 zip(("host", "port"), where, strict=True)
             )
-            pool = redis.ConnectionPool(connection_class=self.connection_pool.connection_class, **settings)
+            pool = _NodePool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
             node.serve_slots()
