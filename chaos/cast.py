@@ -141,8 +141,20 @@ class Cast:
         self.own_ends[f"{role}: {error}"] += 1
         self._say(f"{actor.name} ended by itself: {actor.last_words(1) or actor.process.returncode}")
         is_too_late = self.is_ending and error == "WaitTimeout"  # no epoch came for a minute, so none will come
-        if not is_too_late and not _is_fair(actor, error):
+        if not is_too_late and not _is_fair(actor, error) and not self._is_undone(actor, error):
             self.violations.append(f"{actor.name} ended: {actor.last_words()[:500] or error}")
+
+    def _is_undone(self, actor: Actor, error: str) -> bool:
+        """Return whether a failover may have undone how this process took the name of another one.
+
+        The successor then knows the one before it, so each of the two may take the other for its successor.
+        """
+        mine = actor.life
+        same = [
+            other.life for other in self.everyone if (other.life.group, other.life.member) == (mine.group, mine.member)
+        ]
+        is_shared = any(life.replaced_ns and life.replaced_ns <= mine.ended_ns for life in same)
+        return self._stage.cluster is not None and error == "MemberReplaced" and is_shared
 
     # --- entrances ---
 

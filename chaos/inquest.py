@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +54,11 @@ def hold(options: Options, stage: Stage, cast: Cast) -> Findings:
                     findings.violations.append(f"epoch {epoch} of {name!r} is {state}")
         there = keys.rostered(client, keys.partitions(client, MAIN)[0])
         quarantined = {epoch: keys.quarantine(client, MAIN, epoch) for epoch in there}
-    planned = plan_epochs(options, findings.epochs)
+    begun = told_epochs(stage.directory) | there | {
+        batch.epoch for actor in cast.everyone if actor.life.stream == MAIN and actor.life.group
+        for batch in read_diary(0, actor.life).handed
+    }  # fmt: skip
+    planned = [epoch for epoch in plan_epochs(options, findings.epochs) if epoch.number in begun]
     expected, bad = expect_epochs(planned), {epoch.number: epoch.bad for epoch in planned}
     findings.samples, findings.bad = len(expected.nonces), sum(map(len, bad.values()))
     for epoch, offsets in quarantined.items():
@@ -113,6 +118,19 @@ def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
                     epoch.nonces.append(first_word(options.seed, number, shard, offset))
         planned.append(epoch)
     return planned
+
+
+def told_epochs(directory: Path) -> set[int]:
+    """Return the epochs that a dispatcher told of.
+
+    One that is killed while it begins an epoch may have taken its number without having begun it. Nobody hears of it.
+    """
+    texts = [path.read_text(errors="replace") for path in directory.glob("dispatcher-*.???")]
+    numbers = [number for text in texts for number in re.findall(r'"epoch": (\d+)', text)]
+    lists = [found for text in texts for found in re.findall(r'"epochs": \[([\d,\s]*)\]', text)]
+    return {
+        int(number) for number in [*numbers, *(word for found in lists for word in found.replace(",", " ").split())]
+    }
 
 
 def expect_epochs(planned: list[PlannedEpoch]) -> Expected:

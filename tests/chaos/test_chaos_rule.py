@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chaos.inquest import told_epochs
 from chaos.journal import Journal
 from chaos.lives import FAILED, KILLED, LEFT, Diary, Handed, Life, read_diary
 from chaos.options import POLICIES, Options
@@ -257,6 +258,14 @@ def test_the_seed_decides_the_schedule_and_every_kind_of_fault_comes() -> None:
     assert plan != list(faults(6, 1200, 1.5, server_kills=True))
     assert {fault.kind for fault in plan} == set(WEIGHTS)
     assert not any("server" in fault.kind for fault in faults(5, 1200, 1.5, server_kills=False))
+
+
+def test_an_epoch_counts_once_a_dispatcher_told_of_it(tmp_path: Path) -> None:
+    """One that is killed while it takes a number has begun nothing. What was begun must be delivered."""
+    (tmp_path / "dispatcher-1.err").write_text("")
+    (tmp_path / "dispatcher-2.err").write_text('{"progress": {"epochs": [{"epoch": 1, "state": "open"}]}}\n')
+    (tmp_path / "dispatcher-3.out").write_text('{"stream": "main",\n "epochs": [\n  3,\n  14\n ]}\n')
+    assert told_epochs(tmp_path) == {1, 3, 14}
 
 
 def test_networks_and_a_cluster_add_their_faults_to_a_schedule() -> None:
