@@ -18,9 +18,11 @@ from penstock.__main__ import main
 from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.servers.durability import Durability
+from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.stream.streams import create_stream
+from penstock_common.wire.block import Block
+from penstock_producer.write.unconfirmed import UnconfirmedBlocks
 from penstock_producer.write.writer import WriterHooks
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
 
@@ -177,6 +179,31 @@ def test_auto_never_waits_for_a_replica_while_it_writes(
             epoch.flush()
             assert time.monotonic() - began < 1
     assert replayed(primary.url) == list(range(201))
+
+
+class ChosenLevel(ReplicaWatch):
+    """Replicas follow, until it is said that they do not."""
+
+    def __init__(self) -> None:
+        self.is_followed = True
+
+    def level(self, durability: Durability, key: str) -> Durability:
+        """See ReplicaWatch."""
+        return durability.on(self.is_followed)
+
+
+def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follows() -> None:
+    """After a failover the only replica is gone, and the blocks are sent one by one to a server that has none."""
+    watch = ChosenLevel()
+    kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
+    blocks = [Block(first, 10, []) for first in range(0, 30, 10)]
+    for block in blocks:
+        kept.committed(block, {})
+    watch.is_followed = False
+    kept.committed(blocks[0], {})
+    assert [one.block for one in kept.all()] == blocks[1:]
+    kept.committed(blocks[2], {})
+    assert kept.all() == []
 
 
 def test_a_replica_that_does_not_come_back_is_waited_for_until_the_job_must_stop(

@@ -89,9 +89,9 @@ class UnconfirmedBlocks:
 
     def committed(self, block: Block, bad: Mapping[int, str]) -> None:
         """Keep a block that the server has committed, unless it is kept already. `auto` drops the oldest for it."""
-        if self.level == _NOTHING:
-            self._blocks.clear()
-            self._bytes = 0
+        if self.level == _NOTHING:  # blocks behind it are still to be sent again to a server that lost them
+            while self._blocks and self._blocks[0].block.end <= block.end:
+                self._drop_oldest()
             return
         if self._blocks and block.end <= self._blocks[-1].block.end:
             return
