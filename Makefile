@@ -39,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos histories fuzz mutants format wheel integrations release-check clean
+.PHONY: help venv demo test lowest check format-check lint types layers js docs bench bench-quick chaos histories torn fuzz mutants format wheel integrations release-check clean
 
 help: ## list the targets (default)
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,9 @@ chaos: $(VENV)/.dev js/dist/index.js ## kill, stop and restart everything at ran
 
 histories: $(VENV)/.dev ## short random histories with torn losses, the first that fails made short (MINUTES=2 SEED=random ARGS=)
 	$(BIN)/python -m tests.histories --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+torn: $(VENV)/.dev ## lose the newest writes of one master at every step of an epoch, at each durability: 4 minutes
+	PENSTOCK_TEST_EVERY_TORN=1 $(BIN)/python -m pytest -n 0 tests/journeys/test_torn_loss.py $(ARGS)
 
 format: $(VENV)/.dev ## rewrite the code in the house format
 	$(BIN)/ruff format .

@@ -64,14 +64,22 @@ class Cluster:
         ports = {int(one["port"]) for one in _following(self, master)}
         return next(node for node in self.replicas if node.port in ports)
 
+    def has_replica(self, master: EmbeddedServer) -> bool:
+        """Whether a replica follows a master."""
+        return bool(_following(self, master))
+
     def add_replica(self, master: EmbeddedServer) -> None:
-        """Start another replica of a master, and return once it follows."""
+        """Start another replica of a master, and return once it follows and every running node knows it."""
         node = self._start()
-        own, before = self.asked(master, "CLUSTER", "MYID"), len(_following(self, master))
-        self.asked(node, "CLUSTER", "MEET", "127.0.0.1", master.port)
-        until(lambda: any(line.startswith(own.decode()) for line in _known(self, node)))
+        own, its = (self.asked(one, "CLUSTER", "MYID").decode() for one in (master, node))
+        others = [one for one in (*self.masters, *self.replicas) if one.is_running]
+        for other in others:
+            self.asked(node, "CLUSTER", "MEET", "127.0.0.1", other.port)
+        until(lambda: any(line.startswith(own) for line in _known(self, node)))
         self.asked(node, "CLUSTER", "REPLICATE", own)
-        until(lambda: len(_following(self, master)) > before)
+        until(lambda: node.port in {int(one["port"]) for one in _following(self, master)})
+        for other in others:
+            until(lambda other=other: any(f"{its} " in line and own in line for line in _known(self, other)))  # type: ignore[misc]
         self.replicas.append(node)
 
     def empty(self) -> None:
