@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochIncomplete
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupNotFound
+from penstock_common.stream.groups.forgetting import drop_group
+from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_producer.write.cleaner import clean_up
@@ -72,16 +74,47 @@ def test_an_epoch_is_kept_for_a_group_that_one_roster_has_lost(any_url: str, any
         assert list(retained_epochs(any_client, stream)) == [0]
 
 
-def test_a_full_budget_frees_nothing_that_a_group_of_another_roster_needs(any_url: str, any_client: Any) -> None:
-    """A writer that waits for quota released whole epochs by the first roster."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_full_budget_frees_nothing_that_a_group_of_another_roster_needs(
+    any_url: str, any_client: Any, number: int
+) -> None:
+    """A writer that waits for quota released whole epochs by the first roster, and trimmed entries by its own."""
     plan(any_url, SIZES, partitions=2)
     stream = open_stream(any_client, "t")
-    with loader_of(any_url, group="done") as loader:
-        assert len(numbers(loader)) == 40
-    before = partition_slot(any_client, stream, 0)
-    with loader_of(any_url, group="late", start="earliest") as loader, writer_of(any_url) as writer:
-        next(iter(loader))
-        before.restore(any_client)
-        for number in (0, 1):
-            writer._resources.cleaners.of(number).free_bytes(1 << 20)
-        assert list(retained_epochs(any_client, stream)) == [0]
+    with loader_of(any_url, group="done") as done, writer_of(any_url) as writer:
+        assert len(numbers(done)) == 40
+        before = partition_slot(any_client, stream, number)
+        with loader_of(any_url, group="late", start="earliest", prefetch_bytes=200) as loader:
+            next(iter(loader))
+            before.restore(any_client)
+            writer._resources.cleaners.of(1).free_bytes(1 << 20)
+            assert list(retained_epochs(any_client, stream)) == [0]
+            assert any_client.xlen(stream.partitions[1].entries(0)) == 3
+
+
+def test_a_member_that_one_roster_has_lost_joins_again_and_is_given_everything(any_url: str, any_client: Any) -> None:
+    """Its training ended, though the group was dropped by nobody."""
+    plan(any_url, [40, 40], partitions=2)
+    stream, found = open_stream(any_client, "t"), list[int]()
+    before = partition_slot(any_client, stream, 1)
+    with loader_of(any_url, prefetch_bytes=400) as loader:
+        for number, batch in enumerate(loader):
+            found += batch["y"].tolist()
+            if number == 0:
+                before.restore(any_client)
+            time.sleep(0.2)
+    assert set(found) == set(range(80))
+    assert len(found) - len(set(found)) <= 40, "only what the server forgot comes again"
+    assert ("g", 0) in load_roster(any_client, stream.partitions[1]).closed
+
+
+def test_a_group_that_is_dropped_is_not_brought_back_by_its_members(any_url: str, any_client: Any) -> None:
+    """An operator who drops a group with living members wants it gone."""
+    plan(any_url, [40, 40], partitions=2)
+    stream = open_stream(any_client, "t")
+    with pytest.raises((GroupNotFound, EpochNotFound)), loader_of(any_url, prefetch_bytes=400) as loader:
+        for _ in loader:
+            drop_group(any_client, stream, "g")
+            time.sleep(0.5)
+    time.sleep(1.5)
+    assert [load_roster(any_client, partition).groups for partition in stream.partitions] == [{}, {}]

@@ -18,9 +18,9 @@ from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import fetch_command, read_group_command
+from penstock_common.stream.entries import fetch_command, is_gone, read_group_command
 from penstock_common.stream.groups.ledger import done_bits
-from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.groups.roster import load_roster, rejoin
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -178,6 +178,8 @@ class SharedReader:
         budget_bytes = queue.budget_bytes // len(claim.servers)
         self._planner = FetchPlanner(len(self._partitions), budget_bytes, claim.stream.budget_bytes)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
+        self._rejoined: set[int] = set()
+        """The partitions whose server had lost this member."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
         # the manifest lies with the first partition
         self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
@@ -247,6 +249,14 @@ class SharedReader:
         if self._manifest.is_ended:
             self._planner.restart()
 
+    def _rejoins(self, partition: PartitionKeys) -> bool:
+        """Return whether a partition that has the epoch had lost this member, which is back now. At most once each."""
+        if partition.number in self._rejoined:
+            return False
+        self._rejoined.add(partition.number)
+        is_there = self.epoch in load_roster(self.claim.client, partition).epochs
+        return is_there and rejoin(self.claim.client, self.claim.who, partition)
+
     def _read_manifest(self) -> Manifest:
         return renewed(self.claim.client, self.claim.stream, self._manifest)
 
@@ -314,6 +324,8 @@ class SharedReader:
         except ReplyError as error:
             if damage := damage_of(self.claim.client, error.error, [partition.entries(self.epoch)]):
                 raise damage from None
+            if is_gone(error.error) and self._rejoins(partition):
+                raise ServerUnavailable("the server came back without this group, which has joined again") from None
             raise EpochNotFound(
                 f"epoch {self.epoch} of {self.claim.stream.name!r} was released, or its group dropped, or the server "
                 f"came back without its newest writes, while it was read ({error.error})"

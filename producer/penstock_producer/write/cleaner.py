@@ -311,6 +311,10 @@ class StreamCleanup:
             self._cleaned_s = self._clock()
             clean_up(self._client, self._stream, self._notify, confirmer=self.confirmer)
 
+    def reconcile(self) -> None:
+        """Make the stream's slot and its partitions agree."""
+        reconcile(self._client, self._stream, self._notify)
+
     def recycle(self, freed: int) -> None:
         """Recycle segments if that is due. Listing a folder costs more than looking for quota, so it is seldom due."""
         self._not_recycled += freed
@@ -362,8 +366,11 @@ class Cleaner:
             if release_epoch(self._client, self._stream, epoch, first.generation, self._confirmer):
                 freed += roster.epoch_bytes.get(epoch, 0)
         self._trimmer.keep(roster.epochs)
+        is_forgetful = any(group.holds and name not in roster.groups for name, group in first.groups.items())
+        if is_forgetful:  # its server lost a group, which must not lose its entries, too
+            self._stream_cleanup.reconcile()
         for epoch in roster.epochs:
-            if freed >= need:
+            if freed >= need or is_forgetful:
                 break
             if not is_held(roster, epoch, seen.now_ms):
                 freed += self._trimmer.trim(roster, epoch, need - freed)

@@ -7,7 +7,8 @@ may be deleted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
@@ -360,6 +361,30 @@ def restore_group(
         is_whole = bool(run_script(client, _RESTORE_GROUP, keys, args))
 
 
+REJOIN_SETTLE_S = 1.0
+"""The time between two looks at the other rosters. One who drops a group is through with all of them by then."""
+
+
+def rejoin(
+    client: Client, who: Membership, partition: PartitionKeys, *, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Put a member back on a roster that lost it. Returns False if no other roster knows this process as the member.
+
+    A server that came back older forgets members, and a group that was dropped is on no roster.
+    """
+    for pause_s in (REJOIN_SETTLE_S, 0.0):
+        rosters = [load_roster(client, one) for one in who.stream.partitions if one != partition]
+        name = who.group, who.member
+        knowing = [roster for roster in rosters if roster.incarnations.get(name) == who.incarnation]
+        if not any(who.group in roster.groups for roster in knowing):
+            return False
+        sleep(pause_s)
+    record = next(roster.groups[who.group] for roster in knowing if who.group in roster.groups)
+    closed = {epoch for roster in rosters for group, epoch in roster.closed if group == who.group}
+    restore_group(client, partition, who.group, record, closed, who.member, who.incarnation)
+    return True
+
+
 def beat(
     client: Client, who: Membership, partition: PartitionKeys, held: Held, *, idle_ms: int = -1, handed_bytes: int = 0
 ) -> dict[int, list[bytes]]:
@@ -381,6 +406,8 @@ def beat(
             ) from None
         if is_script_error(error, "gone"):
             require_there(client, who.stream)
+            if rejoin(client, who, partition):
+                return {epoch: list(ids) for epoch, ids in held.items()}
             raise GroupNotFound(
                 f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
                 f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
