@@ -12,13 +12,15 @@ import secrets
 import sys
 from pathlib import Path
 
-from tests.histories.search import Found, arena, search, violation_of
+from tests.histories.schedules import scheduled
+from tests.histories.search import Found, arena, search, shortest_of, violation_of
 from tests.histories.step import THEMES, History, parse_history, written
 
 EPILOG = """\
 example:
   python -m tests.histories --minutes 10
   python -m tests.histories --seed 7 --histories 500 --theme writers
+  python -m tests.histories --chaos 7
   python -m tests.histories --replay 'feed f0 1; mark; pour f1 0; lose s; feed f1 2'
 
 A history that was found is printed as steps, the shortest that still fail, with the command that runs it again."""
@@ -28,6 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     """Return 0 if every promise held, 1 if not."""
     args = _parser().parse_args(argv)
     with arena() as place:
+        if args.chaos is not None:
+            found = shortest_of(place, args.chaos, scheduled(args.chaos))
+            print("every promise held" if found is None else told(found))
+            return int(found is not None)
         if args.replay is not None:
             violation = violation_of(place, args.replay)
             print("every promise held" if violation is None else f"{violation.kind}: {violation.text}")
@@ -69,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--histories", type=int, metavar="N", help="the most histories (default: as many as the time allows)")
     add("--seed", type=int, help="of the first history (default: a random one, printed)")
     add("--theme", choices=("", *THEMES), default="", help="of all histories (default: each chooses)")
+    add("--chaos", type=int, metavar="SEED", help="run the faults of a seed of the chaos suite, and no other history")
     add("--replay", type=_history, metavar="HISTORY", help="run this history, or the one in this file, and no other")
     return parser
 

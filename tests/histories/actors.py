@@ -202,12 +202,12 @@ class StepQueue(PrefetchQueue):
 class Trainer:
     """One life of a member of a shared group."""
 
-    def __init__(self, url: str, name: str, incarnation: str) -> None:
+    def __init__(self, url: str, name: str, incarnation: str, start: str = "resume") -> None:
         self.group, self.name, self.ending = name[0], name, ""
         self.client = connect(url, bears_outages=quiet)
         self.stream = load_stream(self.client, NAME)
         who = Membership(self.stream, self.group, name, incarnation)
-        options = LoaderOptions("resume", 1, 1 << 20, LEASE_S, quiet)
+        options = LoaderOptions(start, 1, 1 << 20, LEASE_S, quiet)
         try:
             self.member: Member = join_as(self.client, who, options)
         except BaseException:

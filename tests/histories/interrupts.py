@@ -56,6 +56,10 @@ class Interrupts:
         self.points: list[int] = []
         """The points of each step that has ended, which are the same in each repetition."""
 
+    def note_run(self) -> None:
+        """Note that the server is another run of itself from now on."""
+        self.runs += 1
+
     @contextmanager
     def step(self, step: Step) -> Iterator[None]:
         """Count the requests in the block, and run the inner steps of ``step`` between them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,8 @@ def violation_of(place: Arena, history: History) -> Violation | None:
 
 
 def search(
-    place: Arena, seed: int, *, histories: int | None = None, minutes: float | None = None, theme: str = "",
-    known: Collection[str] = (),
-) -> tuple[Found | None, int]:  # fmt: skip
+    place: Arena, seed: int, *, histories: int | None = None, minutes: float | None = None, theme: str = ""
+) -> tuple[Found | None, int]:
     """Run random histories from a seed on. Return the first that fails, shrunk, and the number of histories.
 
     Args:
@@ -66,22 +65,25 @@ def search(
         histories: The most histories.
         minutes: The longest time.
         theme: The theme of all histories; '' lets each seed choose.
-        known: The kinds of violations to pass over.
     """
     ends, number = time.monotonic() + (minutes or 1e9) * 60, 0
     while (histories is None or number < histories) and time.monotonic() < ends:
         history = drawn(seed + number, theme)
         number += 1
-        violation = violation_of(place, history)
-        if violation is not None and violation.kind not in known:
-            return _shortest(place, seed + number - 1, history, violation.kind), number
+        if (found := shortest_of(place, seed + number - 1, history)) is not None:
+            return found, number
     return None, number
 
 
-def _shortest(place: Arena, seed: int, history: History, kind: str) -> Found:
+def shortest_of(place: Arena, seed: int, history: History) -> Found | None:
+    """Run a history, and return the shortest one that breaks the same promise, or None if it breaks none."""
+    first = violation_of(place, history)
+    if first is None:
+        return None
+
     def fails(one: History) -> bool:
         violation = violation_of(place, one)
-        return violation is not None and violation.kind == kind
+        return violation is not None and violation.kind == first.kind
 
     history = shrunk(history, fails)
     violation = violation_of(place, history)

@@ -28,7 +28,7 @@ from tests.histories.actors import NAME, Confirmed, Producer
 from tests.histories.step import PLANS, Step
 from tests.histories.world import Violation, World
 
-ROUNDS = 12
+ROUNDS = 200
 """Rounds in which every trainer reads, after which the history should have ended."""
 VAIN = 3
 """Rounds in a row that brought nothing, after which nothing more will come."""

@@ -21,7 +21,7 @@ PLANS = ((4, 2), (2, 2, 4), (3,))
 """The sizes of the shards of a planned epoch."""
 KINDS = (
     "plan", "job", "feed", "pour", "end", "join", "read", "ack", "close", "beat", "leave", "die", "clean", "seal",
-    "abandon", "delete", "mark", "lose", "jump",
+    "abandon", "delete", "mark", "lose", "jump", "cut", "restart",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ WHO = {
 """Kind of step -> its actors, or the slots that it is about. The others are the operator's."""
 NUMBERS = {"plan": 3, "job": 4, "feed": 5, "pour": 5, "ack": 3, "clean": 4, "seal": 2, "abandon": 2}
 """Kind of step -> how many numbers it may have, from 0 on."""
-BRIEF = ("mark", "lose", "jump", "die")
+BRIEF = ("mark", "lose", "jump", "cut", "restart", "die")
 """Kinds without requests, which nothing can interrupt."""
 OPERATOR = "op"
 _STEP = re.compile(r"(\w+)(?: ([\w+]+))?(?: (\d+))?(?: \[([^\]]*)\])?")
@@ -154,6 +154,8 @@ def _drawn(chance: random.Random, weights: dict[str, float], actors: dict[str, l
     step = Step(kind, who, number)
     if chance.random() < 0.15:
         step = _interrupted(chance, step, Step("die", who))
+    elif chance.random() < 0.1:
+        step = _interrupted(chance, step, Step("cut"))
     elif chance.random() < 0.15:
         other = chance.choices([*weights], [*weights.values()])[0]
         inner = Step(other, chance.choice(actors[other]) if other in actors else OPERATOR)

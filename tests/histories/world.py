@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from penstock_common.errors import GroupFinished, PenstockError, StreamNotFound
+from penstock_common.errors import EpochsReleased, GroupFinished, PenstockError, StreamNotFound
 from penstock_common.stream.client import connect
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.keys import PartitionKeys
@@ -100,7 +100,7 @@ class World:
             "join": self._join, "read": self._read, "ack": self._ack, "close": self._close, "beat": self._beat,
             "leave": self._leave, "die": self._die, "clean": self._clean, "seal": self._seal,
             "abandon": self._abandon, "delete": self._delete, "mark": self._mark_now, "lose": self._lose,
-            "jump": self._jump,
+            "jump": self._jump, "cut": self._cut, "restart": self._restart,
         }  # fmt: skip
 
     @property
@@ -172,8 +172,7 @@ class World:
             trainer.die()
         if how != "died" and who[0] in self.groups:
             self.groups[who[0]].is_told = True
-        may_lack = how.startswith("EpochsReleased") and self.groups[who[0]].was_left
-        if how != "died" and not (may_lack or self.losses or self.ended or self.is_deleted):
+        if how != "died" and not (self.losses or self.ended or self.is_deleted):
             self._violate("refused", f"nothing was lost, and {who} ended with {how}")
 
     def producer(self, who: str) -> Producer:
@@ -206,12 +205,18 @@ class World:
     # --- trainers ---
 
     def _join(self, step: Step) -> None:
-        if step.who not in self.trainers:
+        if step.who in self.trainers:
+            return
+        try:
             trainer = Trainer(self.arena.url, step.who, secrets.token_hex(8))
-            self.trainers[step.who] = trainer
-            self.names.add(step.who)
-            facts = self.groups.setdefault(step.who[0], GroupFacts(first=trainer.member.claim.first))
-            facts.first = max(facts.first, trainer.member.claim.first)
+        except EpochsReleased:  # its user goes on with what there is, if a member had left before
+            if not self.groups[step.who[0]].was_left:
+                raise
+            trainer = Trainer(self.arena.url, step.who, secrets.token_hex(8), "earliest")
+        self.trainers[step.who] = trainer
+        self.names.add(step.who)
+        facts = self.groups.setdefault(step.who[0], GroupFacts(first=trainer.member.claim.first))
+        facts.first = max(facts.first, trainer.member.claim.first)
 
     def _of_trainer(self, step: Step, act: Callable[[Trainer], object]) -> None:
         if step.who in self.trainers:
@@ -294,11 +299,21 @@ class World:
         slots = tuple(step.who.split("+"))
         self.arena.slots.bring_back(self._mark, slots, self.arena.slots.save())
         self.losses.append((self.interrupts.runs, slots))
-        self.interrupts.runs += 1
+        self.interrupts.note_run()
         for client, partition in self._clients():
             client.connection_pool.disconnect()
             if slots != ("s",) and (partition is None or f"p{partition}" in slots):
                 client.drop_connections()
+
+    def _cut(self, _: Step) -> None:
+        """Cut all connections. What was sent may have been executed, and its answer is lost."""
+        for client, _partition in self._clients():
+            client.drop_connections()
+
+    def _restart(self, step: Step) -> None:
+        """Let the server come back as another run that has lost nothing."""
+        self.interrupts.note_run()
+        self._cut(step)
 
     def _clients(self) -> Iterator[tuple[Any, int | None]]:
         """Yield each client with the partition to which its channels lead, or None for any."""
