@@ -423,7 +423,8 @@ GROUPS = [
     *not_live("acknowledge", LIVE, ["live:m", "g", 1, "1-0", 1, 0, 5], ACK[:3]),
     Case("acknowledge", "one entry of two, with its bits", LIVE, ["live:m", "g", 1, "1-0", 1, 0, 1], 1,
          {"entries": FIRST_DONE, "ledger": b"\x80"}, ACK[:3]),
-    Case("acknowledge", "bits alone, and none of an empty range", LIVE, ["live:m", "g", 0, 2, 2, 4, 13, 13], 0, {"ledger": b"\x30"}, ACK[:3]),
+    Case("acknowledge", "bits alone, and none of an empty range", LIVE,
+         ["live:m", "g", 0, 2, 2, 4, 13, 13], 0, {"ledger": b"\x30"}, ACK[:3]),
     Case("acknowledge", "both entries, in two ledgers, with several ranges", LIVE,
          ["live:m", "g", 2, "1-0", "2-0", 2, 0, 8, 9, 27, 1, 3, 8], 2,
          {"entries": Log(TWO, {"g": ("2-0", {})}), "ledger": b"\xff\x7f\xff\xe0", "ledger1": b"\x1f"}, ACK),
@@ -499,7 +500,7 @@ def record(entry: str, first: str = "5", count: str = "3", **more: str) -> list[
     return [x for pair in fields.items() for x in pair]
 
 
-OTHER = ("0-1", {})
+OTHER: tuple[str, dict[str, tuple[Any, ...]]] = ("0-1", {})
 APPENDED = Log(TWO, {"A": OTHER, "_last": ("2-0", {})})
 TAKEN_BACK = Log({"1-0": ENTRY}, {"A": OTHER, "_last": ("1-0", {})})
 NEXT = ["live:m", 7, 8, 5, 3, 6, "[]", "", ""]
