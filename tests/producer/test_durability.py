@@ -198,12 +198,22 @@ def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follow
     kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
     blocks = [Block(first, 10, []) for first in range(0, 30, 10)]
     for block in blocks:
-        kept.committed(block, {})
+        kept.committed(block, {}, kept.level)
     watch.is_followed = False
-    kept.committed(blocks[0], {})
+    kept.committed(blocks[0], {}, kept.level)
     assert [one.block for one in kept.all()] == blocks[1:]
-    kept.committed(blocks[2], {})
+    kept.committed(blocks[2], {}, kept.level)
     assert kept.all() == []
+
+
+def test_a_block_is_kept_whose_answer_comes_after_its_server_was_replaced() -> None:
+    """Until its replica answers, the successor has no replica. It may lack the block, which must be sent again then."""
+    watch = ChosenLevel()
+    kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
+    block, sent_at = Block(0, 10, []), kept.level
+    watch.is_followed = False
+    kept.committed(block, {}, sent_at)
+    assert [one.block for one in kept.all()] == [block]
 
 
 def test_a_replica_that_does_not_come_back_is_waited_for_until_the_job_must_stop(

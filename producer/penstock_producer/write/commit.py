@@ -88,6 +88,8 @@ class SentBlock:
     """The segments that the request reports as full, after the transaction."""
     level: Durability
     """The level that the request asks for at its end. It has no commands if it asks for none."""
+    must_reach: Durability
+    """The level of the server that it was sent to. Its answer may come after the map names another server."""
 
     entry_id: bytes = b""
     """The id of the entry that the transaction appended, once it is answered."""
@@ -523,9 +525,9 @@ class Committer:
         sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, segment=segment, writer=self._token)
-        level = self._unconfirmed.question(block.nbytes)
+        must_reach, level = self._unconfirmed.level, self._unconfirmed.question(block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
-        return SentBlock(block, bad, len(commands), segment, sealed, level)
+        return SentBlock(block, bad, len(commands), segment, sealed, level, must_reach)
 
     def _collect(self, sent: SentBlock) -> bool:
         """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
@@ -564,7 +566,7 @@ class Committer:
         end = self._progress.end
         self._answered = max(self._answered, end)
         self._own[sent.block.end] = sent.block.first
-        self._unconfirmed.committed(sent.block, sent.bad)
+        self._unconfirmed.committed(sent.block, sent.bad, sent.must_reach)
         self._note_safety(sent.level, end, safety)
 
     def _note_safety(self, level: Durability, end: int, safety: Sequence[Reply]) -> str:

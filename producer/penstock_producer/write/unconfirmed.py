@@ -87,9 +87,12 @@ class UnconfirmedBlocks:
         self._unasked_bytes, self._due = 0, now + ASK_S
         return level
 
-    def committed(self, block: Block, bad: Mapping[int, str]) -> None:
-        """Keep a block that the server has committed, unless it is kept already. `auto` drops the oldest for it."""
-        if self.level == _NOTHING:  # blocks behind it are still to be sent again to a server that lost them
+    def committed(self, block: Block, bad: Mapping[int, str], must_reach: Durability) -> None:
+        """Keep a block that the server has committed, unless it is kept already. `auto` drops the oldest for it.
+
+        ``must_reach`` is the `level` at which it was sent. By now the map may name a successor that lacks it.
+        """
+        if must_reach == _NOTHING:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()
             return
