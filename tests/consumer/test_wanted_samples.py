@@ -1,0 +1,46 @@
+"""What a shared member still wants of an entry, and which other members it takes for live."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import redis
+
+from penstock_common.stream.commands import ms_of
+from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_consumer.read.claims import LeaseClaim
+from penstock_consumer.read.leases import Leases
+from penstock_consumer.read.shared import SharedScope
+from penstock_consumer.stages.batch import Lease
+from tests.contracts.feed import SPEC, writer_of
+
+
+def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str, any_client: redis.Redis) -> None:
+    """An entry that comes anew brings the samples before, between and behind those that the loop has."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        leases, partition = Leases(), writer.stream.partitions[0]
+        claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=leases)
+        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, "g")
+        header: Any = SimpleNamespace(shard=3, first=10, end=18, is_repair=False)
+        assert scope.wanted(header) is None
+        any_client.setbit(partition.ledger(7, "g", 3), 17, 1)
+        for entry, kept in ((b"1-0", (12, 14)), (b"2-0", (15, 16)), (b"3-0", (4, 10))):
+            leases.hold_again(Lease(partition.number, 7, 3, entry, unacknowledged=1), [kept])
+        wanted = scope.wanted(header)
+        assert wanted is not None
+        assert wanted.tolist() == [True, True, False, False, True, False, True, False]
+
+
+def test_members_of_other_groups_and_silent_members_are_not_live(any_url: str, any_client: redis.Redis) -> None:
+    """A member that waits for a holder that is gone, or of another group, waits for nobody."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        join_group(any_client, Membership(writer.stream, "g", "early", "i"))
+        joined_ms = ms_of(any_client.time())
+        while ms_of(any_client.time()) == joined_ms:  # the next members have a later time
+            pass
+        for group, name in (("g", "a"), ("h", "b")):
+            join_group(any_client, Membership(writer.stream, group, name, "i"))
+        claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"))
+        assert LeaseClaim.live_members(claim, joined_ms, writer.stream.partitions[0]) == {"a"}
+        assert LeaseClaim.live_members(claim, 0, writer.stream.partitions[0]) == {"a", "early"}
