@@ -24,8 +24,9 @@ if redis.call('HEXISTS', KEYS[1], 'g:' .. group) == 0 then
   redis.call('HINCRBY', KEYS[1], 'gen', 1)
   redis.call('HSET', KEYS[1], 'g:' .. group, cjson.encode(record))
 end
-if member ~= '' then -- another process may have the name by now
-  redis.call('HSETNX', KEYS[1], 'm:' .. group .. ':' .. member, cjson.encode({inc = ARGV[4], seen = now}))
+local field = 'm:' .. group .. ':' .. member
+if member ~= '' and redis.call('HEXISTS', KEYS[1], field) == 0 then -- another process may have the name by now
+  redis.call('HSET', KEYS[1], field, cjson.encode({inc = ARGV[4], seen = now}))
 end
 for epoch, key in pairs(given) do
   if redis.call('HEXISTS', KEYS[1], 'e:' .. epoch) == 1 and tonumber(epoch) >= record.first then
