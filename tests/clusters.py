@@ -8,17 +8,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import redis
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.server.slots import SLOTS, slot_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
 
 PASSWORD = "of-nodes"
 NODE_TIMEOUT_MS = 1000
+TRIES = 3
 
 
 def low_port() -> int:
@@ -41,14 +44,31 @@ class Cluster:
         masters: Sequence[EmbeddedServer],
         replicas: Sequence[EmbeddedServer],
         start: Callable[[], EmbeddedServer],
+        certificate: tuple[Path, Path] | None = None,
     ) -> None:
-        """Take the nodes, and what starts another one that belongs to no cluster yet."""
+        """Take the nodes, what starts another one that belongs to none yet, and the certificate and key of all."""
         self.masters, self.replicas, self._start = list(masters), list(replicas), start
+        self._certificate = certificate
 
     @property
     def url(self) -> str:
-        """The address of all masters."""
+        """The address of all masters, with the certificate of a client where they speak TLS."""
+        if self._certificate:
+            files = dict(zip(("ssl_certfile", "ssl_keyfile"), self._certificate, strict=True))
+            return f"{self.tls_url}&{urlencode(files)}"
         return f"redis://:{PASSWORD}@{','.join(f'127.0.0.1:{node.port}' for node in self.masters)}"
+
+    @property
+    def tls_url(self) -> str:
+        """The address of all masters by TLS, without a certificate of the client."""
+        assert self._certificate
+        hosts = ",".join(f"127.0.0.1:{self.tls_port(node)}" for node in self.masters)
+        return f"rediss://:{PASSWORD}@{hosts}?{urlencode({'ssl_ca_certs': self._certificate[0]})}"
+
+    def tls_port(self, node: EmbeddedServer) -> int:
+        """A node's port for TLS."""
+        with redis.Redis.from_url(node.url) as client:
+            return int(client.config_get("tls-port")["tls-port"])
 
     def asked(self, node: EmbeddedServer, *command: Any) -> Any:
         """A node's answer to a command."""
@@ -140,9 +160,13 @@ class Cluster:
 
 @contextmanager
 def started_cluster(
-    executable: Path, masters: int = 3, replicas: int = 0, settings: dict[str, str] | None = None
+    executable: Path,
+    masters: int = 3,
+    replicas: int = 0,
+    settings: dict[str, str] | None = None,
+    certificate: tuple[Path, Path] | None = None,
 ) -> Iterator[Cluster]:
-    """Start a cluster, and end it."""
+    """Start a cluster, and end it. With a certificate and its key all nodes speak TLS, and ask clients for one."""
     extra = {
         "cluster-enabled": "yes",
         "cluster-node-timeout": str(NODE_TIMEOUT_MS),
@@ -155,15 +179,22 @@ def started_cluster(
     with ExitStack() as stack:
 
         def start() -> EmbeddedServer:
-            return stack.enter_context(EmbeddedServer(executable, port=low_port(), password=PASSWORD, extra=extra))
+            tls = tls_of_a_node(*certificate) if certificate else {}
+            for _ in range(TRIES):
+                with suppress(ServerUnavailable):  # another test run took the port a moment before
+                    node = EmbeddedServer(executable, port=low_port(), password=PASSWORD, extra={**extra, **tls})
+                    return stack.enter_context(node)
+            raise AssertionError(f"no node started in {TRIES} tries")
 
         nodes = [start() for _ in range(masters * (1 + replicas))]
-        cluster = Cluster(nodes[:masters], nodes[masters:], start)
+        cluster = Cluster(nodes[:masters], nodes[masters:], start, certificate)
         for number, node in enumerate(cluster.masters):
             own = range(number * SLOTS // masters, (number + 1) * SLOTS // masters)
             cluster.asked(node, "CLUSTER", "ADDSLOTS", *own)
+        bus = cluster.tls_port(nodes[0]) if certificate else nodes[0].port
+        met = nodes[0].port, bus + 10_000
         for node in nodes[1:]:
-            cluster.asked(node, "CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+            cluster.asked(node, "CLUSTER", "MEET", "127.0.0.1", *met)
         until(lambda: all(len(_known(cluster, node)) == len(nodes) for node in nodes))
         for number, node in enumerate(cluster.replicas):
             master = cluster.masters[number % masters]
@@ -174,6 +205,13 @@ def started_cluster(
         for node in cluster.replicas:
             until(lambda node=node: cluster.asked(node, "INFO", "replication").get("master_link_status") == "up")  # type: ignore[misc]
         yield cluster
+
+
+def tls_of_a_node(certificate: Path, key: Path) -> dict[str, str]:
+    """Settings of a node that speaks TLS with clients, replicas and nodes, and asks clients for a certificate."""
+    files = {"tls-cert-file": str(certificate), "tls-key-file": str(key), "tls-ca-cert-file": str(certificate)}
+    yes = dict.fromkeys(("tls-auth-clients", "tls-replication", "tls-cluster"), "yes")
+    return {"tls-port": str(low_port()), **files, **yes}
 
 
 def _following(cluster: Cluster, node: EmbeddedServer) -> list[dict[str, Any]]:
