@@ -91,6 +91,8 @@ REFUSED = ResponseError
 GONE_META: list[Content] = [{"id": "other"}, {"id": "s", "deleting": "1"}, {}]
 EVENT = ["produced", "7"]
 
+UNREPLICATED = "unreplicated:3"
+
 MANIFESTS = [
     Case("begin_manifest", "the first fields stay, all of them",
          {"meta": {"id": "s"}, "manifest": {"id": "first"}, "epochs": {"6": "produced"}},
@@ -191,6 +193,22 @@ MANIFESTS = [
                                sizes=[5, 6], produced_ms=NOW), "epochs": {"7": "produced"}, "events": [EVENT]}),
     Case("finish_feed_shard", "a produced epoch is not produced again",
          {"manifest": manifest(state="produced", sealed="1", next_shard="1", d_0="5", done="1")}, ["m", 7, 0, 9], 0),
+    Case("finish_feed_shard", "a shard that the server forgot is taken again", {"manifest": manifest(state="open")},
+         ["m", 7, 0, 5], 1,
+         {"manifest": manifest(state="produced", next_shard="1", sealed="1", d_0="5", done="1", shards="1", sizes=[5],
+                               produced_ms=NOW), "epochs": {"7": "produced"}, "events": [EVENT]}),
+    Case("finish_feed_shard", "a shard before one that the server forgot keeps the epoch open",
+         {"manifest": manifest(state="open", next_shard="1", d_0="5", done="1")}, ["m", 7, 2, 6], 0,
+         {"manifest": manifest(state="open", next_shard="3", sealed="1", d_0="5", d_2="6", done="2")}),
+    Case("finish_feed_shard", "a shard without a size keeps the epoch open",
+         {"manifest": manifest(state="open", next_shard="2", done="5")}, ["m", 7, 0, 5], 0,
+         {"manifest": manifest(state="open", next_shard="2", sealed="1", d_0="5", done="6")}),
+    *(Case(script, f"entries without a replica, after {before}",
+           {"manifest": {**manifest(state="open", next_shard="9"), **({UNREPLICATED: before} if before else {})}},
+           ["m", 7, 0, 5, 3, 100, 200, "new"], answer,
+           {"manifest": {**manifest(state="open", next_shard="9", d_0="5", done="1", **sealed), UNREPLICATED: after}})
+      for script, answer, sealed in (("finish_shard", b"open", {}), ("finish_feed_shard", 0, {"sealed": "1"}))
+      for before, after in (("", "100 200 new"), ("150 160 old", "100 200 new"), ("50 300 old", "50 300 new"))),
     Case("take_shard", "a token keeps its shard", {"manifest": manifest(w_a="3", state="produced")}, ["a"], 3),
     Case("take_shard", "the first shard is 0", {"manifest": manifest(state="open")}, ["a"], 0,
          {"manifest": manifest(state="open", next_shard="1", w_a="0")}),
