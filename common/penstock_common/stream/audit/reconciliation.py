@@ -100,7 +100,7 @@ class ShardFacts:
     end: int
     """The offset up to which the index has it without a gap."""
     quiet_ms: int = 0
-    """The time since its newest entry, by the clock of its server."""
+    """The time since its newest entry, by the clock of its server, if it does not count as complete."""
     is_given_up: bool = False
     """Whether an operator gave up something beyond the end."""
 
@@ -121,11 +121,11 @@ class SlotFacts:
     """(epoch, shard) -> facts, of planned shards whose index is shorter than a complete one, or as long and not
     complete."""
     age_ms: Mapping[int, int] = field(default_factory=dict)
-    """Epoch -> the time since its manifest was made."""
+    """Epoch that some roster lacks -> the time since its manifest was made."""
     begun: frozenset[int] = frozenset()
     """Unsized epochs of which a shard was taken."""
     has_workers: bool = False
-    """Whether a worker reported its rate within the last seconds."""
+    """Whether a worker reported its rate within the last seconds, if some roster lacks an epoch."""
 
 
 def plan_reconciliation(facts: SlotFacts) -> list[ReconcileStep]:
@@ -283,7 +283,8 @@ def look(client: Client, stream: Stream) -> SlotFacts:
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     # an epoch that was opened since
     manifests |= _manifests(client, stream, {e for roster in rosters for e in roster.epochs} - manifests.keys())
-    now_ms = server_ms(client, stream.keys.meta)
+    lost = {epoch for epoch in manifests if any(epoch not in roster.epochs for roster in rosters)}
+    now_ms = server_ms(client, stream.keys.meta) if lost else 0
     return SlotFacts(
         next_epoch=following,
         released=parse_ranges(released),
@@ -291,9 +292,9 @@ def look(client: Client, stream: Stream) -> SlotFacts:
         rosters=rosters,
         states=_states(client, stream, rosters),
         shards=shards,
-        age_ms={epoch: now_ms - manifest.created_ms for epoch, manifest in manifests.items()},
+        age_ms={epoch: now_ms - manifests[epoch].created_ms for epoch in lost},
         begun=begun,
-        has_workers=bool(load_reported_rates(client, stream).workers),
+        has_workers=bool(lost) and bool(load_reported_rates(client, stream).workers),
     )
 
 
@@ -340,4 +341,5 @@ def _shard_facts(client: Client, stream: Stream, manifest: Manifest, shard: int)
         for group in groups
         for note in load_notes(client, partition, manifest.epoch, group).values()
     )
-    return ShardFacts(end, server_ms(client, partition.roster) - newest, given_up)
+    quiet_ms = 0 if shard in manifest.done else server_ms(client, partition.roster) - newest
+    return ShardFacts(end, quiet_ms, given_up)
