@@ -286,7 +286,7 @@ test("an abandoned epoch takes no more samples", async () => {
   await shard.write({ x: 1 });
   await epoch.write({ x: 1 });
   await epoch.abandon();
-  await assert.rejects(shard.settle(), EpochAbandoned);
+  await assert.rejects(shard.commitAll(), EpochAbandoned);
   await assert.rejects(writer.epoch(0), EpochAbandoned);
   const { epochs } = await peer.ask("facts", { stream: "abandoned", url: peer.url });
   assert.equal(epochs[0][1], "abandoned");
@@ -301,9 +301,9 @@ test("a planned shard takes what is planned, and no call before the last one end
   await assert.rejects(shard.close(), /was closed after 1 samples, its manifest plans 2/);
   await shard.write({ x: 2 });
   await assert.rejects(shard.write({ x: 3 }), /shard 0 is full: 2 samples are planned/);
-  const settled = shard.settle();
+  const committing = shard.commitAll();
   await assert.rejects(shard.write({ x: 3 }), /await each of them/);
-  await settled;
+  await committing;
   await shard.close();
   await assert.rejects(epoch.shard(1), /is planned in 1 shards, found 1/);
   await assert.rejects(epoch.write({ x: 1 }), /write with .shard\(n\)/);
@@ -449,7 +449,7 @@ test("a record that somebody forged does not make a shard complete", async () =>
   const epoch = await writer.epoch(0, { sizes: [4] });
   const shard = await epoch.shard(0);
   await shard.write({ x: 0 });
-  await shard.settle();
+  await shard.commitAll();
   const [key] = await client.keys("penstock:{forged.*}:0:0:index");
   await client.sendCommand(["XADD", key, "3-0", "e", "1-1", "f", "1", "n", "2", "b", "8", "h", "[]"]);
   for (let at = 1; at < 4; at += 1) await shard.write({ x: at });

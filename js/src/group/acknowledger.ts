@@ -52,19 +52,19 @@ export class Acknowledger {
   async askedForNext(): Promise<void> {
     const batch = this.#inHand;
     this.#inHand = null;
-    if (batch !== null) await this.#settle(batch);
+    if (batch !== null) await this.#acknowledgeBatch(batch);
   }
 
   /** Acknowledge a batch, and return once the server has it. */
   async acknowledge(batch: LoaderBatch): Promise<void> {
     if (batch === this.#inHand) this.#inHand = null;
-    await Promise.all(await this.#settle(batch));
+    await Promise.all(await this.#acknowledgeBatch(batch));
   }
 
   /** Acknowledge everything that was handed out, and return once the server has it. */
   async checkpoint(): Promise<void> {
     this.#inHand = null;
-    for (const batch of [...this.#outstanding]) await this.#settle(batch);
+    for (const batch of [...this.#outstanding]) await this.#acknowledgeBatch(batch);
     await this.#reading.member.flush();
   }
 
@@ -86,7 +86,7 @@ export class Acknowledger {
   }
 
   /** Send what acknowledges a batch. Returns what the server has yet to answer. */
-  async #settle(batch: LoaderBatch): Promise<Promise<void>[]> {
+  async #acknowledgeBatch(batch: LoaderBatch): Promise<Promise<void>[]> {
     if (!this.#outstanding.delete(batch)) return [];
     return await this.#alone(async () => {
       const { member } = this.#reading;

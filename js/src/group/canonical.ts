@@ -93,15 +93,15 @@ export async function* resolve(
   pieces: AsyncIterable<IndexedPiece>,
   { lo, hi, first, total, isUnusable }: WantedPositions,
 ): AsyncGenerator<RowRange> {
-  let owed = 0;
+  let missing = 0;
   let next = first;
   for await (const piece of pieces) {
     const isGood = piece.record.count > 0 && !isUnusable(piece);
-    const fill = isGood ? owed : 0;
+    const fill = isGood ? missing : 0;
     const filling = new Array<number>(fill).fill(0);
     if (piece.start >= hi) {
       if (fill > 0) yield { piece, rows: filling, first: next };
-      if (fill > 0 || owed === 0) return;
+      if (fill > 0 || missing === 0) return;
     }
     const [from, to] = [Math.max(lo, piece.start), Math.min(hi, piece.end)];
     if (isGood && (from < to || fill > 0)) {
@@ -109,9 +109,9 @@ export async function* resolve(
       filling.push(...rows);
       if (filling.length > 0) yield { piece, rows: filling, first: next };
       next += filling.length;
-      owed = spilt;
-    } else if (from < to) owed += to - from;
-    if (piece.end >= hi && owed === 0) return;
+      missing = spilt;
+    } else if (from < to) missing += to - from;
+    if (piece.end >= hi && missing === 0) return;
     if (total !== null && piece.start > hi + total) throw new NoGoodSample();
   }
 }

@@ -1,7 +1,7 @@
 import { type BadEntry, SegmentGone, TooManyDeadLetters, UncommittedEntry, UnsupportedVersion } from "../errors.js";
 import { bytesOf, textOf } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { bury, settledBits, uncovered } from "../stream/ledger.js";
+import { bury, ledgerBits, uncovered } from "../stream/ledger.js";
 import { liveState, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { Membership } from "../stream/roster.js";
 import type { Notify } from "../waiting.js";
@@ -41,7 +41,7 @@ export async function isDone(
   if (state !== liveState(manifest)) return true;
   const { shard, first, end, holes } = header;
   const { group } = member.who;
-  const bits = await settledBits(member.server, partition, manifest.epoch, group, shard, [first, end]);
+  const bits = await ledgerBits(member.server, partition, manifest.epoch, group, shard, [first, end]);
   for (const hole of holes) bits[hole - first] = true;
   return !bits.includes(false);
 }
@@ -106,9 +106,9 @@ export class DeadLetters {
 
   async #isNothingDone(manifest: Manifest): Promise<boolean> {
     const { server, who } = this.#member;
-    const owed = await uncovered(server, who.stream, manifest, who.group);
+    const rest = await uncovered(server, who.stream, manifest, who.group);
     const samples = plannedSamples(manifest);
-    return Boolean(samples) && owed.reduce((sum, { lo, hi }) => sum + hi - lo, 0) === samples;
+    return Boolean(samples) && rest.reduce((sum, { lo, hi }) => sum + hi - lo, 0) === samples;
   }
 
   async #addHeld(): Promise<void> {

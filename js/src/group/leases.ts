@@ -14,24 +14,24 @@ export class Lease {
   readonly shard: number;
   readonly entryId: string;
   /** The samples that are not acknowledged. */
-  owed: number;
+  remaining: number;
   /** Whether another member holds the entry now. Its samples are handed out there, and acknowledged there. */
   isLost = false;
   /** The offsets that were acknowledged batch by batch. */
   readonly acknowledged: Range[] = [];
 
-  constructor(partition: number, epoch: number, shard: number, entryId: string, owed: number) {
+  constructor(partition: number, epoch: number, shard: number, entryId: string, remaining: number) {
     this.partition = partition;
     this.epoch = epoch;
     this.shard = shard;
     this.entryId = entryId;
-    this.owed = owed;
+    this.remaining = remaining;
   }
 }
 
 /** The arguments of one acknowledging script: one partition of one epoch. */
 export interface AckRequest {
-  /** Entries all of whose samples are settled with this call. */
+  /** Entries all of whose samples are acknowledged with this call. */
   readonly ids: string[];
   /** Shard to offsets. */
   readonly ranges: Map<number, readonly Range[]>;
@@ -56,8 +56,8 @@ export function planAcknowledgement(batch: LoaderBatch): Map<number, AckRequest>
     const spans = due.ranges.get(lease.shard) ?? [];
     due.ranges.set(lease.shard, spans);
     spans.push(...ranges);
-    lease.owed -= ranges.reduce((sum, [lo, hi]) => sum + hi - lo, 0);
-    if (lease.owed === 0) {
+    lease.remaining -= ranges.reduce((sum, [lo, hi]) => sum + hi - lo, 0);
+    if (lease.remaining === 0) {
       due.ids.push(lease.entryId);
       // and its earlier batches' again: a server may have lost those bits with its last second, not the entry
       spans.push(...lease.acknowledged);
@@ -90,7 +90,7 @@ export class Leases {
     held.set(lease.entryId, lease);
   }
 
-  /** Remove entries that are settled, though the server may not have answered yet. */
+  /** Remove entries that are acknowledged, though the server may not have answered yet. */
   remove(partition: number, epoch: number, ids: readonly string[]): void {
     if (ids.length === 0) return;
     this.#acknowledging.push({ partition, epoch, ids: new Set(ids) });
@@ -100,7 +100,7 @@ export class Leases {
 
   /** Remove entries that someone else holds now. Returns how many of them were still held here. */
   lose(partition: number, epoch: number, ids: readonly string[]): number {
-    const lost = this.#drop(partition, epoch, ids).filter(({ owed }) => owed > 0);
+    const lost = this.#drop(partition, epoch, ids).filter(({ remaining }) => remaining > 0);
     for (const lease of lost) lease.isLost = true;
     return lost.length;
   }

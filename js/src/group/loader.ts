@@ -336,7 +336,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     }
   }
 
-  /** Close what is settled by now, and leave. */
+  /** Close the epochs that are acknowledged by now, and leave. */
   async #signOff({ member }: Reading): Promise<void> {
     for (const epoch of [...member.unclosed]) {
       try {

@@ -3,7 +3,7 @@ import { decodeWhole } from "../segments/decode.js";
 import type { SegmentReader } from "../segments/reader.js";
 import { bytesOf, type Server, type StreamEntry, textOf } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { settledBits } from "../stream/ledger.js";
+import { ledgerBits } from "../stream/ledger.js";
 import { type Manifest, shardSize } from "../stream/manifest.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import { type Block, offsetsOf } from "../wire/codec.js";
@@ -111,10 +111,10 @@ export async function receiveShared(
     const bytes = payloadBytes(block);
     if (!isClaimed && !block.header.isRepair) return { kind: "good", entryId, block, rows: null, bytes };
     const { epoch, shard, first, end } = block.header;
-    const settled = await settledBits(options.server, partition, epoch, group, shard, [first, end]);
+    const acknowledged = await ledgerBits(options.server, partition, epoch, group, shard, [first, end]);
     const offsets = offsetsOf(block.header);
-    const rows = settled.includes(true)
-      ? [...offsets.keys()].filter((row) => !settled[(offsets[row] as number) - first])
+    const rows = acknowledged.includes(true)
+      ? [...offsets.keys()].filter((row) => !acknowledged[(offsets[row] as number) - first])
       : null;
     return { kind: "good", entryId, block, rows, bytes };
   } catch (error) {

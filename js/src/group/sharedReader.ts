@@ -241,20 +241,20 @@ export class SharedReader {
       if (one.kind !== "good") continue;
       const { block, rows, entryId } = one;
       const { shard, count } = block.header;
-      const owed = rows?.length ?? count;
-      if (owed === 0) continue;
-      const lease = new Lease(partition.number, manifest.epoch, shard, entryId, owed);
+      const remaining = rows?.length ?? count;
+      if (remaining === 0) continue;
+      const lease = new Lease(partition.number, manifest.epoch, shard, entryId, remaining);
       member.leases.add(lease);
       assembler.append(block, lease, rows);
       this.#planner.received(one.bytes);
     }
     if (found.some(({ kind }) => kind === "good")) await this.#deadLetters.sawGood();
-    await this.#settleOdd(found, manifest, partition);
+    await this.#acknowledgeOdd(found, manifest, partition);
     return found;
   }
 
   /** Deal with entries of which nothing is handed out. */
-  async #settleOdd(received: readonly Received[], manifest: Manifest, partition: PartitionKeys): Promise<void> {
+  async #acknowledgeOdd(received: readonly Received[], manifest: Manifest, partition: PartitionKeys): Promise<void> {
     const { member } = this.#made;
     for (const one of received) {
       if (one.kind === "missing") {

@@ -54,7 +54,7 @@ export async function bury(
 }
 
 /** Return for each offset of [lo, hi) whether the group has acknowledged it. */
-export async function settledBits(
+export async function ledgerBits(
   server: Server,
   partition: PartitionKeys,
   epoch: number,
@@ -148,18 +148,18 @@ async function uncoveredOf(
 ): Promise<ShardRange[]> {
   const partition = partitionOf(stream, shard);
   const size = shardSize(manifest, shard);
-  const settled = await settledBits(server, partition, manifest.epoch, group, shard, [0, size]);
+  const acknowledged = await ledgerBits(server, partition, manifest.epoch, group, shard, [0, size]);
   for await (const { holes, entryId, first, end } of indexRecords(server, partition, manifest.epoch, shard)) {
-    for (const hole of holes) settled[hole] = true;
+    for (const hole of holes) acknowledged[hole] = true;
     const note = dead[partition.number]?.get(entryId);
-    if (note !== undefined && !note.isGivenUp) settled.fill(true, first, Math.min(end, size));
+    if (note !== undefined && !note.isGivenUp) acknowledged.fill(true, first, Math.min(end, size));
   }
   const found: ShardRange[] = [];
-  for (let lo = settled.indexOf(false); lo >= 0; ) {
-    const end = settled.indexOf(true, lo);
+  for (let lo = acknowledged.indexOf(false); lo >= 0; ) {
+    const end = acknowledged.indexOf(true, lo);
     const hi = end < 0 ? size : end;
     found.push({ shard, lo, hi });
-    lo = end < 0 ? -1 : settled.indexOf(false, hi);
+    lo = end < 0 ? -1 : acknowledged.indexOf(false, hi);
   }
   return found;
 }

@@ -76,11 +76,11 @@ export async function rewind(server: Server, who: Membership, manifest: Manifest
   const before = await knownPositions(server, who.stream, epoch, who.group);
   // look everywhere first: a rank is taken back in all partitions or in none
   for (const lookOnly of [1, 0]) {
-    let settled = -1; // the first partition says what the group had acknowledged when the rank was taken back there
+    let acknowledged = -1; // the first partition says what the group had acknowledged when the rank was taken back there
     for (const partition of who.stream.partitions) {
-      const call = argumentsOf(partition, who, manifest, [epoch, position, lookOnly, settled]);
+      const call = argumentsOf(partition, who, manifest, [epoch, position, lookOnly, acknowledged]);
       const [answer, found] = (await explained(who, server.run("rewind_position", ...call))) as [unknown, unknown];
-      settled = Number(found);
+      acknowledged = Number(found);
       if (textOf(answer) === "ok") continue;
       if (lookOnly === 0) await report(server, who, manifest, positionOf(before, rank));
       throw new ReplayTruncated(

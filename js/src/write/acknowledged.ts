@@ -1,5 +1,5 @@
 import { entriesOf, type Server } from "../server/server.js";
-import { deadNotes, type Range, settledBits } from "../stream/ledger.js";
+import { deadNotes, ledgerBits, type Range } from "../stream/ledger.js";
 import { begunShards, type Manifest, plannedSamples } from "../stream/manifest.js";
 import { HEAD_STEPS, knownPositions, lowestPosition, startsOf } from "../stream/positions.js";
 import type { IndexRecord } from "../stream/records.js";
@@ -51,7 +51,7 @@ export async function acknowledgedBits(
   mayGo = false,
 ): Promise<boolean[]> {
   const { epoch } = manifest;
-  if (!group.isOrdered) return await settledBits(server, partitionOf(stream, shard), epoch, name, shard, [lo, hi]);
+  if (!group.isOrdered) return await ledgerBits(server, partitionOf(stream, shard), epoch, name, shard, [lo, hi]);
   const lowest = lowestPosition(await knownPositions(server, stream, epoch, name), group.world);
   const isOver = lowest >= (plannedSamples(manifest) ?? Number.POSITIVE_INFINITY);
   const kept = mayGo && !isOver ? HEAD_STEPS * group.world * group.batch : 0;
@@ -60,22 +60,22 @@ export async function acknowledgedBits(
 }
 
 /** Return how many samples of an epoch are committed, and not acknowledged by each group. Bad ones count. */
-export async function owedSamples(
+export async function unacknowledgedSamples(
   server: Server,
   stream: Stream,
   manifest: Manifest,
   groups: ReadonlyMap<string, Holder>,
 ): Promise<Map<string, number>> {
   const ends = await shardEnds(server, stream, manifest);
-  const owed = new Map<string, number>();
+  const unacknowledged = new Map<string, number>();
   for (const [name, group] of groups) {
-    owed.set(name, group.isOrdered ? await behind(server, stream, manifest, name, group, ends) : 0);
+    unacknowledged.set(name, group.isOrdered ? await behind(server, stream, manifest, name, group, ends) : 0);
     if (group.isOrdered) continue;
     const keys = ends.map((_, shard) => partitionOf(stream, shard).ledger(manifest.epoch, name, shard));
     const counts = await Promise.all(keys.map((key) => server.call("BITCOUNT", key)));
-    owed.set(name, sum(ends) - sum(counts.map(Number)));
+    unacknowledged.set(name, sum(ends) - sum(counts.map(Number)));
   }
-  return owed;
+  return unacknowledged;
 }
 
 async function behind(

@@ -4,9 +4,9 @@ import { findManifest } from "../stream/manifest.js";
 import { serverMs } from "../stream/roster.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import { now } from "../waiting.js";
-import { owedSamples } from "./acknowledged.js";
+import { unacknowledgedSamples } from "./acknowledged.js";
 import { explainHolds, explainMemory, explainQuota } from "./explain.js";
-import { type Holders, idleGroups, loadHolders, missingMembers, owingGroups } from "./holders.js";
+import { type Holders, idleGroups, loadHolders, missingMembers, unfinishedGroups } from "./holders.js";
 import { readableBytes, type ServerMemory } from "./memory.js";
 import type { AdmissionOrder } from "./order.js";
 import type { ShardPlace } from "./progress.js";
@@ -216,13 +216,13 @@ export class Admission {
     const idle = idleGroups(holders, nowMs);
     // a group that waits for this shard is behind only because of it
     const blockers = (await this.#blockers(holders)).filter((group) => !(this.#isNextNow && idle.has(group)));
-    const isCircle = this.#isNextNow && blockers.length === 0;
+    const isDeadlock = this.#isNextNow && blockers.length === 0;
     const isKept = holders.pinned.size > 0 || holders.replays.some(({ till }) => till > nowMs);
     const reason = explainQuota(name, this.#state, {
       blockers,
       hasGroups: holders.groups.size > 0,
-      unacknowledged: new Map(isCircle ? [...idle].filter(([, bytes]) => bytes > 0) : []),
-      missing: isCircle ? await missingMembers(this.#server, partition, holders, idle.keys(), nowMs) : [],
+      unacknowledged: new Map(isDeadlock ? [...idle].filter(([, bytes]) => bytes > 0) : []),
+      missing: isDeadlock ? await missingMembers(this.#server, partition, holders, idle.keys(), nowMs) : [],
       isKept,
     });
     const parts = [reason, explainHolds(name, holders, blockers, nowMs)];
@@ -231,15 +231,15 @@ export class Admission {
 
   /** Return the groups with more than half as many unacknowledged samples as the slowest group. */
   async #blockers(holders: Holders): Promise<string[]> {
-    const owed = new Map<string, number>();
+    const unacknowledged = new Map<string, number>();
     for (const epoch of holders.epochs) {
       const manifest = await findManifest(this.#server, this.#stream, epoch);
       if (manifest === null) continue;
-      const found = await owedSamples(this.#server, this.#stream, manifest, owingGroups(holders, epoch));
-      for (const [group, count] of found) owed.set(group, (owed.get(group) ?? 0) + count);
+      const found = await unacknowledgedSamples(this.#server, this.#stream, manifest, unfinishedGroups(holders, epoch));
+      for (const [group, count] of found) unacknowledged.set(group, (unacknowledged.get(group) ?? 0) + count);
     }
-    const most = Math.max(0, ...owed.values());
-    return [...owed]
+    const most = Math.max(0, ...unacknowledged.values());
+    return [...unacknowledged]
       .filter(([, count]) => count > 0 && count > most / 2)
       .map(([group]) => group)
       .sort();

@@ -195,7 +195,7 @@ export class Committer {
   }
 
   /** Return once everything sent is committed, and send again what has to be. */
-  async settle(): Promise<void> {
+  async commitAll(): Promise<void> {
     await this.#drain();
   }
 

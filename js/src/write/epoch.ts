@@ -89,7 +89,7 @@ export class EpochWriter {
 
   /** Return once all samples written before are committed. */
   async flush(): Promise<void> {
-    await this.#current?.settle();
+    await this.#current?.commitAll();
   }
 
   /** Complete the epoch. Shards that are written by number are complete when their writers close them. */

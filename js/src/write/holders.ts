@@ -101,10 +101,10 @@ function memberOf(name: string, value: Record<string, unknown>): HolderMember {
 }
 
 /** Return the names of the groups that hold data, read the epoch, and have not acknowledged all of it. */
-export function owingGroups({ groups, closed }: Holders, epoch: number): Map<string, Holder> {
-  const isOwing = ([name, { holds, first }]: [string, Holder]) =>
+export function unfinishedGroups({ groups, closed }: Holders, epoch: number): Map<string, Holder> {
+  const isUnfinished = ([name, { holds, first }]: [string, Holder]) =>
     holds && first <= epoch && !closed.has(`${name}:${epoch}`);
-  return new Map([...groups].filter(isOwing));
+  return new Map([...groups].filter(isUnfinished));
 }
 
 /** Return groups whose live members all wait for a batch, with the bytes that they have not acknowledged. */

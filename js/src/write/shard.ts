@@ -161,10 +161,10 @@ export class ShardWriter {
   }
 
   /** Flush, and return once everything is committed. */
-  async settle(): Promise<void> {
+  async commitAll(): Promise<void> {
     this.#begin();
     try {
-      await this.#settle();
+      await this.#commitAll();
     } finally {
       this.#isBusy = false;
     }
@@ -175,7 +175,7 @@ export class ShardWriter {
     if (this.#isClosed) return;
     this.#begin();
     try {
-      await this.#settleWhole();
+      await this.#commitWhole();
       if (this.#options.isPlanned && this.position !== this.#limit) {
         throw new ShardMismatch(
           `shard ${this.#shard} was closed after ${this.position} samples, its manifest plans ${this.#limit}: write or ` +
@@ -194,7 +194,7 @@ export class ShardWriter {
   /** Declare the shard complete with what is committed, for a writer that ends by an error. The rest is lost. */
   async closeAsCommitted(): Promise<void> {
     open.delete(this);
-    await this.#committer.settle();
+    await this.#committer.commitAll();
     await this.#committer.requireWhole(this.#committer.position);
     await this.#finish(this.#committer.position);
     this.#isClosed = true;
@@ -241,21 +241,21 @@ export class ShardWriter {
     this.#dueAt = now() + this.#lingerMs;
   }
 
-  async #settle(): Promise<void> {
+  async #commitAll(): Promise<void> {
     for (;;) {
       await this.#flush();
       try {
-        return await this.#committer.settle();
+        return await this.#committer.commitAll();
       } catch (error) {
         await this.#move(error);
       }
     }
   }
 
-  /** Settle, and look once whether the server holds all of the shard. */
-  async #settleWhole(): Promise<void> {
+  /** Commit everything, and look once whether the server holds all of the shard. */
+  async #commitWhole(): Promise<void> {
     for (;;) {
-      await this.#settle();
+      await this.#commitAll();
       try {
         return await this.#committer.requireWhole(this.position);
       } catch (error) {

@@ -7,7 +7,7 @@ import { serverMs } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
 import { now } from "../waiting.js";
 import { acknowledgedBits, covers } from "./acknowledged.js";
-import { type Holder, type Holders, isHeld, loadHolders, owingGroups } from "./holders.js";
+import { type Holder, type Holders, isHeld, loadHolders, unfinishedGroups } from "./holders.js";
 
 /** The share of the budget that is freed beyond what is needed, so that not every block needs a new plan. */
 const SLACK_SHARE = 0.1;
@@ -52,8 +52,10 @@ export function planTrim(
 
 /** Return the groups whose acknowledgements decide which entries of an epoch may go. If there are none, none may. */
 export function trimmingGroups(holders: Holders, epoch: number): [name: string, group: Holder][] {
-  const owing = [...owingGroups(holders, epoch)];
-  return owing.length > 0 ? owing : [...holders.groups].filter(([, { holds, first }]) => holds && first <= epoch);
+  const unfinished = [...unfinishedGroups(holders, epoch)];
+  return unfinished.length > 0
+    ? unfinished
+    : [...holders.groups].filter(([, { holds, first }]) => holds && first <= epoch);
 }
 
 /** Removes entries that every group has acknowledged, for a writer that waits for room. It never releases an epoch. */

@@ -228,7 +228,7 @@ export class Writer {
 
   /** Return once everything written to the endless feed is committed. */
   async flush(): Promise<void> {
-    await this.#feed?.settle();
+    await this.#feed?.commitAll();
   }
 
   /** End the feed's epoch, if one was begun, and close the connection. Of a failure the feed ends as committed. */
