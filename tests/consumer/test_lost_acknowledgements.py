@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from penstock_common.errors import ServerUnavailable
+from penstock_common.server.channel import Command
+from penstock_common.stream.groups.ledger import acknowledgement
+from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.servers.durability import touch_partition
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import set_field
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_consumer.read.hooks import hooks_of
@@ -113,3 +122,36 @@ def test_what_was_settled_of_an_epoch_that_was_given_up_is_not_handed_out_again(
                     epoch.abandon()
                 loader.checkpointed()
     assert sorted(found) == list(range(COUNT))
+
+
+def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: Any) -> None:
+    """A program that ends would wait a second, and WAIT takes a limit of 0 for no limit."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    stream, limits = open_stream(any_client, "t"), list[int]()
+    who = Membership(stream, "g", "m", "i")
+    join_group(any_client, who)
+
+    def probe(limit_ms: int) -> list[Command]:
+        limits.append(limit_ms)
+        return [touch_partition(stream.partitions[0]), (b"WAIT", b"1", b"%d" % limit_ms)]
+
+    outbox = Outbox(any_client, who, probe=probe)
+    manifest = load_manifest(any_client, stream, 0)
+    outbox.send(acknowledgement(stream.partitions[0], manifest, "g", [], {0: [(0, 4)]}))
+    for patience_s in (0.2, 0.0):
+        outbox.hurry(patience_s)
+        outbox.confirm()
+    assert limits == [100, 1]
+    outbox.close()
+
+
+def test_a_trainer_without_the_right_to_wait_joins_all_the_same(fresh_server: Callable[..., EmbeddedServer]) -> None:
+    """The users of an earlier version lack it. Nothing that they write is confirmed, and nothing is waited for."""
+    server = fresh_server()
+    produce(server.url, "t", COUNT, block_samples=BLOCK)
+    with redis.Redis.from_url(server.url) as admin:
+        set_field(admin, open_stream(admin, "t"), "durability", "replicas=1")
+        admin.execute_command("ACL", "SETUSER", "trainer", "on", ">word", "~*", "&*", "+@all", "-wait")
+    url = f"redis://trainer:word@127.0.0.1:{server.port}"
+    with loader_of(url, batch_size=BATCH) as loader:
+        assert sorted(numbers(loader)) == list(range(COUNT))

@@ -217,7 +217,9 @@ class Outbox:
     def confirm(self) -> None:
         """See `AnyOutbox`."""
         self.flush()
-        if self._answered and (probe := self._probe(CONFIRM_MS)):
+        # at least 1: WAIT takes 0 for ever, and whoever hurries waits for the answer, too
+        limit_ms = max(1, min(CONFIRM_MS, int(self._outage.patience_s * 500)))
+        if self._answered and (probe := self._probe(limit_ms)):
             self._unanswered += probe
             try:
                 self._connected().send(probe)
