@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_producer.write.writer import Writer
 from tests.clusters import low_port
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, replayed, sample, writer_of
+from tests.contracts.processes import child
+from tests.journeys.test_producing_outage import (
+    await_committed,
+    command,
+    committed,
+    produce_words,
+    require_exactly_once,
+)
 from tests.sentinels import SERVER_PASSWORD, Service, started_service, until
 from tests.torn import TornPair, torn_service
 
@@ -95,6 +103,25 @@ def test_a_feed_loses_nothing_that_no_replica_had(service: Service, level: str, 
                 writer.write(sample(number))
             writer.close()
             require_all(service, ALL)
+
+
+@pytest.mark.parametrize("level", ["auto", "replicas=1", "memory"])
+def test_jobs_lose_nothing_in_silence(
+    service: Service, fresh_server: Callable[..., EmbeddedServer], level: str
+) -> None:
+    """A worker sends again what no replica had. With `memory` the production ends, and says what happened."""
+    words = [*produce_words(service.url, fresh_server().url, 2), "--durability", level]
+    with torn_service(service) as pair, child(command, 60, *words) as process:
+        await_committed(service.url, 20, process)
+        pair.cut_off()
+        await_committed(service.url, committed(service.url) + 4, process)
+        with failed_over(service, pair):
+            if level == "memory":
+                process.finish(120)
+                assert process.process.returncode == 0 or "the server lost data" in process.errors()
+            else:
+                process.rest(120)
+                require_exactly_once(pair.replica.url)
 
 
 @levels
