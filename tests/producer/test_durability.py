@@ -24,6 +24,7 @@ from penstock_common.stream.streams import create_stream
 from penstock_common.wire.block import Block
 from penstock_producer.write.unconfirmed import UnconfirmedBlocks
 from penstock_producer.write.writer import WriterHooks
+from tests.clusters import until
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
 
 Fresh = Callable[..., EmbeddedServer]
@@ -270,6 +271,33 @@ def test_fewer_replicas_than_asked_for_are_refused_at_opening(any_url: str, any_
     with pytest.raises(ServerUnsuitable, match=r"needs 2 replicas, .* has 0 that follow"):
         durable_writer(any_url, "replicas=2")
     assert any_client.keys() == []
+
+
+def test_a_writer_of_a_stream_with_replicas_starts_without_them_and_waits(
+    pair: tuple[EmbeddedServer, EmbeddedServer], fresh_server: Fresh
+) -> None:
+    """After the failover of a pair no replica follows, and jobs that are begun then must not fail."""
+    primary, replica = pair
+    with durable_writer(primary.url, "replicas=1"):
+        pass
+    replica.kill()
+    with redis.Redis.from_url(primary.url) as admin:
+        until(lambda: admin.info("replication")["connected_slaves"] == 0)
+    said: list[str] = []
+    with durable_writer(primary.url, "replicas=1", notify=said.append) as writer:
+
+        def write() -> None:
+            with writer.epoch() as epoch:
+                epoch.write(sample(0))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        until(lambda: any("0 of 1 replicas have it" in line for line in said))
+        assert thread.is_alive()
+        fresh_server(extra={"replicaof": f"127.0.0.1 {primary.port}", "masterauth": primary.password})
+        thread.join(20)
+        assert not thread.is_alive()
+    assert replayed(primary.url) == [0]
 
 
 def test_the_level_is_the_streams_and_holds_for_every_writer(pair: tuple[EmbeddedServer, EmbeddedServer]) -> None:

@@ -9,6 +9,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Never, NoReturn, TypeVar
 
@@ -139,8 +140,10 @@ class Writer:
         self._checksum, self._room_wait_s, self._notify = chosen(tuning.checksum, True), room_wait_s, notify
         policy = None if retention is None else parse_policy(retention).text
         durability = tuning.durability
-        level = Durability.parse(durability) if durability is not None else self._stored_durability(stream)
-        require_durable(self._client, level)
+        stored = self._stored_durability(stream)
+        level = stored if durability is None else Durability.parse(durability)
+        # a stream with the level waits for its replicas: after a failover they are away for a while
+        require_durable(self._client, replace(level, replicas=0) if level == stored else level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
         budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
         require_capacity(self._client, stream, payload, budget_bytes)
