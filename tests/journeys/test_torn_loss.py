@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_common.errors import EpochAbandoned, EpochIncomplete, EpochNotFound, PenstockError
+from penstock_common.errors import EpochAbandoned, EpochIncomplete, EpochNotFound, PenstockError, ServerUnsuitable
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import EpochNumberTaken
@@ -39,7 +40,9 @@ BUDGET = PARTITIONS * 1_000_000
 ALL = {(epoch, number) for epoch in (0, 1) for number in range(SHARDS * EACH)}
 TORN_S = 1.0
 """The time that a step has before the master dies. A step that waits for the replica goes on afterwards."""
-HANG_S = 15.0
+TRIES = 10
+"""How often a program that meets an error is started."""
+HANG_S = 30.0
 """Far more than a failover and all that waits for it."""
 
 
@@ -94,10 +97,10 @@ class Life:
             self._numbers.pop(epoch, None)
             raise
 
-    def _make_again(self) -> None:
-        """Write what the server lost of the epochs, as a source does that can make it again."""
+    def _make_again(self, *epochs: int) -> None:
+        """Write what the server lost of epochs, as a source does that can make it again."""
         if self._durability == "memory":
-            for epoch in {0, 1} - self._released:
+            for epoch in {*epochs} - self._released:
                 for shard in self._order:
                     self._write(epoch, shard)
 
@@ -165,12 +168,13 @@ class Life:
 
     def trimmed(self) -> None:
         """Write an epoch that has no space without what is acknowledged of the first one."""
+        self._make_again(0)
         for shard in self._order:
             self._write(1, shard)
 
     def released(self) -> None:
         """Release the first epoch after its last sample."""
-        self._make_again()
+        self._make_again(0, 1)
         self._read(0, SHARDS * EACH)
         self._read(1, 1)
         with connect(self.url) as client:
@@ -179,21 +183,24 @@ class Life:
 
     def trained(self) -> None:
         """Train on everything."""
-        self._make_again()
+        self._make_again(0, 1)
         self._read(0, SHARDS * EACH)
         self._read(1, SHARDS * EACH)
 
     def __call__(self, step: str) -> None:
         """Take a step. A program that meets an error is started again, and producers make again what is missing."""
-        for _ in range(4):
+        for _ in range(TRIES):
             try:
                 getattr(self, step)()
                 return
             except PenstockError as error:
                 self.errors.append(error)
                 self.restart()
+                time.sleep(0.2)  # the next replica may not follow yet
 
 
+AGAIN = EpochNumberTaken, ServerUnsuitable
+"""What a program may meet that was about to open an epoch, or that starts before a replica follows. Nothing is lost."""
 STEPS = ["opened", "first_block", "shard_done", "produced", "joined", "acknowledged", "trimmed", "released"]
 
 
@@ -324,10 +331,8 @@ SUITE = [("partition", "memory"), ("stream", "auto")]
 
 def _open(torn: str, place: str, durability: str) -> str:
     """Return why a case fails today, or ''."""
-    if torn == "joined" and durability == "auto":
-        return "a join does not wait for a replica with auto, so a failover may take the group, by GroupNotFound"
-    if (torn, place, durability) == ("trimmed", "stream", "auto"):
-        return "an open does not wait for a replica with auto, so a failover may take the epoch, by EpochNumberTaken"
+    if (torn, place) == ("trimmed", "stream") and durability != "memory":
+        return "the number of an epoch that a failover took while it was opened counts as released for a new member"
     return ""
 
 
@@ -339,7 +344,7 @@ def test_what_a_master_lost_at_a_step_is_made_again_or_named(
     life, report = torn_life(cluster, durability, place, torn)
     lost = ALL - life.seen
     if durability != "memory":
-        assert life.errors == []
+        assert all(isinstance(error, AGAIN) for error in life.errors), life.errors
         assert lost == set()
         assert report.findings == []
     assert lost <= named(life, report), life.errors
