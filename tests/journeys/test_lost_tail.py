@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -129,7 +130,11 @@ def test_a_trainer_names_what_it_trained_on_and_the_server_lost(
         aging.restart(older=True)
         line = until(said, "newest writes")
     lost = f"shard 0 offsets 50-89: 40 samples that member g/{loader.member} had acknowledged"
-    assert f"of epoch 0 of 't' it lost {lost}. `penstock audit t` reports it" in line
+    found = re.search(
+        rf"of epoch 0 of 't' it lost ({re.escape(lost)}, noticed at \S+ \S+ UTC)\. `penstock audit t` ", line
+    )
+    assert found, line
+    lost = found[1]
     assert aging.audit().findings == [f"epoch 0: the server lost its newest writes: {lost}"]
     assert main(["audit", "t", "--url", aging.url]) == 1
     told = capsys.readouterr().out
