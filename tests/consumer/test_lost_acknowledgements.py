@@ -24,6 +24,7 @@ from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import loader_of, numbers, open_stream, produce
+from tests.torn_slots import SlotState, partition_slot
 
 COUNT, BLOCK, BATCH = 40, 4, 5
 
@@ -82,6 +83,30 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
                 hooks_of(loader).acknowledger.flush()
                 assert any_client.setbit(ledger, 4, 0) == 1  # of the second entry, whose last batch is in hand
     assert found == list(range(COUNT))
+    assert any_client.bitcount(ledger) == COUNT
+
+
+def test_an_entry_that_two_members_settled_keeps_the_bits_of_both_when_a_failover_loses_them(
+    any_url: str, any_client: Any
+) -> None:
+    """The second member sends its acknowledgement again, and with it the entry ends. The first has left."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    stream = open_stream(any_client, "t")
+    ledger, found = stream.partitions[0].ledger(0, "g", 0), list[int]()
+    settings: dict[str, Any] = {"batch_size": 2, "lease_s": 1.0}
+    with loader_of(any_url, member="second", **settings) as second:
+        with loader_of(any_url, member="first", acknowledge="manual", **settings) as first:
+            batch = next(iter(first))
+            before: SlotState | None = partition_slot(any_client, stream, 0)
+            first.acknowledge(batch)
+        for batch in second:
+            if 2 in found and before is not None:  # the rest of the first entry is acknowledged by now
+                hooks_of(second).acknowledger.flush()
+                before.restore(any_client)
+                before = None
+                any_client.client_kill_filter(_type="normal", skipme=True)
+            found += batch["y"].tolist()
+    assert {*found} == set(range(2, COUNT))
     assert any_client.bitcount(ledger) == COUNT
 
 

@@ -30,6 +30,7 @@ def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str
         wanted = scope.wanted(header)
         assert wanted is not None
         assert wanted.tolist() == [True, True, False, False, True, False, True, False]
+        assert scope.acknowledged == [(17, 18)]
 
 
 def test_members_of_other_groups_and_silent_members_are_not_live(any_url: str, any_client: redis.Redis) -> None:

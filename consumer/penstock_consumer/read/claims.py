@@ -362,9 +362,12 @@ class LeaseClaim(Claim):
                 self._loss_detector.acknowledged(manifest, due.entries)
             self.leases.remove(number, batch.epoch, due.ids)
 
-    def end_entry(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes) -> None:
-        """Acknowledge an entry whose samples are all acknowledged, so that it alone is due."""
-        acknowledge(self.client, partition, manifest, self.who.group, [entry_id], {})
+    def end_entry(
+        self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, lease: Lease | None = None
+    ) -> None:
+        """Acknowledge an entry whose samples are all acknowledged, and the bits that its ``lease`` knows again."""
+        ranges = {} if lease is None else {lease.shard: lease.acknowledged}
+        acknowledge(self.client, partition, manifest, self.who.group, [entry_id], ranges)
         self.leases.remove(partition.number, manifest.epoch, [entry_id])
 
     def has_unacknowledged(self, epoch: int) -> bool:

@@ -141,7 +141,7 @@ class DeadLetters:
             elif one.error is not None:
                 self._add(manifest, partition, one.entry_id, f"{type(one.error).__name__}: {one.error}")
             elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
-                claim.end_entry(manifest, partition, one.entry_id)
+                claim.end_entry(manifest, partition, one.entry_id, one.lease)
         self._require_hope()
         refuse_newer(claim, partition, manifest.epoch, odd)
 

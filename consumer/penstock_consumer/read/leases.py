@@ -59,7 +59,7 @@ def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
         due.entries.append(done := _acknowledged(lease, ranges))
         if lease.unacknowledged == done.samples:
             due.ids.append(lease.entry_id)
-            # and its earlier batches' again: a server may have lost those bits with its last second, not the entry
+            # and what was acknowledged of it before, here or by others: a server may have lost those bits alone
             due.ranges[lease.shard] += lease.acknowledged
         lease.acknowledge(ranges, done.samples)
     for due in plan.values():

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, is_gone, read_group_command
-from penstock_common.stream.groups.ledger import done_bits
+from penstock_common.stream.groups.ledger import done_bits, runs
 from penstock_common.stream.groups.roster import load_roster, rejoin
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -82,6 +82,8 @@ class SharedScope:
     done_for: str | None
     """The group whose acknowledged samples are left out, for entries that were delivered before. Those of repaired
     entries are always left out, because a group that had acknowledged them gets the new entry all the same."""
+    acknowledged: list[tuple[int, int]] = field(default_factory=list)
+    """The offsets of the entry asked about last that the group had acknowledged."""
 
     def check(self, header: Header) -> None:
         """See `receive.ReadScope`. Also checks that the entry is in the right partition."""
@@ -91,12 +93,14 @@ class SharedScope:
 
     def wanted(self, header: Header) -> NDArray[np.bool_] | None:
         """See `receive.ReadScope`. Returns what the group has not acknowledged."""
+        self.acknowledged = []
         if self.done_for is None and not header.is_repair:
             return None
         done = done_bits(
             self.claim.client, self.partition, self.manifest.epoch, self.claim.who.group, header.shard,
             header.first, header.end,
         )  # fmt: skip
+        self.acknowledged = runs(np.flatnonzero(done) + header.first)
         for lo, hi in self.claim.leases.kept(self.partition.number, self.manifest.epoch, header.shard):
             done[max(lo - header.first, 0) : max(hi - header.first, 0)] = True
         return ~done if done.any() else None
@@ -143,10 +147,15 @@ class SharedReceivers:
     ) -> Receiver:
         assert self._claim.stream.spec is not None
         where = SharedScope(self._claim, manifest, partition, done_for)
+
+        def report(one: ReceivedEntry) -> None:
+            if one.lease is not None:
+                one.lease.acknowledge(where.acknowledged, 0)
+            self.received.append(one)
+
         return Receiver(
-            self._claim.stream.spec, assembler, where, partition.number, self.received.append, self._segments,
-            self._commit_check,
-        )  # fmt: skip
+            self._claim.stream.spec, assembler, where, partition.number, report, self._segments, self._commit_check
+        )
 
 
 class SharedReader:

@@ -39,7 +39,7 @@ class Lease:
     is_lost: bool = False
     """Whether another member holds the entry now. This member must give no more of its samples to the loop."""
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
-    """The offsets [lo, hi) of the entry that were acknowledged batch by batch."""
+    """The offsets [lo, hi) of the entry that were acknowledged before it came, and then batch by batch."""
     kept: list[tuple[int, int]] = field(default_factory=list)
     """The offsets that wait for a checkpoint, in an entry to be fetched again. The loop must not get them again."""
     heir: Lease | None = None
