@@ -6,6 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
+import { Member } from "../dist/group/member.js";
 import { GroupNotFound, load, MemberReplaced, ServerUnavailable } from "../dist/index.js";
 import { all, killAll, names, repeated, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
@@ -181,18 +182,93 @@ test("of two loaders with one name the older one stops", async () => {
 });
 
 test("a member whose group is dropped says so", async () => {
-  await peer.ask("produce", { stream: "dropped", spec: "fixed", sizes: [50], block_bytes: 100 });
+  await peer.ask("produce", { stream: "dropped", spec: "fixed", sizes: [50], block_bytes: 100, partitions: 2 });
   const loop = begin("dropped", { leaseMs: 300 })[Symbol.asyncIterator]();
   await loop.next();
-  const [roster] = await client.keys("penstock:{dropped.*}:roster");
-  await client.hDel(roster, [
-    "g:g",
-    `m:g:${(await client.hKeys(roster)).find((name) => name.startsWith("m:g:")).slice(4)}`,
-  ]);
+  const rosters = await client.keys("penstock:{dropped.*}:roster");
+  for (const roster of rosters) await client.hDel(roster, await ofGroup(roster));
   await assert.rejects(async () => {
     while (!(await loop.next()).done) await new Promise((resolve) => setTimeout(resolve, 20));
   }, GroupNotFound);
+  for (const roster of rosters) assert.deepEqual(await ofGroup(roster), []); // its member does not bring it back
 });
+
+/** The fields of the group and its members on a roster. */
+const ofGroup = async (roster) => (await client.hKeys(roster)).filter((name) => /^[gm]:g\b/.test(name));
+
+/** Keep the keys of a hash tag as they are now. Returns what brings them back, as a replica that lacks the rest does. */
+async function slotState(tag) {
+  const own = () => client.keys(`penstock:{${tag}}:*`);
+  const kept = await own();
+  for (const key of kept) await client.sendCommand(["COPY", key, `kept:${key}`]);
+  return async () => {
+    const transaction = client.multi().del(await own());
+    for (const key of kept) transaction.addCommand(["COPY", `kept:${key}`, key]);
+    await transaction.exec();
+  };
+}
+
+test("a member that one roster has lost joins again, and is given everything", async () => {
+  const [stream, sizes] = ["forgotten", [40, 40]];
+  await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2 });
+  const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  const restore = await slotState(`${stream}.${tag}`);
+  const found = [];
+  for await (const batch of begin(stream, { prefetchBytes: 400, leaseMs: 3000 })) {
+    if (found.length === 0) await restore();
+    found.push([...batch.identities()]);
+    await new Promise((resolve) => setTimeout(resolve, 150));
+  }
+  assert.deepEqual([...new Set(names(found))].sort(), all(sizes).sort());
+  assert.ok(repeated(names(found)).length <= 40, "only what the server forgot comes again");
+  assert.equal(await client.hGet(`penstock:{${stream}.${tag}}:roster`, "d:g:0"), "1");
+});
+
+test("a member that waits for an epoch joins again where one roster has lost it", async () => {
+  const stream = "waiting";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], block_bytes: 250, partitions: 2 });
+  const loader = begin(stream, { member: "m", leaseMs: 3000, timeoutMs: 20_000 });
+  assert.equal(names(await collect(loader)).length, 40);
+  const next = loader[Symbol.asyncIterator]().next();
+  const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  const roster = `penstock:{${stream}.${tag}}:roster`;
+  await client.hDel(roster, await ofGroup(roster));
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], block_bytes: 250, partitions: 2 });
+  assert.equal((await next).value.epoch, 1);
+  assert.deepEqual((await ofGroup(roster)).sort(), ["g:g", "m:g:m"]);
+});
+
+test("an epoch that is released between finding and beginning it is passed", async () => {
+  const stream = "passed";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 250, epochs: 2 });
+  const find = Member.prototype.nextEpoch;
+  Member.prototype.nextEpoch = async function (after) {
+    const epoch = await find.call(this, after);
+    Member.prototype.nextEpoch = find;
+    assert.equal((await collect(begin(stream, { member: "other" }))).flat().length, 40);
+    await peer.ask("release", { stream, epoch: 0, url: peer.url });
+    return epoch;
+  };
+  try {
+    assert.deepEqual(names(await collect(begin(stream, { member: "slow" }))).sort(), all([40], 1).sort());
+  } finally {
+    Member.prototype.nextEpoch = find;
+  }
+});
+
+for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0, worldSize: 1 } })) {
+  test(`a manifest that no partition knows holds up no ${order} member`, async () => {
+    const stream = `left-${order}`;
+    await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], epochs: 2, partitions: 2 });
+    assert.equal(names(await collect(begin(stream, options))).length, 40);
+    await loaders.pop().close();
+    const restore = await slotState(stream);
+    await peer.ask("release", { stream, epoch: 0, url: peer.url });
+    await restore();
+    const found = await collect(begin(stream, { ...options, timeoutMs: 10_000 }));
+    assert.deepEqual(names(found).sort(), all([20, 20], 1).sort());
+  });
+}
 
 test("connections that break again and again lose and repeat nothing", async () => {
   const stream = "broken";

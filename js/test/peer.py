@@ -26,7 +26,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.placement import choose_tags
-from penstock_common.stream.removal.deletion import delete_stream
+from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_common.stream.servers.suitability import ServerMemory
 from penstock_common.stream.streams import load_stream
@@ -471,6 +471,12 @@ def remove(stream: str, url: str) -> None:
     """Delete a stream with its segments."""
     with connect(url) as client:
         delete_stream(client, stream)
+
+
+def release(stream: str, epoch: int, url: str) -> None:
+    """Release an epoch."""
+    with connect(url) as client:
+        release_epoch(client, load_stream(client, stream), epoch)
 
 
 def copy(source: str, stream: str, url: str) -> None:

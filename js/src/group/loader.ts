@@ -103,8 +103,9 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     for (;;) {
       const epoch = reading.run?.reader.epoch ?? (await this.#awaitEpoch(opened, isEmpty));
       if (epoch === null) return;
+      if (reading.run === null && !(await reading.begin(epoch))) continue;
       for (;;) {
-        const batch = await this.#nextBatch(opened, epoch);
+        const batch = await this.#nextBatch(opened);
         if (batch === null) break;
         isEmpty = false;
         yield acknowledger.hand(batch);
@@ -268,11 +269,11 @@ export class Loader implements AsyncIterable<LoaderBatch> {
   }
 
   /** Return the next batch, or null at the epoch's end. */
-  async #nextBatch({ reading, silence, acknowledger, spec }: Opened, epoch: number): Promise<LoaderBatch | null> {
+  async #nextBatch({ reading, silence, acknowledger, spec }: Opened): Promise<LoaderBatch | null> {
     const { notify, timeoutMs } = this.#chosen;
-    const run = reading.run ?? (await reading.begin(epoch));
+    const { run, heartbeat } = reading;
+    if (run === null) return null; // closed meanwhile
     const wait = new Wait(notify, timeoutMs, silence);
-    const { heartbeat } = reading;
     for (;;) {
       const queued = await run.queue.get(POLL_MS);
       heartbeat.raiseError();

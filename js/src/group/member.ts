@@ -2,6 +2,7 @@ import { EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished } from "../err
 import type { Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement, uncovered } from "../stream/ledger.js";
+import { isLeftOver } from "../stream/leftOver.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
 import { mayBeAtWork } from "../stream/presence.js";
@@ -128,6 +129,10 @@ export class Member {
       if (epoch < this.first || epoch <= after || known.closed.has(`${group}:${epoch}`)) continue;
       if (roster.epochs.includes(epoch)) return epoch;
       if (state !== "abandoned" && !roster.retiring.has(epoch)) {
+        if (!known.epochs.includes(epoch) && (await isLeftOver(this.server, stream, epoch))) {
+          this.unclosed.add(epoch); // should its producer go on after all
+          continue;
+        }
         this.#halfOpen = epoch;
         return null; // read now, it would look like one that was released
       }

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { GroupFinished } from "../errors.js";
+import { EpochNotFound, GroupFinished } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { BlockingLine } from "../stream/line.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples } from "../stream/manifest.js";
@@ -79,14 +79,31 @@ export abstract class Reading {
     return await this.member.nextEpoch(this.cursor);
   }
 
-  /** Start reading an epoch. */
-  async begin(epoch: number): Promise<EpochRun> {
+  async #start(epoch: number): Promise<void> {
     const queue = new PrefetchQueue(this.#limit);
     const manifest = await loadManifest(this.member.server, this.member.stream, epoch);
     const reader = await this.readerOf(manifest, queue);
     this.heartbeat.readEpoch(epoch);
     this.run = { reader, queue, ended: reader.run() };
-    return this.run;
+  }
+
+  /**
+   * Start reading an epoch.
+   *
+   * @returns False if the others of the group acknowledged it since it was found, and it is gone.
+   * @throws EpochNotFound if it is gone for another reason.
+   */
+  async begin(epoch: number): Promise<boolean> {
+    try {
+      await this.#start(epoch);
+    } catch (error) {
+      const { server, begin } = this.member;
+      if (this.isOrdered || !(error instanceof EpochNotFound)) throw error;
+      if ((await loadRoster(server, begin)).epochs.includes(epoch)) throw error;
+      this.cursor = Math.max(this.cursor, epoch);
+      return false;
+    }
+    return true;
   }
 
   /** End an epoch that was read to its end. */

@@ -6,7 +6,7 @@ import { acknowledgement } from "../stream/ledger.js";
 import type { BlockingLine } from "../stream/line.js";
 import { findManifest, isEnded, liveState, type Manifest, renewed } from "../stream/manifest.js";
 import { isGone, pendingMembers } from "../stream/pending.js";
-import { loadRoster, serverMs } from "../stream/roster.js";
+import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { requireThere } from "../stream/stream.js";
 import { type Notify, Outage, seconds } from "../waiting.js";
 import { Assembler } from "./batch.js";
@@ -62,6 +62,8 @@ export class SharedReader {
   readonly #planner: FetchPlanner;
   readonly #outage: Outage;
   readonly #asked: Asked[] = [];
+  /** The partitions whose server had lost this member. */
+  readonly #rejoined = new Set<PartitionKeys>();
   #manifest: Manifest;
   /** The members whose entries are waited for, once nothing else is left. */
   #silent: string[] = [];
@@ -204,6 +206,11 @@ export class SharedReader {
       if (error instanceof ServerUnavailable) throw new BrokenLine(error);
       if (isGone(error)) {
         this.#asked.shift();
+        if (await this.#rejoins(partition)) {
+          throw new BrokenLine(
+            new ServerUnavailable("the server came back without this group, which has joined again"),
+          );
+        }
         throw new EpochNotFound(
           `epoch ${this.epoch} of '${this.#made.member.stream.name}' was released, or its group dropped, or the server ` +
             `came back without its newest writes, while it was read (${(error as Error).message})`,
@@ -216,6 +223,15 @@ export class SharedReader {
     this.#planner.answered(request, entries.length);
     this.#outage.over();
     return entries.length;
+  }
+
+  /** Return whether a partition that has the epoch had lost this member, which is back now. At most once each. */
+  async #rejoins(partition: PartitionKeys): Promise<boolean> {
+    if (this.#rejoined.has(partition)) return false;
+    this.#rejoined.add(partition);
+    const { server, who } = this.#made.member;
+    const { epochs } = await loadRoster(server, partition);
+    return epochs.includes(this.epoch) && (await rejoin(server, who, partition));
   }
 
   /** Hold entries from the moment on at which they are here, so that they are renewed, and handed back at a close. */

@@ -43,6 +43,11 @@ export class StreamKeys {
     return `${this.#prefix}events`;
   }
 
+  /** The reported rates of workers and trainers. */
+  get rates(): string {
+    return `${this.#prefix}paces`;
+  }
+
   manifest(epoch: number): string {
     return `${this.#prefix}${epoch}:manifest`;
   }

@@ -8,7 +8,7 @@ import type { MemberRecord } from "./roster.js";
 /** A member that was seen more recently is alive, even if this host does not know its pid. */
 const SILENT_MS = 2500;
 /** A process with a heartbeat within it may be at work. */
-const ALIVE_MS = 30_000;
+export const ALIVE_MS = 30_000;
 const NAMED = /^[^@]{1,100}@([0-9a-f]{16})\.([1-9][0-9]{0,6})\.([1-9][0-9]{0,18})$/;
 
 const hasher = await createBLAKE2b(64);

@@ -1,14 +1,17 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberReplaced, ReplyError } from "../errors.js";
 import { near } from "../near.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
 import type { PartitionKeys } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";
-import { integer, readable, requireThere, type Stream } from "./stream.js";
+import { integer, parseRanges, type Range, readable, requireThere, type Stream } from "./stream.js";
 
 /** After a silence this long, an ordered group may change its ranks. */
 const QUIET_MS = 5000;
 /** After a silence this long a member is shown as dead. It loses nothing by that. */
 const UNSEEN_MS = 10_000;
+/** The time between two looks at the other rosters. One who drops a group is through with all of them by then. */
+const REJOIN_SETTLE_MS = 1000;
 /** A note of a waiting writer that is older counts for nothing. */
 const STALE_MS = 10_000;
 
@@ -22,6 +25,8 @@ export interface GroupRecord {
   readonly kind: GroupKind;
   /** The highest epoch that it read and that is released by now, or -1. */
   readonly read: number;
+  /** The whole record as the roster has it. */
+  readonly text: string;
 }
 
 /** A process in a group as a partition knows it. */
@@ -53,6 +58,8 @@ export interface Roster {
   readonly trimmed: ReadonlySet<number>;
   /** Epochs whose release has begun. */
   readonly retiring: ReadonlySet<number>;
+  /** Ranges of the epochs whose release took them off this roster. An epoch that the server lost is in none. */
+  readonly retired: readonly Range[];
   /** `group:epoch` of each group that is done with an epoch. */
   readonly closed: ReadonlySet<string>;
   /** The payload bytes that the partition holds. */
@@ -84,6 +91,7 @@ function rosterOf({ roster }: PartitionKeys, reply: unknown): Roster {
       epochs: epochsOf("e").sort((a, b) => a - b),
       trimmed: new Set(epochsOf("t")),
       retiring: new Set(epochsOf("x")),
+      retired: parseRanges(fields.get("retired") ?? ""),
       closed: new Set(of("d").map(([name]) => name)),
       bytes: integer(fields.get("bytes") ?? "0"),
       waiting: of("w").map(([, text]) => {
@@ -97,7 +105,7 @@ function rosterOf({ roster }: PartitionKeys, reply: unknown): Roster {
 function groupOf(text: string): GroupRecord {
   const { first, kind, read = -1 } = JSON.parse(text);
   if (kind !== "shared" && kind !== "ordered") throw new RangeError(`a group is ${String(kind).slice(0, 40)}`);
-  return { first: numberOf(first), kind, read: numberOf(read) };
+  return { first: numberOf(first), kind, read: numberOf(read), text };
 }
 
 function memberOf(name: string, text: string): MemberRecord {
@@ -146,7 +154,12 @@ export async function snapshotOf(server: Server, stream: Stream, partition: Part
 
 /** Return the clock of a partition's server in ms. */
 export async function serverMs(server: Server, { roster }: PartitionKeys): Promise<number> {
-  const [seconds, micros] = ((await server.callAt(roster, "TIME")) as unknown[]).map(textOf);
+  return await clockOf(server, roster);
+}
+
+/** Return the clock of the server that holds a key in ms. */
+export async function clockOf(server: Server, key: string): Promise<number> {
+  const [seconds, micros] = ((await server.callAt(key, "TIME")) as unknown[]).map(textOf);
   return Number(seconds) * 1000 + Math.floor(Number(micros) / 1000);
 }
 
@@ -300,12 +313,58 @@ export async function beat(
     }
     if (!error.message.includes("PENSTOCK gone")) throw error;
     await requireThere(server, who.stream);
+    if (await rejoin(server, who, partition)) return new Map([...held].map(([epoch, ids]) => [epoch, [...ids]]));
     throw new GroupNotFound(
       `group '${who.group}', or its member '${who.member}', is no longer on the roster of '${who.stream.name}': it was ` +
         "dropped, not heard of for 10 minutes, or the server lost its data; start again",
     );
   }
   return new Map([...held.keys()].map((epoch, at) => [epoch, (lost[at] ?? []).map((id) => textOf(id) as string)]));
+}
+
+/**
+ * Put a member back on a roster that lost it. A server that came back older forgets members, and a group that was dropped
+ * is on no roster.
+ *
+ * @returns False if no other roster knows this process as the member.
+ */
+export async function rejoin(server: Server, who: Membership, partition: PartitionKeys): Promise<boolean> {
+  const others = who.stream.partitions.filter((one) => one !== partition);
+  for (const isSettled of [false, true]) {
+    const rosters = await Promise.all(others.map((one) => loadRoster(server, one)));
+    const record = rosters.find((roster) => isKnown(roster, who))?.groups.get(who.group);
+    if (record === undefined) return false;
+    if (isSettled) await restoreGroup(server, who, partition, record, closedBy(rosters, who.group));
+    else await sleep(REJOIN_SETTLE_MS);
+  }
+  return true;
+}
+
+/** Return whether a roster has the group and this process as its member. */
+function isKnown({ groups, members }: Roster, { group, member, incarnation }: Membership): boolean {
+  const isThis = (one: MemberRecord) => one.group === group && one.member === member && one.incarnation === incarnation;
+  return groups.has(group) && members.some(isThis);
+}
+
+/** Return the epochs that a roster knows as acknowledged by the group, as text. */
+function closedBy(rosters: readonly Roster[], group: string): string[] {
+  const names = new Set(rosters.flatMap(({ closed }) => [...closed]));
+  return [...names].filter((name) => name.startsWith(`${group}:`)).map((name) => name.slice(group.length + 1));
+}
+
+async function restoreGroup(
+  server: Server,
+  { group, member, incarnation }: Membership,
+  partition: PartitionKeys,
+  record: GroupRecord,
+  closed: readonly string[],
+): Promise<void> {
+  for (let isWhole = false; !isWhole; ) {
+    const { epochs } = await loadRoster(server, partition);
+    const keys = [partition.roster, ...epochs.map((epoch) => partition.entries(epoch))];
+    const args = [group, record.text, member, incarnation, closed.length, ...closed, ...epochs];
+    isWhole = Boolean(await server.run("restore_group", keys, args));
+  }
 }
 
 /** Return the given entries to the group and leave. Returns false if another process has the name, or none. */

@@ -77,6 +77,18 @@ export async function absence(server: Server, name: string): Promise<string> {
   return `no stream '${name}'; ${there}; ${hint}`;
 }
 
+/** A range of numbers, both ends inclusive. */
+export type Range = readonly [low: number, high: number];
+
+/** Return the ranges of a text such as `0-4,6`. Raises RangeError. */
+export function parseRanges(text: string): Range[] {
+  const parts = text.split(",").filter((part) => part !== "");
+  return parts.map((part) => {
+    const [low, high] = part.split("-");
+    return [integer(low), integer(high ?? low)];
+  });
+}
+
 /** What the stream's meta says of its epochs. */
 export interface Counters {
   /** The number of the next epoch. */
@@ -85,6 +97,8 @@ export interface Counters {
   readonly final: number | null;
   /** The first epoch that was not released, counted from 0 without a gap. */
   readonly floor: number;
+  /** Ranges of the released epochs. */
+  readonly released: readonly Range[];
 }
 
 /** Return the counters of the stream's epochs. Raises DamagedKey. */
@@ -93,11 +107,13 @@ export async function readCounters(server: Server, stream: Stream): Promise<Coun
   const reply = (await server.call("HMGET", meta, "next_epoch", "final", "released")) as unknown[];
   const [next, final, released] = reply.map(textOf);
   return readable(meta, () => {
-    const first = /^0(?:-([0-9]+))?(?:,|$)/.exec(released ?? "");
+    const gone = parseRanges(released ?? "");
+    const [first] = gone;
     return {
       next: integer(next ?? "0"),
       final: final === null || final === undefined ? null : integer(final),
-      floor: first === null ? 0 : integer(first[1] ?? "0") + 1,
+      floor: first?.[0] === 0 ? first[1] + 1 : 0,
+      released: gone,
     };
   });
 }
