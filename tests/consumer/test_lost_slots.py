@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
+from penstock_consumer.read.canonical import RowRange
+from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
 from penstock_producer.write.retention import parse_policy
 from tests.contracts.feed import loader_of, numbers, open_stream, writer_of
@@ -58,6 +61,52 @@ def test_a_loss_is_said_as_a_loss_with_server_partition_time_and_ranges(
         numbers(loader)
     assert f"the server {server}, which has partition 1" in str(caught.value)
     assert "it has nothing of the epoch" in str(caught.value)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_rank_reads_records_again_whose_entries_a_failover_lost_and_the_writer_sends_again(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, *, is_late: bool
+) -> None:
+    """Its plan has the ids of the lost entries. It said that samples were missing which were there, or about to be."""
+    ask, missing = OrderedReader._ask, OrderedReader._missing
+    is_written, was_lost, is_noticed = Event(), Event(), Event()
+    with planned_writer(any_url) as writer:
+        epoch = writer.epoch(sizes=SIZES)
+        write_shard(epoch, 0, SIZES, frozenset())
+        with rank_of(any_url) as loader:
+            batches = iter(loader)
+            found = numbers([next(batches)])
+            before = [stream_slot(any_client, writer.stream), partition_slot(any_client, writer.stream, 0)]
+
+            def write_again() -> None:
+                assert is_noticed.wait(10)
+                write_shard(epoch, 1, SIZES, frozenset())
+
+            writing = Thread(target=write_again)
+
+            def ask_after_the_loss(reader: OrderedReader) -> None:
+                todo = reader._plan.todo
+                if todo and todo[0].piece.shard == 1 and not was_lost.is_set():
+                    assert is_written.wait(10)
+                    for state in before:
+                        state.restore(any_client)
+                    was_lost.set()
+                    writing.start() if is_late else write_shard(epoch, 1, SIZES, frozenset())
+                ask(reader)
+
+            def notice(reader: OrderedReader, take: RowRange) -> None:
+                missing(reader, take)
+                is_noticed.set()
+
+            monkeypatch.setattr(OrderedReader, "_ask", ask_after_the_loss)
+            monkeypatch.setattr(OrderedReader, "_missing", notice)
+            write_shard(epoch, 1, SIZES, frozenset())
+            is_written.set()
+            found += numbers(batches)
+            if is_late:
+                writing.join()
+    assert is_noticed.is_set()
+    assert found == list(range(40))
 
 
 def test_an_epoch_is_kept_for_a_group_that_one_roster_has_lost(any_url: str, any_client: Any) -> None:

@@ -21,7 +21,7 @@ from penstock_common.errors import (
 )
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.channel import SKIP, Skip
-from penstock_common.stream.entries import fetch_command
+from penstock_common.stream.entries import fetch_command, is_indexed
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
 from penstock_common.stream.groups.ledger import add_dead_letter
 from penstock_common.stream.groups.positions import HEAD_STEPS
@@ -235,6 +235,19 @@ class RowPlan:
     def leave_out(self, take: RowRange) -> None:
         """Plan again from the first row that was to come from this entry."""
         self._unusable.add((self._number(take.piece), take.piece.record.entry_id))
+        self._plan_from(take)
+
+    def begin_of(self, take: RowRange) -> int:
+        """Return the position where the batch of a range's first row begins, within the epoch."""
+        begin, total = self.steps.mine(take.first // self.steps.batch, None)[0], self.index.total
+        return begin if total is None else min(begin, total)
+
+    def go_by(self, index: CanonicalIndex, take: RowRange) -> None:
+        """Plan again from the first row of a range, by an index that was read anew."""
+        self.index, self._is_dry = index, False
+        self._plan_from(take)
+
+    def _plan_from(self, take: RowRange) -> None:
         self._planned = take.first
         self.todo.clear()
 
@@ -272,10 +285,9 @@ class OrderedReader:
         require_step_fits(stream, order.world * order.batch, HEAD_STEPS)
         manifest = load_manifest(claim.client, stream, epoch)
         claim.learn(manifest)
-        begun = shards_in_order(claim.client, stream, manifest)
         steps = EpochSteps(start, order.rank, order.world, order.batch, remainder, share)
         unusable, dropped = self._skipped()
-        index = CanonicalIndex(claim.client, stream, manifest, begun, start, dropped)
+        index = self._index(manifest, start, dropped)
         step_planner = StepPlanner(order.world, steps.size * share[1], stream.budget_bytes)
         self._plan = RowPlan(stream, index, steps, step_planner, unusable)
         self._asked: deque[RowRange] = deque()
@@ -287,6 +299,12 @@ class OrderedReader:
             Receiver(spec, self._assembler, self._expected, partition.number, self._expected.receive, segments)
             for partition in stream.partitions
         ]
+
+    def _index(self, manifest: Manifest, position: int, dropped: Sequence[DeadLetterNote]) -> CanonicalIndex:
+        """Return the index of the epoch from a position on. Raises OrderNeedsSizes."""
+        client, stream = self.claim.client, self.claim.stream
+        begun = shards_in_order(client, stream, manifest)
+        return CanonicalIndex(client, stream, manifest, begun, position, dropped)
 
     def _skipped(self) -> tuple[set[tuple[int, bytes]], list[DeadLetterNote]]:
         """Return entries by partition, and ranges, that another rank or an operator gave up."""
@@ -435,7 +453,14 @@ class OrderedReader:
         total, record, name = self._plan.index.total, take.piece.record, self.claim.stream.name
         if manifest.state == ABANDONED:
             raise EpochNotFound(f"epoch {self.epoch} of {name!r} was abandoned")
-        self._plan.skip(self._skipped()[0])  # an operator may have given it up since this epoch was begun
+        unusable, dropped = self._skipped()
+        self._plan.skip(unusable)  # an operator may have given it up since this epoch was begun
+        where = self._partition(take), self.epoch, take.piece.shard
+        if not is_indexed(self.claim.client, *where, record.end, record.entry_id):
+            # the server came back older, and its writer sends the entry again, which then has another id
+            self._plan.go_by(self._index(manifest, self._plan.begin_of(take), dropped), take)
+            self._discard_asked()
+            return
         if (total is None or take.piece.start < total) and not self._plan.is_unusable(take.piece):
             raise EpochIncomplete(
                 f"epoch {self.epoch} of {name!r}: shard {take.piece.shard} offsets {record.first}-{record.end - 1} "
@@ -450,6 +475,10 @@ class OrderedReader:
     def _leave_out(self, take: RowRange) -> None:
         """Plan again from the first row that was to come from this entry."""
         self._plan.leave_out(take)
+        self._discard_asked()
+
+    def _discard_asked(self) -> None:
+        """Receive what is under way behind an answer, and take nothing of it."""
         under_way, discard = len(self._asked) - 1, DiscardSink()
         self._asked.clear()
         for _ in range(under_way):
