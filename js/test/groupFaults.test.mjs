@@ -170,6 +170,23 @@ test("a member that comes back under its name goes on with what it was given", a
   assert.deepEqual(names([...acknowledged, ...found]).sort(), all(SIZES).sort());
 });
 
+test("who ends an entry says also what another member had acknowledged of it, which a failover may have lost", async () => {
+  const stream = "parts";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [50], block_bytes: 500 });
+  const first = begin(stream, { member: "a", acknowledge: "manual" });
+  const batch = (await first[Symbol.asyncIterator]().next()).value;
+  await batch.ack();
+  await first.close();
+  const [ledger] = await client.keys(`penstock:{${stream}.*}:0:ledger:g:0`);
+  const found = [];
+  for await (const batch of begin(stream, { member: "b" })) {
+    if (found.length === 0) await client.del(ledger); // nothing of this member is there yet
+    found.push([...batch.identities()]);
+  }
+  assert.equal(names(found).length, 45);
+  await isClean(stream);
+});
+
 test("of two loaders with one name the older one stops", async () => {
   await peer.ask("produce", { stream: "names", spec: "fixed", sizes: [50], block_bytes: 100 });
   const older = begin("names", { member: "m", leaseMs: 300 });

@@ -17,15 +17,23 @@ export class Lease {
   remaining: number;
   /** Whether another member holds the entry now. Its samples are handed out there, and acknowledged there. */
   isLost = false;
-  /** The offsets that were acknowledged batch by batch. */
-  readonly acknowledged: Range[] = [];
+  /** The offsets that were acknowledged before the entry came, and then batch by batch. */
+  readonly acknowledged: Range[];
 
-  constructor(partition: number, epoch: number, shard: number, entryId: string, remaining: number) {
+  constructor(
+    partition: number,
+    epoch: number,
+    shard: number,
+    entryId: string,
+    remaining: number,
+    acknowledged: readonly Range[] = [],
+  ) {
     this.partition = partition;
     this.epoch = epoch;
     this.shard = shard;
     this.entryId = entryId;
     this.remaining = remaining;
+    this.acknowledged = [...acknowledged];
   }
 }
 
@@ -59,7 +67,7 @@ export function planAcknowledgement(batch: LoaderBatch): Map<number, AckRequest>
     lease.remaining -= ranges.reduce((sum, [lo, hi]) => sum + hi - lo, 0);
     if (lease.remaining === 0) {
       due.ids.push(lease.entryId);
-      // and its earlier batches' again: a server may have lost those bits with its last second, not the entry
+      // and what was acknowledged of it before, here or by others: a server may have lost those bits alone
       spans.push(...lease.acknowledged);
     }
     lease.acknowledged.push(...ranges);

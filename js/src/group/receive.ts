@@ -3,7 +3,7 @@ import { decodeWhole } from "../segments/decode.js";
 import type { SegmentReader } from "../segments/reader.js";
 import { bytesOf, type Server, type StreamEntry, textOf } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { ledgerBits } from "../stream/ledger.js";
+import { ledgerBits, mergeRanges, type Range } from "../stream/ledger.js";
 import { type Manifest, shardSize } from "../stream/manifest.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import { type Block, offsetsOf } from "../wire/codec.js";
@@ -20,6 +20,8 @@ export interface GoodEntry {
   readonly block: Block;
   /** Indices of the samples that are wanted, or null for all. */
   readonly rows: readonly number[] | null;
+  /** The offsets that the group had acknowledged before it came. */
+  readonly acknowledged: readonly Range[];
   readonly bytes: number;
 }
 
@@ -109,14 +111,16 @@ export async function receiveShared(
     });
     await committed.require(block.header, entryId);
     const bytes = payloadBytes(block);
-    if (!isClaimed && !block.header.isRepair) return { kind: "good", entryId, block, rows: null, bytes };
+    const good = { kind: "good", entryId, block, bytes } as const;
+    if (!isClaimed && !block.header.isRepair) return { ...good, rows: null, acknowledged: [] };
     const { epoch, shard, first, end } = block.header;
-    const acknowledged = await ledgerBits(options.server, partition, epoch, group, shard, [first, end]);
+    const bits = await ledgerBits(options.server, partition, epoch, group, shard, [first, end]);
     const offsets = offsetsOf(block.header);
-    const rows = acknowledged.includes(true)
-      ? [...offsets.keys()].filter((row) => !acknowledged[(offsets[row] as number) - first])
+    const rows = bits.includes(true)
+      ? [...offsets.keys()].filter((row) => !bits[(offsets[row] as number) - first])
       : null;
-    return { kind: "good", entryId, block, rows, bytes };
+    const acknowledged = bits.flatMap((bit, at): Range[] => (bit ? [[first + at, first + at + 1]] : []));
+    return { ...good, rows, acknowledged: mergeRanges(acknowledged) };
   } catch (error) {
     if (!(error instanceof BadEntry)) throw error;
     if (error instanceof SegmentGone) await options.segments?.require(); // then it is not this entry that is bad

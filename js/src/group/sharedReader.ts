@@ -17,7 +17,7 @@ import type { ClaimedEntry, LeaseRenewer } from "./heartbeat.js";
 import { Lease } from "./leases.js";
 import type { Member } from "./member.js";
 import { type PrefetchQueue, QueueStopped } from "./queue.js";
-import { type Received, type ReceiveOptions, receiveShared } from "./receive.js";
+import { type GoodEntry, type Received, type ReceiveOptions, receiveShared } from "./receive.js";
 import { whyNoRoom } from "./sentences.js";
 
 /** How often, and at which distance, an epoch's state is looked at again: abandoning it writes several keys. */
@@ -255,11 +255,11 @@ export class SharedReader {
       const one = await receiveShared(receive, entry, { manifest, partition, group, isClaimed }, this.#committed);
       found.push(one);
       if (one.kind !== "good") continue;
-      const { block, rows, entryId } = one;
+      const { block, rows, entryId, acknowledged } = one;
       const { shard, count } = block.header;
       const remaining = rows?.length ?? count;
       if (remaining === 0) continue;
-      const lease = new Lease(partition.number, manifest.epoch, shard, entryId, remaining);
+      const lease = new Lease(partition.number, manifest.epoch, shard, entryId, remaining, acknowledged);
       member.leases.add(lease);
       assembler.append(block, lease, rows);
       this.#planner.received(one.bytes);
@@ -277,7 +277,7 @@ export class SharedReader {
         const lost = "payload lost: the entry was deleted while it was pending";
         await this.#deadLetters.addNow(manifest, partition, one.entryId, lost);
       } else if (one.kind === "good") {
-        if (one.rows?.length === 0) await this.#finishEntry(manifest, partition, one.entryId);
+        if (one.rows?.length === 0) await this.#finishEntry(manifest, partition, one.entryId, one);
       } else if (!(one.error instanceof UnsupportedVersion)) {
         if (await isDone(member, partition, manifest, one)) await this.#finishEntry(manifest, partition, one.entryId);
         else {
@@ -295,10 +295,11 @@ export class SharedReader {
     }
   }
 
-  /** Acknowledge an entry every sample of which was acknowledged before. */
-  async #finishEntry(manifest: Manifest, partition: PartitionKeys, entryId: string): Promise<void> {
+  /** Acknowledge an entry every sample of which was acknowledged before, and the bits that are known again. */
+  async #finishEntry(manifest: Manifest, partition: PartitionKeys, entryId: string, good?: GoodEntry): Promise<void> {
     const { member } = this.#made;
-    const call = acknowledgement(partition, manifest, member.who.group, [entryId], new Map());
+    const ranges = new Map(good === undefined ? [] : [[good.block.header.shard, good.acknowledged]]);
+    const call = acknowledgement(partition, manifest, member.who.group, [entryId], ranges);
     await member.server.run("acknowledge", ...call);
     member.leases.remove(partition.number, manifest.epoch, [entryId]);
   }
