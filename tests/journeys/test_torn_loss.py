@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import pytest
@@ -314,26 +313,14 @@ def _quick_cleaner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_common.stream.audit.reconciliation.ALIVE_MS", 1000)
 
 
-def _cases() -> list[Any]:
+def _cases() -> list[tuple[str, str, str]]:
     """Every step, place and level, or in the suite one place of each step and of two levels."""
     every = itertools.product(STEPS, ["stream", "partition"], ["memory", "auto", "replicas=1"])
-    chosen = [one for one in every if "PENSTOCK_TEST_EVERY_TORN" in os.environ or one[1:] in SUITE]
-    return [pytest.param(*one, marks=_marks(_open(*one))) for one in chosen]
-
-
-def _marks(reason: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xfail(reason=reason, run=False)] if reason else []
+    return [one for one in every if "PENSTOCK_TEST_EVERY_TORN" in os.environ or one[1:] in SUITE]
 
 
 SUITE = [("partition", "memory"), ("stream", "auto")]
 """What `make test` runs. `make torn` runs all, in four minutes."""
-
-
-def _open(torn: str, place: str, durability: str) -> str:
-    """Return why a case fails today, or ''."""
-    if (torn, place) == ("trimmed", "stream") and durability != "memory":
-        return "the number of an epoch that a failover took while it was opened counts as released for a new member"
-    return ""
 
 
 @pytest.mark.parametrize(("torn", "place", "durability"), _cases())

@@ -146,6 +146,21 @@ def test_a_number_that_a_partition_has_is_not_given_out_again(any_url: str, any_
     assert "127.0.0.1" in lost[0].by or "unix" in lost[0].by
 
 
+def test_a_group_starts_again_where_only_an_epoch_without_samples_is_removed(any_url: str, any_client: Any) -> None:
+    """It was told of a release, and asked for `start='earliest'`, although nothing was lost."""
+    stream = made(any_url, any_client)
+    with loader_of(any_url) as loader:
+        assert len(numbers(loader)) == 40
+    before = stream_slot(any_client, stream)
+    open_epoch(any_client, stream, sizes=SIZES)
+    before.restore(any_client)
+    assert repair(any_client, stream) == [StepKind.RAISE, StepKind.RETIRE]
+    plan(any_url, SIZES, partitions=2)
+    with loader_of(any_url) as loader:
+        assert len(numbers(loader)) == 40
+    assert audit_stream(any_client, "t").is_clean
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_group_that_a_roster_lost_is_put_back_and_skips_nothing(any_url: str, any_client: Any, number: int) -> None:
     """Retention there went by the other groups, and its members ended."""

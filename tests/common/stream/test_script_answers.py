@@ -611,6 +611,13 @@ REMOVALS = [
     Case("retire_epoch", "an unknown epoch", {"roster": FULL, "state": "live:m"}, [4, 8, "m"], 0),
     Case("retire_epoch", "an epoch goes with its bytes", {"roster": FULL, "state": "live:m"}, ["", 7, "m"], 9,
          {"roster": {"bytes": "3", "gen": "4", "x:7": "m", "retired": "7-7"}, "state": "gone:m"}),
+    Case("retire_epoch", "no group has lost an epoch without a commit",
+         {"roster": {"gen": "4", "e:7": "m", "g:away": AWAY}, "state": "live:m"}, ["", 7, "m", 1], 0,
+         {"roster": {"bytes": "0", "gen": "4", "x:7": "m", "retired": "7-7", "g:away": AWAY}, "state": "gone:m"}),
+    Case("retire_epoch", "a commit that the caller did not see is lost",
+         {"roster": {"gen": "4", "e:7": "m", "b:7": "0", "g:away": AWAY}, "state": "live:m"}, ["", 7, "m", 1], 0,
+         {"roster": {"bytes": "0", "gen": "4", "x:7": "m", "retired": "7-7", "g:away": {**AWAY, "lost": [7, 7]}},
+          "state": "gone:m"}),
     *(Case("retire_epoch", f"released were {before}", {"roster": {"e:7": "m", "retired": before}, "state": "live:m"},
            [0, 7, "m"], 0,
            {"roster": {"bytes": "0", "x:7": "m", "retired": after}, "state": "gone:m"})

@@ -1,7 +1,8 @@
 -- The first step of a release: takes the epoch off the roster. The caller unlinks the keys of the epoch after it.
 --
 -- KEYS: roster state
--- ARGV: gen epoch manifest_id; gen '' accepts any roster
+-- ARGV: gen epoch manifest_id [unused]; gen '' accepts any roster. unused is 1 if the caller found that nothing was
+--   committed to the epoch in any partition: then no group has lost it, unless this partition has a commit
 -- Answer: the bytes that the epoch held; 0 if the roster does not have the epoch; -1 if the roster changed since the
 --   caller read it
 -- Callers: penstock_common/stream/removal/deletion.py
@@ -40,7 +41,9 @@ end
 if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
 if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
-mark_lost(KEYS[1], tonumber(ARGV[2]))
+if ARGV[4] ~= '1' or redis.call('HEXISTS', KEYS[1], 'b:' .. ARGV[2]) == 1 then
+  mark_lost(KEYS[1], tonumber(ARGV[2]))
+end
 mark_retired(KEYS[1], tonumber(ARGV[2]))
 local bytes = tonumber(redis.call('HGET', KEYS[1], 'b:' .. ARGV[2]) or '0')
 redis.call('HINCRBY', KEYS[1], 'bytes', 0 - bytes)

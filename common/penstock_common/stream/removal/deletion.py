@@ -16,7 +16,7 @@ from redis.exceptions import WatchError
 from penstock_common.errors import DamagedKey, StreamNotFound
 from penstock_common.segments.folder import SegmentFolder, read_mark
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Call, Client, run_script, run_scripts, server_ms
+from penstock_common.stream.commands import Arg, Call, Client, run_script, run_scripts, server_ms
 from penstock_common.stream.directory import strike_stream
 from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.losses import forget_losses
@@ -231,7 +231,7 @@ def retire_epoch(client: Client, partition: PartitionKeys, epoch: int, manifest_
 
 def unlink_epoch(
     client: Client, stream: Stream, epoch: int, manifest_id: str, known_shards: Sequence[int] = (),
-    confirmer: Confirmer | None = None,
+    confirmer: Confirmer | None = None, *, is_unused: bool = False,
 ) -> None:  # fmt: skip
     """Do the second step of a release, also of one that a dead process began, in whichever partition it was.
 
@@ -245,6 +245,7 @@ def unlink_epoch(
         manifest_id: Id of its manifest.
         known_shards: Shards of an epoch that has no manifest any more.
         confirmer: Says what is on replicas. None makes a new one.
+        is_unused: Whether nothing was committed to the epoch. Then no group counts it as lost.
     """
     confirmer = confirmer or Confirmer(client, stream, to_stderr)
     is_apart = confirmer.are_apart(*confirmer.everywhere)
@@ -252,7 +253,8 @@ def unlink_epoch(
     retired, forgotten = confirmer.question(partitions), confirmer.question(own)
     manifest = find_manifest(client, stream, epoch)
     ours = manifest if manifest is not None and manifest.id == manifest_id else None
-    calls: list[Call] = [([p.roster, p.state(epoch)], ["", epoch, manifest_id]) for p in stream.partitions]
+    args: list[Arg] = ["", epoch, manifest_id, int(is_unused)]
+    calls: list[Call] = [([p.roster, p.state(epoch)], args) for p in stream.partitions]
     run_scripts(client, _RETIRE_EPOCH, calls)
     if not retired.is_answered():
         return

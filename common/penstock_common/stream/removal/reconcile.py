@@ -159,7 +159,8 @@ def _note(client: Client, stream: Stream, step: ReconcileStep, now_ms: int) -> b
 def _retire(client: Client, stream: Stream, step: ReconcileStep, now_ms: int) -> None:
     """Remove an epoch whose manifest the server lost, and note its samples unless it was released."""
     shards = list(_probed(client, stream, step.epoch))
-    if not is_released(client, stream, step.epoch):
+    was_released = is_released(client, stream, step.epoch)
+    if not was_released:
         noted = losses_of_lost_epochs(client, stream).get(step.epoch, [])
         known = {(loss.shard, loss.end) for loss in noted}
         for shard, end in shards:
@@ -167,7 +168,9 @@ def _retire(client: Client, stream: Stream, step: ReconcileStep, now_ms: int) ->
                 by = _server_of(client, stream.partition_of(shard))
                 loss = Loss(step.epoch, step.manifest, shard, 0, end, end, COMMITTED, by, now_ms)
                 note_loss(client, stream, loss)
-    unlink_epoch(client, stream, step.epoch, step.manifest, [shard for shard, _ in shards])
+    # a failover took the manifest before anything was committed, so no group has lost the epoch
+    is_unused = not was_released and not any(end for _, end in shards)
+    unlink_epoch(client, stream, step.epoch, step.manifest, [shard for shard, _ in shards], is_unused=is_unused)
 
 
 def _probed(client: Client, stream: Stream, epoch: int) -> Iterator[tuple[int, int]]:
