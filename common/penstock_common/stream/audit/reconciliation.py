@@ -198,13 +198,13 @@ def _groups(facts: SlotFacts) -> Iterator[ReconcileStep]:
             yield ReconcileStep(StepKind.RESTORE, partitions=lost, group=name)
     for name, epoch in sorted({pair for roster in facts.rosters for pair in roster.closed}):
         manifest = facts.manifests.get(epoch)
-        owing = tuple(
+        open_there = tuple(
             number
             for number, roster in enumerate(facts.rosters)
             if epoch in roster.epochs and name in roster.groups and (name, epoch) not in roster.closed
         )
-        if owing and manifest is not None and manifest.is_ended:
-            yield ReconcileStep(StepKind.CLOSE, epoch, manifest.id, partitions=owing, group=name)
+        if open_there and manifest is not None and manifest.is_ended:
+            yield ReconcileStep(StepKind.CLOSE, epoch, manifest.id, partitions=open_there, group=name)
 
 
 def _shards(facts: SlotFacts) -> Iterator[ReconcileStep]:
