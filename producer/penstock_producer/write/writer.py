@@ -313,7 +313,10 @@ class Writer:
     def _take_slot(self) -> ShardSlot:
         """Take the next shard of the feed."""
         manifest, shard, token = join_feed(self._client, self.stream)
-        if (confirmer := self._confirmer()).asks([self.stream]):
+        confirmer = self._confirmer()
+        # one server loses the shard with its blocks, and no longer wait protects them
+        is_apart = confirmer.are_apart(self.stream, self.stream.partition_of(shard))
+        if is_apart and confirmer.asks([self.stream]):
             retake = partial(retake_shard, self._client, self.stream, manifest, shard, token)
             if not confirmer.run([self.stream], retake):
                 return self._take_slot()
