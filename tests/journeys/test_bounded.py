@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.events import EVENTS_KEPT
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
@@ -98,7 +99,7 @@ def test_two_hundred_epochs_leave_as_much_behind_as_forty(
     budget = 1 << 20 if retention == "epochs:2" else 8 * EPOCH_BYTES
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES, "budget_bytes": budget}
     found: dict[int, Sizes] = {}
-    with redis.Redis.from_url(server.url) as client, writer_of(server.url, retention=retention, **settings) as writer:
+    with connect(server.url) as client, writer_of(server.url, retention=retention, **settings) as writer:
         join_group(client, Membership(writer.stream, "short", "", ""), declared=True)
         with loader_of(server.url, "long") as long:
             for number in range(1, LATE + 1):
