@@ -289,10 +289,12 @@ class Outbox:
             self._scripts = dict.fromkeys(self._scripts, False)
             self._channel = open_channels(self._client)
         if not all(self._scripts.values()):
+            # where they go: another server may be away, and after a move some go to a server that lacks the script
+            keys = [command[3] for command in self._unanswered if _is_acknowledgement(command)]
+            nodes = {(node := self._client.node_of(key)).where: node for key in keys}
             for script in [script for script, is_loaded in self._scripts.items() if not is_loaded]:
-                # where the first one goes: another server may be away
-                key = next(command[3] for command in self._unanswered if _is_acknowledgement(command))
-                self._client.node_of(key).script_load(script)
+                for node in nodes.values():
+                    node.script_load(script)
                 self._scripts[script] = True
         return self._channel
 
