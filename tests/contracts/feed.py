@@ -8,6 +8,7 @@ import gc
 import json
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -158,6 +159,8 @@ def connections_cut(client: Client, *, spared: str, every_s: float = 0.01) -> It
 @contextmanager
 def no_connection_left(client: Client, within_s: float = 5.0) -> Iterator[None]:
     """Require that connections made in the block soon end. Processes of other tests may keep theirs."""
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # what earlier tests left is not of this block
     before = {info["id"] for info in client.client_list()}
     yield
     deadline = time.monotonic() + within_s
