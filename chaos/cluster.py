@@ -119,6 +119,10 @@ class ServerCluster:
         masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
         for number, node in enumerate(masters):
             node.ask("CLUSTER", "ADDSLOTS", *range(number * SLOTS // MASTERS, (number + 1) * SLOTS // MASTERS))
+        # Without epochs of their own, as `redis-cli --cluster create` gives them, masters change them for seconds, and
+        # a replica that knows an older one than the other masters is never elected.
+        for number, node in enumerate(self.nodes, 1):
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
         for node in self.nodes[1:]:
             node.ask("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
         _until(lambda: all(len(_others(node)) == len(self.nodes) for node in self.nodes))

@@ -191,6 +191,10 @@ def started_cluster(
         for number, node in enumerate(cluster.masters):
             own = range(number * SLOTS // masters, (number + 1) * SLOTS // masters)
             cluster.asked(node, "CLUSTER", "ADDSLOTS", *own)
+        # Without epochs of their own, as `redis-cli --cluster create` gives them, masters change them for seconds, and
+        # a replica that knows an older one than the other masters is never elected.
+        for number, node in enumerate(nodes, 1):
+            cluster.asked(node, "CLUSTER", "SET-CONFIG-EPOCH", number)
         bus = cluster.tls_port(nodes[0]) if certificate else nodes[0].port
         met = nodes[0].port, bus + 10_000
         for node in nodes[1:]:
@@ -200,6 +204,7 @@ def started_cluster(
             master = cluster.masters[number % masters]
             cluster.asked(node, "CLUSTER", "REPLICATE", cluster.asked(master, "CLUSTER", "MYID"))
         until(lambda: all(b"cluster_state:ok" in cluster.asked(node, "CLUSTER", "INFO") for node in nodes))
+        until(lambda: len({_epochs(cluster, node) for node in nodes}) == 1)
         for node in cluster.masters if replicas else ():
             until(lambda node=node: len(_following(cluster, node)) == replicas)  # type: ignore[misc]
         for node in cluster.replicas:
@@ -227,6 +232,11 @@ def _following(cluster: Cluster, node: EmbeddedServer) -> list[dict[str, Any]]:
 def _known(cluster: Cluster, node: EmbeddedServer) -> list[str]:
     told: bytes = cluster.asked(node, "CLUSTER", "NODES")
     return [line for line in told.decode().splitlines() if "handshake" not in line]
+
+
+def _epochs(cluster: Cluster, node: EmbeddedServer) -> frozenset[tuple[str, str]]:
+    """Return the epoch of the configuration of each node that a node knows."""
+    return frozenset((line.split()[0], line.split()[6]) for line in _known(cluster, node))
 
 
 def until(is_so: Callable[[], object], seconds: float = 20) -> None:
