@@ -24,9 +24,10 @@ from penstock_common.explain.servers import PartitionsAway, ServerLooks
 from penstock_common.server.nodes import look_at_nodes
 from penstock_common.stream.client import connect
 from penstock_common.stream.directory import StreamLister
-from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
+from penstock_common.stream.keys import STREAM_NAMES, StreamKeys
+from penstock_common.stream.servers.embedded import find_servers, server_label
 from penstock_common.stream.streams import load_stream
-from tests.clusters import Cluster, started_cluster, until
+from tests.clusters import PASSWORD, Cluster, started_cluster, until
 
 MAXMEMORY = 200 << 20
 
@@ -202,19 +203,50 @@ def test_the_doctor_compares_the_clocks_of_nodes(lasting: Cluster) -> None:
     assert f"the clock of {ahead.where} is" in clocks.found
 
 
+def require_commands_to_list(
+    urls: list[str], shown: str, others: list[str], lost: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Require that commands tell within 5 s of a stream that lies elsewhere, and of what the server ``lost`` has."""
+    commands = (["inspect"], ["monitor", "--once", "--every", "0.1"], ["doctor", "--no-probe", "--all"])
+    named = (["monitor", shown, "--once", "--every", "0.1"],)
+    for number, words in enumerate((*commands, *named)):
+        capsys.readouterr()
+        began = time.monotonic()
+        assert main([*words, "--url", urls[bool(number)]]) == (0 if words in named else 3 if "doctor" in words else 1)
+        assert time.monotonic() - began < 5, words
+        told = capsys.readouterr()
+        assert shown in told.out, words
+        for other in (lost, *others) if words in commands else ():
+            assert other in told.out + told.err, words
+    streams = StreamMetrics()
+    with connect(urls[1]) as client:
+        began, lister = time.monotonic(), StreamLister(client)
+        look(client, lister.names, {}, ServerLooks(client), streams)
+    assert list(lister.unseen) == [f"others at {lost}"]
+    assert time.monotonic() - began < 5
+    assert (list(streams.snapshots), streams.is_up) == ([shown], True)
+    assert [server.where for server in streams.servers if server.failure] == [lost]
+
+
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_master_that_is_away_is_named_with_its_partitions_and_not_waited_for(
     fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command that waits for one server would say nothing of all others during an outage."""
     with started_cluster(find_servers()[0]) as cluster:
-        url = cluster.url
+        own = cluster.master_of(StreamKeys("train").meta)
+        lost = cluster.master_of(STREAM_NAMES)
+        assert lost is not own
+        hosts = [f"127.0.0.1:{node.port}" for node in sorted(cluster.masters, key=lambda node: node is lost)]
+        url, lost_first = (f"redis://:{PASSWORD}@{','.join(some)}" for some in (hosts, hosts[::-1]))
+        names = (f"small{number}" for number in range(1000))
+        small = next(name for name in names if cluster.master_of(StreamKeys(name).meta) not in (own, lost))
         written(url)
+        with penstock.Writer(small, url=url, partitions=1) as writer, writer.epoch() as epoch:
+            epoch.write({"x": np.zeros(8, np.uint8)})
         now = [100.0]
         with connect(url) as client:
             stream = load_stream(client, "train")
-            own = cluster.master_of(stream.keys.meta)
-            lost: EmbeddedServer = next(node for node in reversed(cluster.masters) if node is not own)
             numbers = [p.number for p in stream.partitions if cluster.master_of(p.roster) is lost]
             monitor = StreamMonitor(client, "train", clock=lambda: now[0])
             assert len(monitor.snapshot().servers) == 3
@@ -232,15 +264,18 @@ def test_a_master_that_is_away_is_named_with_its_partitions_and_not_waited_for(
                     named = ", ".join(map(str, numbers))
                     assert f"{said} partitions {named} of stream 'train' have no master" in str(caught.value)
                     assert f"127.0.0.1:{lost.port}" in str(caught.value)
-                capsys.readouterr()
-                assert main(["inspect", "train", "--url", url]) == 1
-                assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
-                assert main(["monitor", "train", "--once", "--every", "0.1", "--url", url]) == 1
-                assert f"partitions {named} of stream 'train' have no master" in capsys.readouterr().err
-                told = examined(url, capsys)
-                assert told[f"{lost.port}/reachable"]["severity"] == "error"
-                others = [node for node in cluster.masters if node is not lost]
-                assert all("if the server is lost" in told[f"{node.port}/replicas"]["found"] for node in others)
+                address = f"redis://127.0.0.1:{lost.port}"
+                of_train = f"partitions {named} of stream 'train' have no master"
+                require_commands_to_list([lost_first, url], small, [of_train], address, capsys)
+                if fault == "kill":
+                    for words in (["inspect", "train"], ["monitor", "train", "--once", "--every", "0.1"]):
+                        assert main([*words, "--url", url]) == 1
+                        assert of_train in capsys.readouterr().err
+                    told = examined(url, capsys)
+                    assert told[f"{lost.port}/reachable"]["severity"] == "error"
+                    others = [node for node in cluster.masters if node is not lost]
+                    assert all("if the server is lost" in told[f"{node.port}/replicas"]["found"] for node in others)
+                    assert all(told[f"{node.port}/version"]["severity"] == "ok" for node in others)
                 looks = ServerLooks(client)
                 looks.look()
                 assert sorted(bool(server.failure) for server in looks.servers()) == [False, False, True]

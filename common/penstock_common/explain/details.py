@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock_common.errors import DamagedKey
+from penstock_common.errors import DamagedKey, PenstockError
 from penstock_common.explain.monitor import StreamMonitor
+from penstock_common.explain.servers import PartitionsAway
 from penstock_common.explain.snapshot import StreamSnapshot
 from penstock_common.stream.commands import Client
-from penstock_common.stream.directory import list_streams
 from penstock_common.stream.manifest import begun_shards, find_manifest
 from penstock_common.stream.mending.bad import kinds_of_bad
 from penstock_common.stream.payloads import PayloadStorage, plane_of
@@ -40,9 +41,9 @@ class StreamDetails:
     """Epoch -> details, for the epochs of the snapshot that are still retained."""
 
 
-def read_all_details(client: Client) -> tuple[list[StreamDetails], dict[str, DamagedKey]]:
-    """Return every stream of the server, and for damaged ones name -> error."""
-    return look_at_each(list_streams(client, is_scanned=True), lambda name: read_details(client, name))
+def read_all_details(client: Client, names: Iterable[str]) -> tuple[list[StreamDetails], dict[str, PenstockError]]:
+    """Return these streams, and name -> error for those that are damaged, or have partitions on a silent server."""
+    return look_at_each(names, lambda name: read_details(client, name), (DamagedKey, PartitionsAway))
 
 
 def read_details(client: Client, name: str) -> StreamDetails:

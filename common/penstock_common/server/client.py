@@ -44,6 +44,8 @@ from penstock_common.waiting import Notify, Outage, to_stderr
 
 Answer = TypeVar("Answer")
 
+ANSWER_S: Final = 2.0
+"""The time in which each server must answer, so that a command that looks at all of them ends in 5 s."""
 REDIRECTIONS: Final = 8
 """The redirections that one request follows at once. Nodes that redirect to each other are an outage."""
 
@@ -145,6 +147,21 @@ class _NodePool(redis.ConnectionPool):
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
+class _Question:
+    """A question that a thread asks a server, and the time that the server has for its answer."""
+
+    def __init__(self, ask: Callable[[], object], seconds: float) -> None:
+        self.since_s = time.monotonic()
+        self._due_s = self.since_s + seconds
+        self._thread = threading.Thread(target=ask, daemon=True)
+        self._thread.start()
+
+    def has_answer(self) -> bool:
+        """Return whether it is answered, as soon as it is or its time is over."""
+        self._thread.join(max(0.0, self._due_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+
 class ControlClient(redis.Redis):
     """A redis.Redis that raises translated errors, and repeats unanswered commands while ``patience`` lasts."""
 
@@ -161,6 +178,8 @@ class ControlClient(redis.Redis):
         """The map of a cluster, or None for one server."""
         self._nodes: dict[Address, Self] = {}
         """The client of each node that was asked."""
+        self._owing: dict[Address, _Question] = {}
+        """The last question of `at_once` to each server."""
         self._watcher: MapWatcher | None = None
         self._has_read_only_scripts = True
         """Whether the server may know EVALSHA_RO."""
@@ -252,29 +271,30 @@ class ControlClient(redis.Redis):
         """Return each server that holds keys, with its answer or its error. They are asked in parallel.
 
         One server of its own is asked like by one command. Of several, a server that has not answered in this time is
-        ServerUnavailable. With ``has_replicas`` their replicas follow.
+        ServerUnavailable. As long as it owes that answer, later calls neither ask it nor wait for it. With
+        ``has_replicas`` their replicas follow.
         """
         if self._slots is None:
             return [(self, ask(self))]
         places = dict.fromkeys([*self._slots.masters(), *(self._slots.nodes if has_replicas else ())])
-        nodes = [self._node(where) for where in places]
-        answers: list[Answer | PenstockError | ResponseError] = [
-            ServerUnavailable(f"{node.where} has not answered for {seconds:.0f} s") for node in nodes
-        ]
+        answers: dict[Address, Answer | PenstockError | ResponseError] = {}
 
-        def run(number: int, node: Self) -> None:
+        def run(where: Address, node: Self) -> None:
             try:
-                answers[number] = ask(node)
+                answers[where] = ask(node)
             except (PenstockError, ResponseError) as error:
-                answers[number] = error
+                answers[where] = error
 
-        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(nodes)]
-        for thread in threads:
-            thread.start()
-        deadline = time.monotonic() + seconds
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return list(zip(nodes, list(answers), strict=True))
+        for where in places:
+            if where not in self._owing or self._owing[where].has_answer():
+                self._owing[where] = _Question(partial(run, where, self._node(where)), seconds)
+        found: list[tuple[Self, Answer | PenstockError | ResponseError]] = []
+        for where in places:
+            self._owing[where].has_answer()
+            node, silent_s = self._node(where), time.monotonic() - self._owing[where].since_s
+            late = ServerUnavailable(f"{node.where} has not answered for {silent_s:.0f} s")
+            found.append((node, answers.get(where, late)))
+        return found
 
     @property
     def is_of_cluster(self) -> bool:

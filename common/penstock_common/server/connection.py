@@ -26,7 +26,7 @@ from penstock_common.server.routed_channel import RoutedChannel
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
 from penstock_common.server.topology import SlotMap
-from penstock_common.server.watcher import Address
+from penstock_common.server.watcher import ASK_S, Address
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
@@ -157,16 +157,7 @@ def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:
 
     With several seeds, the first one that answers is greeted. Raises ServerUnsuitable for a Sentinel.
     """
-    for number, seed in enumerate(seeds):
-        client.lead_to(seed)
-        try:
-            mode = _greet_one(client)
-            break
-        except (foreign.ConnectionError, foreign.TimeoutError, OSError) as error:
-            if number + 1 == len(seeds) or isinstance(error, foreign.AuthenticationError):
-                raise
-    else:
-        mode = _greet_one(client)
+    mode = _greet_any(client, seeds) if seeds else _greet_one(client)
     if mode == "cluster":
         _spread(client, seeds)
     elif len(seeds) > 1:
@@ -176,20 +167,37 @@ def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:
         )
 
 
+def _greet_any(client: ControlClient, seeds: Sequence[Address]) -> str:
+    """Greet the first host that answers: within `ASK_S`, or if none does, within the time that one server has."""
+    quick = {"socket_timeout": ASK_S, "socket_connect_timeout": ASK_S}
+    tries: list[tuple[Address, dict[str, float]]] = [
+        *((seed, quick) for seed in seeds),
+        *((seed, {}) for seed in seeds),
+    ]
+    for number, (seed, times) in enumerate(tries, 1):
+        client.lead_to(seed)
+        try:
+            return _greet_one(client, **times)
+        except (foreign.ConnectionError, foreign.TimeoutError, OSError) as error:
+            if number == len(tries) or isinstance(error, foreign.AuthenticationError):
+                raise
+    raise AssertionError("a URL of several hosts names none")
+
+
 def _spread(client: ControlClient, seeds: Sequence[Address]) -> None:
     pool = client.connection_pool
     settings = {name: value for name, value in _settings_of(client).items() if name not in ("host", "port")}
     if "path" in settings:
         raise ServerUnsuitable(f"a node of a cluster answers at {client.where}: write redis://host:port of any node")
     first = (str(pool.connection_kwargs.get("host", "localhost")), int(pool.connection_kwargs.get("port", 6379)))
-    slots = SlotMap(seeds or [first], pool.connection_class, settings)
+    slots = SlotMap([first, *(seed for seed in seeds if seed != first)], pool.connection_class, settings)
     slots.refresh()
     client.spread(slots)
 
 
-def _greet_one(client: ControlClient) -> str:
-    """Return the mode of the server, once it has let the client in."""
-    probe = _dedicated(client)
+def _greet_one(client: ControlClient, **times: float) -> str:
+    """Return the mode of the server, once it has let the client in. ``times`` replace those of a connection."""
+    probe = _dedicated(client, **times)
 
     def greet() -> str:
         probe.connect()

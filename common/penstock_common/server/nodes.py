@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from penstock_common.server.client import ControlClient
+from penstock_common.server.client import ANSWER_S, ControlClient
 
-ANSWER_S: Final = 2.0
-"""The time in which each server must answer, so that a command that looks at all of them ends in 5 s."""
 SETTINGS: Final = ("cluster-*", "min-replicas-*")
 """The settings of a node that a thorough look reads. CONFIG GET takes several patterns from Redis 7.0 on only."""
 _REPLICA = re.compile(r"slave\d+")

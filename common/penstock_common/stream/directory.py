@@ -9,11 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeVar
 
-from penstock_common.errors import Unauthorized
+from penstock_common.errors import ServerUnavailable, Unauthorized
+from penstock_common.server.channel import REPLY_TIMEOUT_S
+from penstock_common.server.client import ANSWER_S
 from penstock_common.stream.commands import Client, Refused
 from penstock_common.stream.keys import ANY_META, STREAM_NAMES, StreamKeys, is_name, name_in_meta_key
+
+Answer = TypeVar("Answer")
 
 SCAN_EVERY_S: Final = 60.0
 """The time between two scans of a program that looks at all streams again and again."""
@@ -41,17 +45,12 @@ def strike_stream(client: Client, name: str) -> None:
         client.hdel(STREAM_NAMES, name)
 
 
-def list_streams(client: Client, *, is_scanned: bool = False) -> list[str]:
-    """Return the names of all streams of the server, sorted.
-
-    Args:
-        client: The streams' server.
-        is_scanned: Whether all keys are scanned as well, for streams that only an older version wrote.
-    """
+def list_streams(client: Client) -> list[str]:
+    """Return the names of all streams of the servers, sorted. They are scanned only if there is no directory."""
     known = _entered(client)
     if known is None:
         return scan_streams(client)
-    return _existing(client, known.union(scan_streams(client) if is_scanned else ()))
+    return sorted(_existing(client, known))
 
 
 def scan_streams(client: Client) -> list[str]:
@@ -61,19 +60,48 @@ def scan_streams(client: Client) -> list[str]:
 
 
 class StreamLister:
-    """The names of all streams for a program that asks again and again. It scans every `SCAN_EVERY_S` only."""
+    """The names of all streams for a program that asks again and again. It scans every `SCAN_EVERY_S` only.
+
+    Of several servers, one that does not answer is not waited for. It keeps the names that were known to lie there.
+    """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock = client, clock
-        self._scanned: list[str] = []
+        self._known: set[str] = set()
         self._scan_at_s = clock()
+        self.silent: dict[str, str] = {}
+        """Address of each server that did not answer at the last look -> its failure. It may have more streams."""
+
+    @property
+    def unseen(self) -> dict[str, str]:
+        """Return, under what a list of streams may call them, the streams that only a silent server knows."""
+        return {f"others at {where}": failure for where, failure in self.silent.items()}
 
     def names(self) -> list[str]:
         """Return the names, sorted."""
-        known = _entered(self._client)
-        if known is None or self._clock() >= self._scan_at_s:
-            self._scanned, self._scan_at_s = scan_streams(self._client), self._clock() + SCAN_EVERY_S
-        return _existing(self._client, (known or set()).union(self._scanned))
+        self.silent = {}
+        directory = self._client.node_of(STREAM_NAMES)
+        entered = self._asked(lambda node: _entered(node) if node is directory else set(), ANSWER_S)
+        if None in entered or self._clock() >= self._scan_at_s:
+            self._scan_at_s = self._clock() + SCAN_EVERY_S
+            self._known = self._known.union(*self._asked(scan_streams, REPLY_TIMEOUT_S))
+        known = self._known.union(*(names for names in entered if names is not None))
+        places = {name: self._client.node_of(StreamKeys(name).meta) for name in known}
+        there = self._asked(lambda node: _existing(node, [n for n in known if places[n] is node]), ANSWER_S)
+        self._known = {name for name in known if places[name].where in self.silent}.union(*there)
+        return sorted(self._known)
+
+    def _asked(self, ask: Callable[[Client], Answer], seconds: float) -> list[Answer]:
+        """Return what each server answers that does so in time, and note the others."""
+        found: list[Answer] = []
+        for node, answer in self._client.at_once(ask, seconds):
+            if isinstance(answer, ServerUnavailable):
+                self.silent[node.where] = str(answer)
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                found.append(answer)
+        return found
 
 
 def _entered(client: Client) -> set[str] | None:
@@ -85,8 +113,8 @@ def _entered(client: Client) -> set[str] | None:
 
 
 def _existing(client: Client, names: Iterable[str]) -> list[str]:
-    """Return the names whose meta is there, sorted. A process that died may have left others."""
-    ordered = sorted(names)
+    """Return the names whose meta is there. A process that died may have left others."""
+    ordered = list(names)
     with client.pipeline(transaction=False) as pipe:
         for name in ordered:
             pipe.exists(StreamKeys(name).meta)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, Unauthorized
+from penstock_common.server.client import ANSWER_S
 from penstock_common.server.error_translation import is_about_keys, is_refused_right, server_at, translated
 from penstock_common.stream.keys import patterns_of_stream, rights_keys
 
@@ -74,7 +75,7 @@ class MissingRights:
 
 
 def find_missing(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> MissingRights:
-    """Return what the user of a client may not do, in one round trip to each server.
+    """Return what the user of a client may not do, in one round trip to each server. One that is away is left out.
 
     Args:
         client: A client that is connected.
@@ -82,7 +83,11 @@ def find_missing(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STR
         stream: The stream whose keys are needed.
     """
     names = tuple(needed)
-    found: list[MissingRights] = client.on_each(lambda node: _missing_at(node, names, stream))
+    found = [
+        answer
+        for _, answer in client.at_once(lambda node: _missing_at(node, names, stream), ANSWER_S)
+        if isinstance(answer, MissingRights)
+    ]
     return MissingRights(
         tuple(dict.fromkeys(one for each in found for one in each.commands)),
         tuple(dict.fromkeys(one for each in found for one in each.keys)),
@@ -92,13 +97,14 @@ def find_missing(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STR
 def require_rights(client: Any, needed: Iterable[str], stream: str | None = None) -> None:
     """Raise Unauthorized, with the line to paste, if a user lacks rights on the server of the stream's own keys.
 
-    It takes one round trip. A server that is away is not asked. Other servers refuse what comes to them.
+    It takes one round trip. A server that is away tells nothing. Other servers refuse what comes to them.
     """
     name = stream or ANY_STREAM
+    own = client.node_of(rights_keys(name)[0])
     with suppress(ServerUnavailable):  # the next command waits for it
-        node = client.node_of(rights_keys(name)[0])
-        if (failure := lacking(node, needed, name)) is not None:
-            raise failure
+        for _, failure in client.at_once(lambda node: lacking(node, needed, name) if node is own else None, ANSWER_S):
+            if isinstance(failure, Unauthorized):
+                raise failure
 
 
 def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> Unauthorized | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock_common.errors import DamagedKey, StreamConflict, StreamDeleted, StreamNotFound
+from penstock_common.errors import DamagedKey, PenstockError, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
@@ -154,23 +154,26 @@ def absence(client: Client, name: str) -> str:
 
 
 def look_at_each(
-    names: Iterable[str], look: Callable[[str], Found | None]
-) -> tuple[list[Found], dict[str, DamagedKey]]:
+    names: Iterable[str],
+    look: Callable[[str], Found | None],
+    borne: tuple[type[PenstockError], ...] = (DamagedKey,),
+) -> tuple[list[Found], dict[str, PenstockError]]:
     """Look at several streams, where the damage of one must not hide the others.
 
     Args:
         names: The streams' names.
         look: Called with each name. Its None is left out.
+        borne: The errors that concern one stream.
 
     Returns:
-        What ``look`` returned, and for each stream on which it raised DamagedKey, name -> error.
+        What ``look`` returned, and for each stream on which it raised such an error, name -> error.
     """
     found: list[Found] = []
-    damaged: dict[str, DamagedKey] = {}
+    damaged: dict[str, PenstockError] = {}
     for name in names:
         try:
             one = look(name)
-        except DamagedKey as error:
+        except borne as error:
             damaged[name] = error
         else:
             found += [] if one is None else [one]

@@ -51,24 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Check the server and the streams, and print the findings."""
     from penstock.views.doctor import ORDER, Finding, check_stream
-    from penstock.views.doctor_nodes import check_nodes
     from penstock_common.errors import ServerUnavailable
     from penstock_common.server.nodes import look_at_nodes
+    from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
         nodes = look_at_nodes(client, is_thorough=True)
-        try:
-            streams, damaged = _streams(client, args, nodes)
-            of_servers = _of_servers(client, args, nodes, streams)
-        except ServerUnavailable as error:
-            if len(nodes) == 1:
-                raise
-            streams, damaged = [], {}
-            of_servers = [*check_nodes(nodes, []), ("streams", Finding("reachable", "error", str(error)))]
+        streams, damaged = _streams(client, args, nodes)
+        of_servers = _of_servers(client, args, nodes, streams)
         found = [(f"stream {facts.snapshot.name}", one) for facts in streams for one in check_stream(facts)]
-        found += [(f"stream {name}", Finding("keys", "error", str(error))) for name, error in damaged.items()]
-        found += [("queue", one) for one in _queue(args, [facts.snapshot.name for facts in streams])]
+        for name, error in damaged.items():
+            check = "reachable" if isinstance(error, ServerUnavailable) else "keys"
+            found.append((f"stream {name}", Finding(check, "error", str(error))))
+        queue_url = args.queue_url or Settings.from_environment().named_queue_url
+        if queue_url or not client.is_spread:  # a cluster keeps no jobs
+            names = [facts.snapshot.name for facts in streams]
+            found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]
         found = [*of_servers, *((of, replace(one, mend=typed(one.mend, args, client))) for of, one in found)]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
@@ -82,14 +81,16 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _streams(
     client: Client, args: argparse.Namespace, nodes: Sequence[NodeState]
 ) -> tuple[list[StreamFacts], Mapping[str, PenstockError]]:
-    from penstock_common.stream.directory import list_streams
+    from penstock_common.errors import DamagedKey
+    from penstock_common.explain.servers import PartitionsAway
+    from penstock_common.stream.directory import StreamLister
     from penstock_common.stream.servers.checkup import missing_rights
     from penstock_common.stream.streams import look_at_each
 
     if missing_rights(client):  # nothing can be read
         return [], {}
-    names = [args.stream] if args.stream else list_streams(client, is_scanned=True)
-    return look_at_each(names, lambda name: _stream(client, name, nodes))
+    names = [args.stream] if args.stream else StreamLister(client).names()
+    return look_at_each(names, lambda name: _stream(client, name, nodes), (DamagedKey, PartitionsAway))
 
 
 def _of_servers(
@@ -114,7 +115,7 @@ def _of_servers(
     by_server = read_budgets(client, memories) if is_whole else []
     found = check_nodes(nodes, by_server)
     budgets_of = {one.where: one.budgets for one in by_server}
-    for place in client.on_each(lambda each: each) if is_whole else ():
+    for place in client.on_each(lambda each: each):
         node = masters.get(place.where)
         if node is None:
             continue
@@ -130,20 +131,19 @@ def _of_servers(
     return found
 
 
-def _queue(args: argparse.Namespace, streams: list[str]) -> list[Finding]:
+def _queue(url: str, queue: str, streams: list[str]) -> list[Finding]:
     """Return the findings on the workers of the queues that these streams may have."""
     from penstock.views.doctor import Finding, only_own_workers
     from penstock_common.errors import PenstockError
     from penstock_common.explain.queues import find_foreign_workers, queue_names
-    from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.commands import Refused
 
     try:
-        with connect(args.queue_url or Settings.from_environment().named_queue_url or url_of(args)) as client:
-            return only_own_workers(find_foreign_workers(client, queue_names(args.queue, streams)))
+        with connect(url) as client:
+            return only_own_workers(find_foreign_workers(client, queue_names(queue, streams)))
     except (PenstockError, Refused) as error:
-        return [Finding("workers", "note", f"who works on queue {args.queue!r} is not known: {error}")]
+        return [Finding("workers", "note", f"who works on queue {queue!r} is not known: {error}")]
 
 
 def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFacts:
@@ -171,8 +171,8 @@ def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFact
     return StreamFacts(
         snapshot=snapshot,
         durability=stream.durability, payload=stream.payload, is_aof=is_aof,
-        has_waitaof=has_waitaof(client), replicas=replicas, segments_seen=seen, segments_free=free,
-        segments_trouble=trouble,
+        has_waitaof=has_waitaof(client.node_of(stream.keys.meta)), replicas=replicas, segments_seen=seen,
+        segments_free=free, segments_trouble=trouble,
     )  # fmt: skip
 
 

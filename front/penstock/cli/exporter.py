@@ -61,6 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import PenstockError
     from penstock_common.explain.servers import ServerLooks
     from penstock_common.extras import needed
+    from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.directory import StreamLister
 
@@ -68,13 +69,15 @@ def run(args: argparse.Namespace, console: Console) -> int:
         from prometheus_client import CollectorRegistry, start_http_server
 
     end_by_signals()
-    streams, registry = StreamMetrics(), CollectorRegistry()
-    with connect(url_of(args)) as client, QueueMetrics(args) as jobs:
+    queue_url = args.queue_url or Settings.from_environment().named_queue_url
+    with connect(url_of(args)) as client, QueueMetrics(queue_url or url_of(args), args.queue) as jobs:
+        has_queue = queue_url is not None or not client.is_spread  # a cluster keeps no jobs
+        streams, registry = StreamMetrics(has_queue=has_queue), CollectorRegistry()
         names = (lambda: args.stream) if args.stream else StreamLister(client).names
         looks = ServerLooks(client)
         monitors: dict[str, StreamMonitor] = {}
         damaged = _tell(look(client, names, monitors, looks, streams), {}, console)
-        streams.take_queues(jobs.look(streams.snapshots))
+        streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
         registry.register(streams)
         try:
             server, thread = start_http_server(args.port, args.bind, registry)
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             while True:
                 time.sleep(SNAPSHOT_EVERY_S)
                 damaged = _tell(look(client, names, monitors, looks, streams), damaged, console)
-                streams.take_queues(jobs.look(streams.snapshots))
+                streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
         except KeyboardInterrupt:
             return 0
         finally:
@@ -98,11 +101,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
 class QueueMetrics:
     """The connection to the queue's server, which may be away while the streams' server is not."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        from penstock_common.settings import Settings
-
-        self._url = args.queue_url or Settings.from_environment().named_queue_url or url_of(args)
-        self._queue: str = args.queue
+    def __init__(self, url: str, queue: str) -> None:
+        self._url, self._queue = url, queue
         self._client: Client | None = None
 
     def look(self, names: Iterable[str]) -> QueueSnapshot | None:

@@ -41,11 +41,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock.views.inspect import stream_json
     from penstock_common.explain.details import read_all_details, read_details
     from penstock_common.stream.client import connect
+    from penstock_common.stream.directory import StreamLister
 
     with connect(url_of(args)) as client:
         if args.stream is None:
-            streams, damaged = read_all_details(client)
-            return _show_all(streams, {name: str(error) for name, error in damaged.items()}, args, console)
+            lister = StreamLister(client)
+            streams, damaged = read_all_details(client, lister.names())
+            told = {name: str(error) for name, error in damaged.items()}
+            return _show_all(streams, told | lister.unseen, args, console)
         details = read_details(client, args.stream)
         if args.json:
             console.json(stream_json(details))

@@ -114,7 +114,7 @@ def _looks(client: Client, args: argparse.Namespace) -> Iterator[list[dict[str, 
             found = records[-1]["bottleneck"]
             found["remedy"] = typed(found["remedy"], args, client)
             before[each] = snapshot
-        yield records
+        yield [*records, *({"stream": others, "error": why} for others, why in lister.unseen.items())]
         due = max(due + args.every, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 

@@ -201,7 +201,9 @@ def node_metrics(servers: Sequence[ServerSnapshot]) -> Iterator[Metric]:
 class StreamMetrics(Collector):
     """The metrics of the last snapshots."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_queue: bool = True) -> None:
+        """``has_queue`` is whether there is a queue's server to tell of."""
+        self._has_queue = has_queue
         self.snapshots: Mapping[str, StreamSnapshot] = {}
         """The snapshots, replaced as a whole after each round, and empty while the server is away."""
         self.is_up = False
@@ -222,7 +224,8 @@ class StreamMetrics(Collector):
         """See Collector."""
         snapshots = list(self.snapshots.values())
         yield GaugeMetricFamily("penstock_up", "1 if the server of the streams answered last.", value=float(self.is_up))
-        yield from queue_metrics(self.queues)
+        if self._has_queue:
+            yield from queue_metrics(self.queues)
         yield from node_metrics(self.servers)
         if snapshots:
             memory = snapshots[0].memory
