@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import DurabilityLost, PenstockError, ServerUnavailable, ServerUnsuitable
-from penstock_common.server.sockets import REPLY_TIMEOUT_S
+from penstock_common.server.channel import REPLY_TIMEOUT_S
 from penstock_common.server.watcher import LOOK_S
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect

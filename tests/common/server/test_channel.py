@@ -15,10 +15,9 @@ from redis._parsers.encoders import Encoder
 from redis.connection import PythonRespSerializer
 from redis.exceptions import BusyLoadingError, InvalidResponse, ResponseError
 
-from penstock_common.server.channel import SKIP, Channel, Command, Reply, ReplyError, Skip
+from penstock_common.server.channel import SKIP, Channel, Command, PlainSocket, Reply, ReplyError, Skip
 from penstock_common.server.connection import open_channel
 from penstock_common.server.resp import BUFFER_BYTES, BY_REFERENCE_BYTES, RespReader, pack
-from penstock_common.server.sockets import PlainSocket
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.contracts.channel import ChannelContract, pattern
