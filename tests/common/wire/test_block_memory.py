@@ -7,9 +7,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.wire import buffers
-from penstock_common.wire.block import BlockBuilder
-from penstock_common.wire.buffers import MapPool
+from penstock_common.wire import block as blocks
+from penstock_common.wire.block import BlockBuilder, MapPool
 from penstock_common.wire.spec import Spec
 
 PAGE = 4096
@@ -85,7 +84,7 @@ def test_small_shards_one_after_the_other_are_gathered_in_the_same_memory() -> N
         assert block.columns[0].values[:, 0].tolist() == [number % 200 for number in range(300)]
 
     shard()
-    kept = buffers.BLOCKS.kept_bytes
+    kept = blocks.BLOCKS.kept_bytes
     for _ in range(100):
         shard()
-    assert buffers.BLOCKS.kept_bytes == kept
+    assert blocks.BLOCKS.kept_bytes == kept
