@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from penstock import EmbeddedServer, Loader, Writer
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch, BatchSpan, Lease
 from penstock_consumer.stages.shuffle import ShuffleOptions, ShuffleWindow
 from penstock_consumer.stages.stage import StageContext
 from penstock_producer.sources.order import permutation

@@ -16,8 +16,7 @@ from penstock_common.wire.block import Column
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.leases import Leases, plan_acknowledgement
-from penstock_consumer.stages.batch import UNKNOWN, Assembler, Batch, BatchSpan, Lease
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import UNKNOWN, ArrayPool, Assembler, Batch, BatchSpan, Lease
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch
 from penstock_consumer.stages.queue import PATIENCE, START_BYTES, PrefetchLimit, PrefetchQueue
 
 BUDGET = 8 * START_BYTES

@@ -18,8 +18,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import Spec
 from penstock_consumer.adapters.step_tracking import StepTracker
-from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch, BatchSpan, Lease
 from penstock_consumer.stages.shuffle import ShuffleWindow
 from penstock_consumer.stages.stage import StageContext
 from penstock_producer.sources.order import permutation

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch, BatchSpan, Lease
 from penstock_consumer.stages.chain import StageChain
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.stage import Stage, StageContext

@@ -20,8 +20,7 @@ from penstock_common.wire.header import Header
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver, check_identity
-from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Assembler
 from tests.common.wire import independent
 from tests.fuzz.entries import SETTLED, SMALL_BATCHES, SPECS, Entry, Fields, unpacked
 from tests.fuzz.making import made_entry

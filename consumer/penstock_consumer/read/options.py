@@ -14,7 +14,7 @@ from penstock_common.stream.groups.roster import RankOrder
 from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.stage import StageMaker
 
 

@@ -38,8 +38,7 @@ from penstock_consumer.read.dead_letters import cause_of, is_removed, too_old
 from penstock_consumer.read.fetch_plan import StepPlanner
 from penstock_consumer.read.index_walk import CanonicalIndex, NotCommittedYet, shards_in_order
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
-from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Assembler
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 
 

@@ -39,8 +39,7 @@ from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchReq
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.index_walk import ELSEWHERE_S
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
-from penstock_consumer.stages.batch import Assembler
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Assembler
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped, ReaderQueue
 
 COMPARE_S = 10.0

@@ -21,7 +21,7 @@ from penstock_common.wire.header import Header, SegmentRef
 from penstock_common.wire.spec import META_FIELD, Spec
 from penstock_consumer.read.receive import ReceivedEntry, Receiver
 from penstock_consumer.replay.passes import Passes, looked_ahead, permuted
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import ShuffleOptions
 

@@ -16,8 +16,7 @@ from penstock_common.waiting import AT_ONCE_S, join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META_FIELD, Spec
-from penstock_consumer.stages.batch import Assembler, Batch
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch
 from penstock_consumer.stages.queue import POLL_S, PrefetchQueue, QueueStopped
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 from penstock_consumer.stages.stage import StageContext

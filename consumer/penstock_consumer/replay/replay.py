@@ -33,7 +33,7 @@ from penstock_consumer.read.resources import CLOSE_SILENCE_S
 from penstock_consumer.read.waits import await_epoch
 from penstock_consumer.replay.passes import Passes, ReadaheadSink, looked_ahead, permuted
 from penstock_consumer.replay.retained import RetainedEpoch
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.shuffle import ShuffleOptions
 from penstock_consumer.stages.stats import ReaderTimes

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.wire.ragged import Ragged
-from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch, BatchSpan, Lease
 
 
 def unrolled(spans: Sequence[BatchSpan]) -> tuple[list[Lease], NDArray[np.int64]]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from penstock_common.wire.dtypes import numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Assembler, Batch
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rows import gathered, rolled, unrolled
 from penstock_consumer.stages.stage import StageContext

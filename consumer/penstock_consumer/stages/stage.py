@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.buffers import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch
 
 
 class Stage(Protocol):
