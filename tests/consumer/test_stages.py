@@ -14,9 +14,8 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_consumer.read.leases import plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
-from penstock_consumer.stages.chain import STARVED_S, StageChain, stages_of
 from penstock_consumer.stages.filter import Filter
-from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.queue import STARVED_S, PrefetchQueue, StageChain, stages_of
 from penstock_consumer.stages.rebatch import Rebatch
 from penstock_consumer.stages.shuffle import ShuffleWindow
 from penstock_consumer.stages.stage import Stage, StageContext, StageMaker

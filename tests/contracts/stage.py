@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
 from penstock_consumer.stages.batch import ArrayPool, Batch, BatchSpan, Lease
-from penstock_consumer.stages.chain import StageChain
-from penstock_consumer.stages.queue import PrefetchQueue
+from penstock_consumer.stages.queue import PrefetchQueue, StageChain
 from penstock_consumer.stages.stage import Stage, StageContext
 
 SPEC = Spec.of({"x": ("int64", (2,)), "r": ("int64", (None,))})

@@ -26,8 +26,7 @@ from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.read.shared import SharedReaders
 from penstock_consumer.stages.batch import Batch
-from penstock_consumer.stages.chain import StageChain, stages_of
-from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue
+from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue, StageChain, stages_of
 from penstock_consumer.stages.stage import StageContext
 
 GONE_S = 1.0

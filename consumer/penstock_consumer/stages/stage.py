@@ -1,6 +1,6 @@
 """The protocol of stages, which choose and order samples between the reader and the loop, and do not change them.
 
-Each stage has a file of its own. ``chain`` connects them.
+Each stage has a file of its own. ``queue`` connects them.
 """
 
 from __future__ import annotations
