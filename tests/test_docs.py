@@ -313,6 +313,17 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     assert [path for path in sorted(named) if not any((base / path).exists() for base in bases)] == []
 
 
+def test_the_architecture_counts_the_files_on_a_samples_way() -> None:
+    """A newcomer reads them in an hour, so the number is a promise."""
+    table, said = (
+        (DOCS / "internals/architecture.md").read_text().split("## The files on the way")[1].split("These are ")[:2]
+    )
+    named = re.findall(
+        r"`([\w/]+\.py)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:3] == "| `")
+    )
+    assert len(named) == len(set(named)) == int(said.split()[0])
+
+
 BASES = ("common/penstock_common", "producer/penstock_producer", "consumer/penstock_consumer", "front/penstock")
 
 
