@@ -33,7 +33,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
         entry = taken[0][1][0][0]
         keeper = LeaseRenewer(client, who, Leases(), LEASE_S, lambda _: None, lambda: now_s)
         keeper.horizon = 0
-        beat = roster.beat
+        beat = roster.beat_each
 
         def answered(*args: Any, **options: Any) -> Any:
             nonlocal now_s
@@ -46,7 +46,7 @@ def test_a_silence_of_more_than_a_third_of_a_lease_gives_everyone_a_new_lease(
             """Make an entry idle on the server for as long as by this clock."""
             client.xclaim(entries, "g", "quiet", 0, [entry], idle=60_000 + int(now_s * 1000), justid=True)
 
-        monkeypatch.setattr(keepers, "beat", answered)
+        monkeypatch.setattr(keepers, "beat_each", answered)
 
         def beats(until_s: float) -> None:
             nonlocal now_s

@@ -18,7 +18,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
 from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
-from penstock_common.stream.groups.roster import Membership, beat, leave, rank_member
+from penstock_common.stream.groups.roster import Membership, beat_each, leave, rank_member
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
@@ -249,8 +249,7 @@ class Heartbeat:
                 raise
 
     def _beat(self) -> None:
-        for partition in self.partitions:
-            beat(self._client, self._who, partition, {}, **self.loop.said())
+        beat_each(self._client, self._who, [(partition, {}) for partition in self.partitions], **self.loop.said())
 
     def _after_beat(self) -> None:
         """Do what else is due after a heartbeat. A rank has nothing to do."""
@@ -381,9 +380,9 @@ class LeaseRenewer(Heartbeat):
             self._missed()
 
     def _renew(self) -> None:
-        for partition in self.partitions:
-            held = self._leases.to_renew(partition.number)
-            lost = beat(self._client, self._who, partition, held, **self.loop.said())
+        held = [(partition, self._leases.to_renew(partition.number)) for partition in self.partitions]
+        answers = beat_each(self._client, self._who, held, **self.loop.said())
+        for partition, lost in zip(self.partitions, answers, strict=True):
             for epoch, ids in lost.items():
                 count = self._leases.lose(partition.number, epoch, ids)
                 if count:

@@ -33,6 +33,7 @@ from penstock_common.stream.commands import (
     ms_of,
     readable,
     run_script,
+    run_scripts,
     server_ms,
 )
 from penstock_common.stream.keys import PartitionKeys
@@ -415,6 +416,25 @@ def beat(
             ) from None
         raise
     return dict(zip(held, lost, strict=True))
+
+
+def beat_each(
+    client: Client,
+    who: Membership,
+    held: Sequence[tuple[PartitionKeys, Held]],
+    *,
+    idle_ms: int = -1,
+    handed_bytes: int = 0,
+) -> list[dict[int, list[bytes]]]:
+    """Send the heartbeats of several partitions, in one round trip to each server. See `beat`."""
+    calls = [_with_ids(who, partition, ids, [idle_ms, handed_bytes]) for partition, ids in held]
+    try:
+        answers = run_scripts(client, _HEARTBEAT, calls)
+    except ResponseError:  # one partition refused: asked alone, it says why, and the member may join it again
+        return [
+            beat(client, who, partition, ids, idle_ms=idle_ms, handed_bytes=handed_bytes) for partition, ids in held
+        ]
+    return [dict(zip(ids, lost, strict=True)) for (_, ids), lost in zip(held, answers, strict=True)]
 
 
 def leave(client: Client, who: Membership, partition: PartitionKeys, held: Held) -> bool:
