@@ -18,6 +18,7 @@ from penstock_common.stream.entries import index_records
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.roster import Membership, beat, hold_for_replay, join_group, load_roster, pin_epoch
 from penstock_common.stream.manifest import open_epoch, retained_epochs
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.write import cleaner
 from penstock_producer.write.cleaner import Cleaner, clean_up
@@ -161,6 +162,18 @@ def test_a_group_that_joins_while_an_epoch_is_opened_reads_it(any_url: str, any_
         for epoch in (0, 1):
             groups = [info["name"] for info in any_client.xinfo_groups(stream.partitions[0].entries(epoch))]
             assert b"g" in groups
+
+
+def test_a_member_joins_while_an_epoch_of_its_group_is_released(any_url: str, any_client: Client) -> None:
+    """The epoch's entries were gone, and the trainer ended with DamagedKey, which told its user to make them again."""
+    with writer_of(any_url) as writer:
+        write_epoch(writer, 10)
+        stream = writer.stream
+        assert join_group(any_client, Membership(stream, "g", "m", "1")) == 0
+        look = "penstock_common.stream.groups.roster.load_roster"
+        with between(look, load_script("join_group"), lambda: release_epoch(any_client, stream, 0)):
+            assert join_group(any_client, Membership(stream, "g", "other", "2")) == 0
+        assert ("g", "other") in load_roster(any_client, stream.partitions[0]).members
 
 
 def test_bytes_that_move_while_they_are_counted_are_left_to_who_moves_them(any_url: str, any_client: Client) -> None:

@@ -87,8 +87,9 @@ if member ~= '' then
   end
   redis.call('HSET', KEYS[1], 'm:' .. name, mine)
 end
-for epoch, key in pairs(given) do
-  if tonumber(epoch) >= record.first and record.kind == 'shared' then
+for epoch, key in pairs(given) do -- one that was released since the caller read the roster has no entries
+  local is_there = redis.call('HEXISTS', KEYS[1], 'e:' .. epoch) == 1
+  if is_there and tonumber(epoch) >= record.first and record.kind == 'shared' then
     local made = redis.pcall('XGROUP', 'CREATE', key, group, '0')
     if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
   end
