@@ -198,8 +198,8 @@ class Life:
                 time.sleep(0.2)  # the next replica may not follow yet
 
 
-AGAIN = EpochNumberTaken, ServerUnsuitable
-"""What a program may meet that was about to open an epoch, or that starts before a replica follows. Nothing is lost."""
+AGAIN = ServerUnsuitable
+"""What a program may meet that starts before a replica follows. Nothing is lost."""
 STEPS = ["opened", "first_block", "shard_done", "produced", "joined", "acknowledged", "trimmed", "released"]
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from penstock_common.errors import EpochAbandoned, EpochFailed, StreamConflict
 from penstock_common.stream.commands import Client
-from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
+from penstock_common.stream.servers.confirmed import Question
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, produce, replayed, sample, stored, writer_of
 from tests.producer.test_jobs import dataset, options_of
+from tests.torn_slots import stream_slot
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
 
@@ -72,6 +74,38 @@ def test_a_new_epoch_is_never_one_that_another_writer_opened(any_url: str, any_c
     assert retained_epochs(any_client, stream) == {0: "produced", 1: "produced"}
     assert replayed(any_url) == list(range(8))
     assert replayed(any_url, 1) == [99]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_an_epoch_that_a_failover_takes_while_it_is_opened_keeps_its_number_and_its_id(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, is_taken: bool
+) -> None:
+    """The partitions had it under the id that the server of its manifest lost, so a production ended by an error."""
+    with writer_of(any_url, partitions=2, **QUIET) as writer:
+        before, lacking = stream_slot(any_client, writer.stream), ["a replica has it"]
+
+        def fail_over(question: Question) -> dict[str, str]:
+            if not lacking:
+                return {}
+            before.restore(any_client)
+            if is_taken:
+                for partition in writer.stream.partitions:
+                    any_client.hdel(partition.roster, "e:0")
+                    any_client.delete(partition.state(0))
+                open_epoch(any_client, writer.stream)
+            return {writer.stream.keys.meta: lacking.pop()}
+
+        monkeypatch.setattr(Question, "lacking", fail_over)
+        if is_taken:
+            with pytest.raises(StreamConflict, match="number 0 of 't' was given out twice"):
+                writer.epoch(sizes=[1])
+            return
+        epoch = writer.epoch(sizes=[1])
+        shard = epoch.shard(0)
+        shard.write(sample(7))
+        shard.close()
+    assert not lacking
+    assert replayed(any_url) == [7]
 
 
 def test_a_feed_goes_on_past_a_number_that_is_in_use(any_url: str, any_client: Client) -> None:

@@ -274,6 +274,7 @@ def open_epoch(
     seed: int = 0,
     fingerprint: str = "",
     sizes: Sequence[int] | None = None,
+    again: Manifest | None = None,
 ) -> Manifest:
     """Open an epoch, or find it open.
 
@@ -283,6 +284,8 @@ def open_epoch(
     Args:
         epoch: The epoch's number; None takes the next one.
         sizes: The planned samples of each shard, which also sizes the epoch.
+        again: The manifest that an earlier call returned. A server that lost it since gets it back with its id, which
+            the partitions have.
 
     Raises:
         EpochAbandoned: It takes no more samples.
@@ -291,9 +294,9 @@ def open_epoch(
     keys = stream.keys
     if epoch is not None and not 0 <= epoch < MAX_NUMBER:
         raise EpochNotFound(f"epoch {epoch}: epochs are numbered from 0")
-    is_new = epoch is None
+    is_ours = epoch is None or again is not None
     epoch = _reserve_number(client, stream, epoch)
-    key, manifest_id = keys.manifest(epoch), secrets.token_hex(8)
+    key, manifest_id = keys.manifest(epoch), secrets.token_hex(8) if again is None else again.id
     fields: dict[str, str | int] = {
         "id": manifest_id, "kind": kind, "seed": seed, "fingerprint": fingerprint, "done": 0,
         "created_ms": time.time_ns() // 1_000_000, "state": OPEN,
@@ -303,7 +306,7 @@ def open_epoch(
     if begun < 1:
         raise deleted(client, stream) if begun < 0 else _was_released(client, stream, epoch)
     manifest = load_manifest(client, stream, epoch)
-    if is_new and manifest.id != manifest_id:
+    if is_ours and manifest.id != manifest_id:
         raise _was_given_twice(stream, epoch, "another writer opened it")
     if manifest.state == ABANDONED:
         raise EpochAbandoned(f"epoch {epoch} of {stream.name!r} was abandoned: it takes no more samples")

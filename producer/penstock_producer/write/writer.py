@@ -233,15 +233,15 @@ class Writer:
         self._require_open()
         number = None if number is None else whole("number", number, None)
         sizes = None if sizes is None else _checked_sizes(sizes)
-        opened = number
+        opened: Manifest | None = None
 
         def open_there() -> Manifest:
-            nonlocal opened  # opened again after a failover, it has the same number
-            manifest = open_epoch(
-                self._client, self.stream, opened, seed=seed, sizes=sizes, fingerprint=fingerprint
+            nonlocal opened  # opened again after a failover, it has the same number and the same id
+            opened = open_epoch(
+                self._client, self.stream, number if opened is None else opened.epoch,
+                seed=seed, sizes=sizes, fingerprint=fingerprint, again=opened,
             )  # fmt: skip
-            opened = manifest.epoch
-            return manifest
+            return opened
 
         confirmer = self._confirmer()
         epoch = EpochWriter(self, confirmer.run(confirmer.everywhere, open_there), owns=number is None)
