@@ -52,7 +52,7 @@ class Node:
     """One server of the cluster, always at the same port and with the same folder."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory, self.port = directory, _low_port()
+        self._directory, self.port = directory, low_port()
         self.is_stopped = False
         self.start()
 
@@ -271,7 +271,7 @@ def _cut_apart(master: Node, replica: Node) -> None:
     master.ask("CLIENT", "KILL", "TYPE", "replica")
 
 
-def _low_port() -> int:
+def low_port() -> int:
     """Return a free port with a free port 10,000 above it, which a node takes for its bus."""
     for port in random.sample(range(20_000, 30_000), 100):
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +13,7 @@ from urllib.parse import urlencode
 
 import redis
 
+from chaos.cluster import low_port
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.slots import SLOTS, slot_of
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -22,18 +21,6 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 PASSWORD = "of-nodes"
 NODE_TIMEOUT_MS = 1000
 TRIES = 3
-
-
-def low_port() -> int:
-    """A free port with a free port 10,000 above it, which a node of a cluster takes for its bus."""
-    for port in random.sample(range(20_000, 30_000), 100):  # other test runs look for ports, too
-        try:
-            for taken in (port, port + 10_000):
-                socket.create_server(("127.0.0.1", taken)).close()
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no port is free")
 
 
 class Cluster:

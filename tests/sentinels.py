@@ -13,9 +13,9 @@ from typing import Any
 
 import redis
 
+from chaos.cluster import low_port
 from penstock_common.errors import PenstockError
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from tests.clusters import low_port
 
 SERVER_PASSWORD, SENTINEL_USER, SENTINEL_PASSWORD = "of-servers", "looker", "of-sentinels"
 SENTINELS = 3

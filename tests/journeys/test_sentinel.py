@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import penstock
+from chaos.cluster import low_port
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import find_servers, server_label
-from tests.clusters import low_port
 from tests.common.server.test_tls import made_certificate
 from tests.sentinels import SENTINEL_PASSWORD, SERVER_PASSWORD, Service, asked, has_tls, started_service, until
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos.cluster import low_port
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
 from penstock_common.server.connection import open_channel
 from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.waiting import Wait
-from tests.clusters import low_port
 
 Fresh = Callable[..., EmbeddedServer]
 EVERY_SERVER = pytest.mark.parametrize("executable", find_servers(), ids=server_label)
