@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import redis
 
+from chaos.cluster import low_port
 from penstock_common.errors import ShardMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.durability import AUTO_S
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_producer.write.writer import Writer
-from tests.clusters import low_port
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, replayed, sample, writer_of
 from tests.contracts.processes import child
 from tests.journeys.test_producing_outage import (
@@ -67,21 +67,29 @@ def require_all(service: Service, count: int) -> None:
         assert audit_stream(client, "t").findings == []
 
 
+def write_samples(target: Any, first: int, end: int) -> None:
+    """Write consecutive samples by a writer, an epoch or a shard."""
+    for number in range(first, end):
+        target.write(sample(number))
+
+
+def write_torn(target: Any, pair: TornPair) -> None:
+    """Write `FIRST` samples that the replica has, and then samples up to `CUT` that it lacks."""
+    write_samples(target, 0, FIRST)
+    target.flush()
+    pair.cut_off()
+    write_samples(target, FIRST, CUT)
+
+
 @levels
 def test_an_epoch_loses_nothing_that_no_replica_had(service: Service, level: str) -> None:
     """The epoch would otherwise be abandoned for the last blocks of a dead server."""
     said: list[str] = []
     with torn_writer(service, level, said) as writer, torn_service(service) as pair:
         epoch = writer.epoch()
-        for number in range(FIRST):
-            epoch.write(sample(number))
-        epoch.flush()
-        pair.cut_off()
-        for number in range(FIRST, CUT):
-            epoch.write(sample(number))
+        write_torn(epoch, pair)
         with failed_over(service, pair):
-            for number in range(CUT, ALL):
-                epoch.write(sample(number))
+            write_samples(epoch, CUT, ALL)
             epoch.close()
             require_all(service, ALL)
     assert sum("sending them again" in line for line in said) == 1
@@ -93,16 +101,13 @@ def test_a_feed_loses_nothing_that_no_replica_had(service: Service, level: str, 
     """A feed cannot be made again. If its epoch is lost as a whole, its samples go into the next one."""
     said: list[str] = []
     with torn_writer(service, level, said) as writer, torn_service(service) as pair:
-        if not begins_cut:
-            for number in range(FIRST):
-                writer.write(sample(number))
-            writer.flush()
-        pair.cut_off()
-        for number in range(0 if begins_cut else FIRST, CUT):
-            writer.write(sample(number))
+        if begins_cut:
+            pair.cut_off()
+            write_samples(writer, 0, CUT)
+        else:
+            write_torn(writer, pair)
         with failed_over(service, pair):
-            for number in range(CUT, ALL):
-                writer.write(sample(number))
+            write_samples(writer, CUT, ALL)
             writer.close()
             require_all(service, ALL)
 
@@ -136,12 +141,7 @@ def test_a_shard_that_waits_at_its_end_is_sent_again(service: Service, level: st
     with torn_writer(service, level, said) as writer, torn_service(service) as pair:
         epoch = writer.epoch(sizes=[CUT])
         shard = epoch.shard(0)
-        for number in range(FIRST):
-            shard.write(sample(number))
-        shard.flush()
-        pair.cut_off()
-        for number in range(FIRST, CUT):
-            shard.write(sample(number))
+        write_torn(shard, pair)
         close = threading.Thread(target=shard.close)
         close.start()
         until(lambda: any("0 of 1 replicas have it" in line for line in said))
@@ -158,15 +158,9 @@ def test_more_than_is_kept_ends_the_epoch_by_name(service: Service, monkeypatch:
     said: list[str] = []
     with torn_writer(service, "auto", said) as writer, torn_service(service) as pair:
         epoch = writer.epoch()
-        for number in range(FIRST):
-            epoch.write(sample(number))
-        epoch.flush()
-        pair.cut_off()
-        for number in range(FIRST, CUT):
-            epoch.write(sample(number))
+        write_torn(epoch, pair)
         with failed_over(service, pair), pytest.raises(ShardMismatch, match="the server lost data"):
-            for number in range(CUT, ALL):
-                epoch.write(sample(number))
+            write_samples(epoch, CUT, ALL)
             epoch.close()
 
 
@@ -175,15 +169,9 @@ def test_memory_names_what_is_lost(service: Service) -> None:
     said: list[str] = []
     with torn_writer(service, "memory", said) as writer, torn_service(service) as pair:
         epoch = writer.epoch()
-        for number in range(FIRST):
-            epoch.write(sample(number))
-        epoch.flush()
-        pair.cut_off()
-        for number in range(FIRST, CUT):
-            epoch.write(sample(number))
+        write_torn(epoch, pair)
         pair.fail_over()
         with pytest.raises(ShardMismatch, match="the server lost data"):
-            for number in range(CUT, ALL):
-                epoch.write(sample(number))
+            write_samples(epoch, CUT, ALL)
             epoch.close()
     assert any(f"offsets {FIRST}-" in line for line in said), said
