@@ -67,6 +67,40 @@ def assert_clean(url: str, name: str) -> None:
         assert audit_stream(client, name).findings == []
 
 
+def written_and_read(url: str, then: Callable[[penstock.Writer, int, Callable[[], None]], None]) -> Counter[int]:
+    """Write an epoch while a group reads it, and return how often each sample came.
+
+    In the middle of each shard ``then`` gets the writer, the shard's number, and a function that reads a batch.
+    """
+    seen: Counter[int] = Counter()
+    with (
+        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
+        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
+        penstock.Loader("train", group="g", batch_size=50, url=url) as loader,
+    ):
+        batches = iter(loader)
+        for number in range(SHARDS):
+            with epoch.shard(number) as shard:
+                for offset in range(EACH):
+                    shard.write(sample(number * EACH + offset))
+                    if offset == EACH // 2:
+                        then(writer, number, lambda: seen.update(numbers_of(next(batches))))
+        for batch in batches:
+            seen.update(numbers_of(batch))
+    return seen
+
+
+def require_every_way(url: str) -> None:
+    """Require that a group, a rank in canonical order and a replay each get every sample once."""
+    with penstock.Loader("train", group="shared", batch_size=64, url=url) as loader:
+        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
+    canonical = penstock.Loader("train", group="ranks", batch_size=64, url=url, order=penstock.Canonical())
+    with canonical as loader:
+        assert [number for batch in loader for number in numbers_of(batch)] == ALL
+    with penstock.Replay("train", url=url, epoch=0, batch_size=64) as replay:
+        assert [number for batch in replay for number in numbers_of(batch)] == ALL
+
+
 @pytest.fixture(scope="module", params=find_servers(), ids=server_label)
 def lasting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of each version found."""
@@ -102,16 +136,9 @@ def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 @pytest.mark.parametrize("partitions", [1, 3, 8])
 def test_every_way_of_reading_gives_every_sample_once(cluster: Cluster, partitions: int) -> None:
     """The keys of partitions lie on several servers, and one script may use the keys of one slot only."""
-    url = cluster.url
-    written(url, "train", partitions)
-    with penstock.Loader("train", group="shared", batch_size=64, url=url) as loader:
-        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
-    canonical = penstock.Loader("train", group="ranks", batch_size=64, url=url, order=penstock.Canonical())
-    with canonical as loader:
-        assert [number for batch in loader for number in numbers_of(batch)] == ALL
-    with penstock.Replay("train", url=url, epoch=0, batch_size=64) as replay:
-        assert [number for batch in replay for number in numbers_of(batch)] == ALL
-    assert_clean(url, "train")
+    written(cluster.url, "train", partitions)
+    require_every_way(cluster.url)
+    assert_clean(cluster.url, "train")
 
 
 def test_payloads_may_lie_in_segments(cluster: Cluster, memory_path: Path) -> None:
@@ -354,27 +381,15 @@ def test_a_write_is_as_safe_as_its_own_master_says() -> None:
 
 def test_slots_that_move_under_load_cost_no_sample(cluster: Cluster) -> None:
     """An operator adds a master while trainings run."""
-    url = cluster.url
-    with (
-        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
-        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
-        penstock.Loader("train", group="g", batch_size=50, url=url) as loader,
-    ):
-        seen: Counter[int] = Counter()
-        batches = iter(loader)
-        for number in range(SHARDS):
-            with epoch.shard(number) as shard:
-                for offset in range(EACH):
-                    shard.write(sample(number * EACH + offset))
-                    if offset == 50:
-                        keys = [writer.stream.keys.meta, *(p.roster for p in writer.stream.partitions)]
-                        cluster.move_slot_of(keys[number % len(keys)])
-                        if number:  # there is something to read
-                            seen.update(numbers_of(next(batches)))
-        for batch in batches:
-            seen.update(numbers_of(batch))
-    assert seen == dict.fromkeys(ALL, 1)
-    assert_clean(url, "train")
+
+    def move(writer: penstock.Writer, number: int, read: Callable[[], None]) -> None:
+        keys = [writer.stream.keys.meta, *(p.roster for p in writer.stream.partitions)]
+        cluster.move_slot_of(keys[number % len(keys)])
+        if number:  # there is something to read
+            read()
+
+    assert written_and_read(cluster.url, move) == dict.fromkeys(ALL, 1)
+    assert_clean(cluster.url, "train")
 
 
 def test_a_cluster_that_is_gone_ends_a_loader_in_words() -> None:

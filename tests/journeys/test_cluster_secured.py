@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,18 @@ from penstock_common.stream.servers.embedded import find_servers, server_label
 from tests.clusters import Cluster, started_cluster
 from tests.common.server.test_tls import made_certificate
 from tests.journeys.test_acl_page import IGNORED, lines_for
-from tests.journeys.test_cluster import ALL, EACH, SHARDS, SPEC, assert_clean, numbers_of, sample, written
+from tests.journeys.test_cluster import (
+    ALL,
+    EACH,
+    SHARDS,
+    SPEC,
+    assert_clean,
+    numbers_of,
+    require_every_way,
+    sample,
+    written,
+    written_and_read,
+)
 from tests.sentinels import has_tls
 
 TELLS_S = 5.0
@@ -52,24 +62,14 @@ def test_a_client_without_a_certificate_is_told_which_option_to_write(tls: Clust
 
 def test_a_master_that_is_killed_costs_no_sample_behind_tls(tls: Cluster) -> None:
     """The map of slots names the ports of TLS, and each new connection needs the certificate again."""
-    url = tls.url
-    with (
-        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
-        writer.epoch(sizes=[EACH] * SHARDS) as epoch,
-        penstock.Loader("train", group="g", batch_size=50, url=url) as loader,
-    ):
-        seen: Counter[int] = Counter()
-        batches = iter(loader)
-        for number in range(SHARDS):
-            with epoch.shard(number) as shard:
-                for offset in range(EACH):
-                    shard.write(sample(number * EACH + offset))
-                    if (number, offset) == (2, 50):
-                        seen.update(numbers_of(next(batches)))
-                        tls.lose_master_of(writer.stream.partitions[2].roster, "kill")
-        for batch in batches:
-            seen.update(numbers_of(batch))
-    assert sorted(seen) == ALL
+    url = tls.url  # a killed node could not be asked for its port
+
+    def kill(writer: penstock.Writer, number: int, read: Callable[[], None]) -> None:
+        if number == 2:
+            read()
+            tls.lose_master_of(writer.stream.partitions[2].roster, "kill")
+
+    assert sorted(written_and_read(url, kill)) == ALL
     canonical = penstock.Loader("train", group="ranks", batch_size=64, url=url, order=penstock.Canonical())
     with canonical as loader:
         assert [number for batch in loader for number in numbers_of(batch)] == ALL
@@ -123,13 +123,7 @@ def test_the_users_of_the_page_do_their_work_on_a_cluster(
     """A user that may not ask for the map of slots would find one node only."""
     producer, trainer, monitor = (url_of(cluster, user) for user in ("producer", "trainer", "monitor"))
     written(producer, "train")
-    with penstock.Loader("train", group="shared", batch_size=64, url=trainer) as loader:
-        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
-    canonical = penstock.Loader("train", group="ranks", batch_size=64, url=trainer, order=penstock.Canonical())
-    with canonical as loader:
-        assert [number for batch in loader for number in numbers_of(batch)] == ALL
-    with penstock.Replay("train", url=trainer, epoch=0, batch_size=64) as replay:
-        assert [number for batch in replay for number in numbers_of(batch)] == ALL
+    require_every_way(trainer)
     assert refused(cluster) == []
     monkeypatch.setenv("PENSTOCK_URL", monitor)
     for words in ("inspect", "monitor train --once", "partitions train", "audit train", "groups list train"):
