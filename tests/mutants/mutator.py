@@ -7,10 +7,12 @@ found by the first call, or by nobody.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -52,6 +54,8 @@ class Mutant:
     before: str
     """The changed lines as they are, without the space around them."""
     after: str
+    lines: tuple[str, ...]
+    """The changed lines that a call of the function runs. Empty where the change is not in the function's body."""
 
     @property
     def name(self) -> str:
@@ -68,7 +72,8 @@ def mutants_of(root: Path, path: str) -> list[Mutant]:
     """Return every mutant of a file, in the order of its lines."""
     text = (root / path).read_text(encoding="utf-8")
     found = _lua_changes(text) if path.endswith(".lua") else _python_changes(text)
-    made = {_mutant(path, text, change) for change in found}
+    run = set() if path.endswith(".lua") else set(lines_run(compile(text, path, "exec")))
+    made = {_mutant(path, text, change, run) for change in found}
     if path.endswith(".py"):
         made = {mutant for mutant in made if _compiles(mutant.text(text))}
     return sorted(made, key=lambda mutant: (mutant.start, mutant.end, mutant.new))
@@ -78,14 +83,24 @@ _Change = tuple[int, int, str, str]
 """Start, end, new text, function."""
 
 
-def _mutant(path: str, text: str, change: _Change) -> Mutant:
+def lines_run(code: CodeType) -> Iterator[int]:
+    """Yield the numbers of the lines that calls run: those of the functions in ``code``, at any depth."""
+    if code.co_flags & inspect.CO_OPTIMIZED:  # else it is a module or a class, which runs once
+        yield from (line for _, _, line in code.co_lines() if line is not None)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from lines_run(inner)
+
+
+def _mutant(path: str, text: str, change: _Change, run: set[int]) -> Mutant:
     start, end, new, function = change
     data = text.encode()
     low, high = data.rfind(b"\n", 0, start) + 1, data.find(b"\n", end)
     before = data[low:high].decode()
     after = (data[low:start] + new.encode() + data[end:high]).decode()
     line = data.count(b"\n", 0, start) + 1
-    return Mutant(path, function, line, start, end, new, _one_line(before), _one_line(after))
+    lines = tuple(each.strip() for number, each in enumerate(before.splitlines(), line) if number in run)
+    return Mutant(path, function, line, start, end, new, _one_line(before), _one_line(after), lines)
 
 
 def _one_line(text: str) -> str:
@@ -160,12 +175,17 @@ def _python_changes(text: str) -> Iterator[_Change]:
 
 
 def _nodes(node: ast.AST, function: str, prefix: str = "") -> Iterator[tuple[ast.AST, str]]:
-    """Yield the nodes that run, each with its function. Annotations, texts and raised errors are left out."""
+    """Yield the nodes that run, each with its function.
+
+    Annotations, texts, raised errors and the `strict` of `zip` are left out.
+    """
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "bases", "keywords_", "exc"):
+        if name in ("annotation", "returns", "decorator_list", "bases", "exc"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from _nodes(child, prefix + child.name, f"{prefix}{child.name}.<locals>.")
@@ -210,7 +230,7 @@ def _statement_changes(node: ast.AST) -> Iterator[tuple[_Located, str]]:
             yield node, "pass"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield node, "pass"
-        case ast.Return(ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(ast.expr() as value) if not (isinstance(value, ast.Constant) and not value.value):
             yield node, "return None"
         case ast.Break():
             yield node, "continue"
