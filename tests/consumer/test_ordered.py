@@ -117,6 +117,15 @@ class TestSteps:
         with rank_of(any_url, group="padded", remainder="pad") as loader:
             assert numbers(loader) == [*range(43), *range(5)]
 
+    def test_an_epoch_of_whole_steps_has_no_step_more_or_less(self, any_url: str) -> None:
+        """Frameworks plan their learning rates by the length."""
+        plan(any_url, [32])
+        with rank_of(any_url, 0, 2, remainder="drop") as loader:
+            batches = iter(loader)
+            next(batches)
+            assert len(loader) == 2
+            assert len(list(batches)) == 1
+
     def test_an_epoch_too_small_for_a_step_does_not_hold_up_the_next(self, any_url: str) -> None:
         """With 'drop' an epoch may have no step at all."""
         plan(any_url, [5], epochs=1)

@@ -21,7 +21,8 @@ from penstock_common.errors import (
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.positions import known_positions, report, rewind
+from penstock_common.stream.groups.ledger import group_bits
+from penstock_common.stream.groups.positions import kept_head, known_positions, report, rewind
 from penstock_common.stream.groups.roster import QUIET_MS, Membership, RankOrder, join_group, load_roster, rank_member
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -31,8 +32,8 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import loader_of, numbers, open_stream
-from tests.contracts.ordered import interleaved, plan, rank_of, read_ranks
+from tests.contracts.feed import loader_of, numbers, open_stream, sample
+from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, read_ranks
 
 WIDE = {"x": ("uint8", (1000,)), "y": ("int64", ())}
 BUDGET = 200 * 1008
@@ -377,6 +378,27 @@ class TestRetention:
             Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9)
         assert not retained_epochs(any_client, stream)
         assert not [key for key in any_client.keys("*") if b":pos:" in key]
+
+
+def test_the_start_of_an_ordered_epoch_stays_though_it_is_acknowledged(any_url: str, any_client: Client) -> None:
+    """The end of the epoch is filled from it. Retention must know that, and nobody else may call it unread."""
+    with planned_writer(any_url) as writer:
+        shard = writer.epoch(sizes=[80]).shard(0)
+        for number in range(40):
+            shard.write(sample(number))
+        shard.commit_all()
+        shard.abort()
+    stream = open_stream(any_client, "t")
+    manifest, who = load_manifest(any_client, stream, 0), rank(any_client, 0, world=1)
+    report(any_client, who, manifest, 32)
+    group = load_roster(any_client, stream.partitions[0]).groups["g"]
+    head, where = kept_head(group), (any_client, stream, manifest, "g", group, 0)
+    assert 0 < head < 32
+    assert group_bits(*where, 0, 40).tolist() == [True] * 32 + [False] * 8
+    assert group_bits(*where, 8, 36).tolist() == [True] * 24 + [False] * 4
+    assert group_bits(*where, 0, 40, may_go=True).tolist() == [False] * head + [True] * (32 - head) + [False] * 8
+    report(any_client, who, manifest, 80)
+    assert group_bits(*where, 0, 40, may_go=True).all()
 
 
 def test_a_dropped_group_leaves_no_position(any_url: str, any_client: Client) -> None:

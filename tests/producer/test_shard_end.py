@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock_common.errors import ShardMismatch
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import IndexRecord
-from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.entries import IndexRecord, index_records
+from penstock_common.stream.groups.ledger import add_dead_letter
+from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_consumer.read.hooks import hooks_of
-from penstock_producer.write.completion import first_fault
+from penstock_producer.write import completion
+from penstock_producer.write.completion import find_forged, first_fault
 from penstock_producer.write.shard import ShardWriter
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
 
@@ -178,3 +183,110 @@ def test_what_is_wrong_with_an_index_is_said_in_one_clause() -> None:
     assert first_fault(good, 6, "") == "it ends at the offset 9, and this writer at 6"
     assert first_fault(good[:1] + good[2:], 9, "") == "the record 9-0 does not follow the offset 4"
     assert first_fault(good, 9, "token") == "the record 4-0 is another writer's"
+    for wrong in (
+        IndexRecord(9, b"2-0", 6, 2, 48, (9,)),
+        IndexRecord(9, b"2-0", 6, 2, 48, (5,)),
+        IndexRecord(9, b"2-0", 6, 1, 24, (7, 9)),
+        IndexRecord(9, b"2-0", 6, 3, 72, (7,)),
+        IndexRecord(9, b"2-0", 6, 0, 0, (6, 7, 8)),
+        IndexRecord(9, b"", 6, 1, 24, (7, 8)),
+    ):
+        assert first_fault([*good[:2], wrong], 9, "") == "the record 9-0 does not follow the offset 6"
+
+
+def test_a_feed_whose_confirmed_samples_another_writer_replaced_says_so(any_url: str, any_client: Client) -> None:
+    """The shard is that writer's, and these samples are in no other one."""
+    with (
+        pytest.raises(ShardMismatch, match="lost data, and with it 8 samples that it had confirmed"),
+        writer_of(any_url, **QUIET) as writer,
+    ):
+        for number in range(8):
+            writer.write(sample(number))
+        writer.flush()
+        any_client.delete(writer.stream.partitions[0].index(0, 0))
+        forge(any_client, 8, f=0, w="another")
+
+
+@pytest.fixture
+def begun(any_url: str) -> Manifest:
+    """Return an epoch of which ten blocks of four samples are committed, the last of each a bad one."""
+    with writer_of(any_url, spec=SPEC, block_bytes=8 * SAMPLE_BYTES) as writer:
+        epoch = writer.epoch(0, sizes=[SIZE + 1])
+        shard = epoch.shard(0)
+        for offset in range(SIZE):
+            if offset % 4 < 3:
+                shard.write(sample(offset))
+            else:
+                shard.quarantine("bad")
+                shard.flush()
+        shard.commit_all()
+        shard.abort()
+        return epoch.manifest
+
+
+def test_a_long_index_is_read_in_pages(any_client: Client, begun: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard has as many records as blocks, and a writer judges all of them."""
+    monkeypatch.setattr(completion, "FIRST_PAGE", 3)
+    monkeypatch.setattr(completion, "PAGE", 4)
+    partition = open_stream(any_client, "t").partitions[0]
+    channel = open_channel(any_client)
+    records = completion.read_index(channel, any_client, partition, 0, 0)
+    channel.close()
+    assert records == list(index_records(any_client, partition, 0, 0))
+    assert [record.end for record in records] == list(range(4, SIZE + 1, 4))
+
+
+def test_each_entry_of_a_long_index_is_compared_with_its_record(
+    any_client: Client, begun: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forged one may be anywhere, also where a page of answers begins or ends."""
+    monkeypatch.setattr(completion, "PAGE", 4)
+    stream = open_stream(any_client, "t")
+    records = list(index_records(any_client, stream.partitions[0], 0, 0))
+    assert find_forged(any_client, stream, begun, 0, records) is None
+    for at, record in enumerate(records):
+        for changed in (
+            replace(record, entry_id=b"1-1"),
+            replace(record, entry_id=records[at - 1].entry_id),
+            replace(record, holes=()),
+        ):
+            assert find_forged(any_client, stream, begun, 0, [*records[:at], changed, *records[at + 1 :]]) is changed
+
+
+def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
+    any_client: Client, begun: Manifest
+) -> None:
+    """Retention removes nothing else. A deletion by hand must not pass for it."""
+    stream = open_stream(any_client, "t")
+    partition = stream.partitions[0]
+    first, second, *_ = records = list(index_records(any_client, partition, 0, 0))
+    group = {"first": 0, "declared": False, "holds": True, "seen": 0, "kind": "shared"}
+
+    def forged() -> IndexRecord | None:
+        return find_forged(any_client, stream, begun, 0, records)
+
+    def with_group(name: str, **fields: Any) -> None:
+        any_client.hset(partition.roster, f"g:{name}", json.dumps({**group, **fields}))
+
+    for record in (first, second):
+        any_client.xgroup_create(partition.entries(0), f"of {record.end}", id="0")
+    add_dead_letter(any_client, partition, begun, "of 8", second.entry_id, "bad")
+    any_client.xdel(partition.entries(0), first.entry_id, second.entry_id)
+    assert forged() is first  # the epoch is not marked
+    any_client.hset(partition.roster, "t:0", "1")
+    assert forged() is None
+    with_group("a: it reads later epochs", first=1)
+    with_group("b: no data is held for it", holds=False)
+    assert forged() is None
+    with_group("c")
+    assert forged() is first
+    for offset in (0, 1, 2):  # its ledger has no bit for the bad sample
+        assert forged() is first
+        any_client.setbit(partition.ledger(0, "c", 0), offset, 1)
+    assert forged() is second
+    any_client.hset(
+        partition.dead(0, "c"), second.entry_id, any_client.hgetall(partition.dead(0, "of 8"))[second.entry_id]
+    )
+    assert forged() is None
+    with_group("d")
+    assert forged() is first

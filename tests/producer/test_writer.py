@@ -349,6 +349,16 @@ class TestQuarantine:
         with Loader("t", group="g", batch_size=4, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader:
             assert sorted(numbers(loader)) == good
 
+    def test_a_block_has_no_more_holes_than_its_header_may(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A reader would refuse the entry."""
+        monkeypatch.setattr("penstock_producer.write.shard.MAX_HOLES", 3)
+        with writer_of(any_url, spec=SPEC) as writer, writer.epoch(sizes=[7]).shard(0) as shard:
+            for _ in range(7):
+                shard.quarantine("bad")
+        assert index_spans(any_client, "t", 0, 0) == [(0, 3), (3, 6), (6, 7)]
+
     def test_an_epoch_of_bad_samples_only_adds_up(self, any_url: str, any_client: Client) -> None:
         """More holes than one header may carry, and nothing else: still an epoch that ends."""
         with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
