@@ -109,9 +109,9 @@ class Committer:
     """Appends to one shard of one epoch."""
 
     def __init__(
-        self, resources: SharedResources, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool = True,
-        room_wait_s: float | None = None, clock: Callable[[], float] = time.monotonic,
-        should_stop: Callable[[], bool] = lambda: False, token: str = "",
+        self, resources: SharedResources, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool,
+        room_wait_s: float | None, should_stop: Callable[[], bool], token: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Begin to append to one shard, after what is committed of it.
 
