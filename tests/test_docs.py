@@ -236,6 +236,15 @@ def test_every_test_that_an_internals_page_names_exists(page: Path) -> None:
     assert [f"{path}::{test}" for path, test in named if test not in written_in(path)] == []
 
 
+def test_every_promise_names_the_tests_that_kill_mutants_of_its_code() -> None:
+    """A promise without such a test may be broken by a fault that nobody notices."""
+    promised = re.findall(r"^\| \[(.+?)\]\(internals/mechanisms-", (DOCS / "guarantees.md").read_text(), re.MULTILINE)
+    table = {promise: tests for promise, tests in rows("internals/mutants.md", 2) if promise != "promise"}
+    assert len(promised) > 10
+    assert list(table) == promised
+    assert [promise for promise, tests in table.items() if "`tests/" not in tests and tests != "not mutated"] == []
+
+
 def test_every_row_on_who_can_reach_what_names_tests_that_exist() -> None:
     """What a stranger cannot do is believed by its test; the page begins with the table."""
     title, table = (ROOT / "SECURITY.md").read_text().split("\n## ")[:2]
