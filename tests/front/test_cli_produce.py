@@ -365,6 +365,29 @@ def test_nohup_keeps_a_command_alive() -> None:
             signal.signal(number, handler)
 
 
+def test_a_signal_that_comes_within_a_destructor_ends_the_command() -> None:
+    """Python prints what a destructor raises and goes on, so the signal would be lost, and the command never ends."""
+    script = """
+        import os, signal, time
+        from penstock.cli.interrupts import end_by_signals
+
+        class Connection:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        end_by_signals()
+        Connection()
+        time.sleep(20)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": _PATHS},
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert ran.returncode == -signal.SIGINT, ran.stderr
+
+
 def test_sigterm_ends_commands_whose_server_stands_still(fresh_server: Any, tmp_path: Path) -> None:
     """A host goes down, and its Redis first: waits for an answer in each step of the end would add up to minutes."""
     server = fresh_server()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
 import termios
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -13,7 +15,10 @@ from typing import Any, TextIO
 
 QUIT_KEY = "q"
 _LFLAG, _CC = 3, 6
+_report = sys.unraisablehook
 _ENDS = (signal.SIGQUIT, signal.SIGTERM)
+_AGAIN_S = 0.05
+"""The time after which a signal that a destructor swallowed is sent again: the destructor has ended by then."""
 
 
 @contextmanager
@@ -99,6 +104,17 @@ def end_by_signals() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, hang_up)
+    sys.unraisablehook = _interrupt_again
+
+
+def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Interrupt the main thread again after a destructor, because Python drops what a destructor raises."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        timer = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+        timer.daemon = True
+        timer.start()
+    else:
+        _report(ignored)
 
 
 def hang_up(signum: int, frame: FrameType | None) -> None:
