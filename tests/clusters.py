@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -143,6 +144,33 @@ class Cluster:
                 if first <= slot <= last:
                     return next(one for one in [*self.masters, *self.replicas] if one.port == master[1])
         raise AssertionError(f"no master has slot {slot}")
+
+
+class Promotion:
+    """The time at which the replica of a key's master takes over."""
+
+    def __init__(self, cluster: Cluster, key: str) -> None:
+        """Look for it from now on, in a thread."""
+        master = cluster.master_of(key)
+        self._cluster, self._replica = cluster, cluster.replicas[cluster.masters.index(master)]
+        self._at_s = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        until(lambda: self._cluster.asked(self._replica, "ROLE")[0] == b"master", 60)
+        self._at_s = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has not happened yet."""
+        return self._thread.is_alive()
+
+    @property
+    def at_s(self) -> float:
+        """The time. It is waited for."""
+        self._thread.join()
+        return self._at_s
 
 
 @contextmanager

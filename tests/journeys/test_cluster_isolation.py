@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import load_stream
-from tests.clusters import Cluster, started_cluster, until
+from tests.clusters import Cluster, Promotion, started_cluster, until
 
 FAILOVER_S = 4.0
 """The node timeout of these clusters, far above the pause that is allowed elsewhere."""
@@ -85,33 +84,6 @@ class Handed:
         """The time of the first batch of the lost partition that came from its replica."""
         here = [at for at, some in zip(self.at_s, self.numbers, strict=True) if some[0] // EACH % 3 == lost]
         return next(at for at in here if at > since_s + PAUSE_S)
-
-
-class Promotion:
-    """The time at which the replica of a key's master takes over."""
-
-    def __init__(self, cluster: Cluster, key: str) -> None:
-        """Look for it from now on, in a thread."""
-        master = cluster.master_of(key)
-        self._cluster, self._replica = cluster, cluster.replicas[cluster.masters.index(master)]
-        self._at_s = 0.0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        until(lambda: self._cluster.asked(self._replica, "ROLE")[0] == b"master", 60)
-        self._at_s = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it has not happened yet."""
-        return self._thread.is_alive()
-
-    @property
-    def at_s(self) -> float:
-        """The time. It is waited for."""
-        self._thread.join()
-        return self._at_s
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
