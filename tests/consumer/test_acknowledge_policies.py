@@ -38,7 +38,7 @@ def delivered(client: Client, group: str = "g") -> int:
 class TestOnCheckpoint:
     """The data and the model return to the same point."""
 
-    def test_nothing_is_settled_before_the_checkpoint_and_all_of_it_then(
+    def test_nothing_is_acknowledged_before_the_checkpoint_and_all_of_it_then(
         self, any_url: str, any_client: Client
     ) -> None:
         """A model restored from a checkpoint has forgotten later samples, so none of them may be acknowledged."""
@@ -142,7 +142,7 @@ class TestWords:
                 loader.acknowledge(batch)
 
     @pytest.mark.parametrize("policy", ["on_next", "manual"])
-    def test_a_checkpoint_settles_nothing_where_the_loop_does(self, any_url: str, policy: Any) -> None:
+    def test_a_checkpoint_acknowledges_nothing_where_the_loop_does(self, any_url: str, policy: Any) -> None:
         """A user who believes that checkpoints count would lose what was trained on since."""
         with (
             loader_of(any_url, acknowledge=policy) as loader,

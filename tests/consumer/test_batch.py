@@ -100,15 +100,15 @@ def test_an_entry_is_due_with_its_last_row_and_every_row_once(sizes: list[int], 
         place(assembler, list(range(offset, offset + size)), [BatchSpan(lease, offset, offset + size)])
         offset += size
     assembler.flush()
-    settled: list[int] = []
+    acknowledged: list[int] = []
     ids: list[bytes] = []
     while (batch := assembler.take()) is not None:
         due = plan_acknowledgement(batch)[0]
-        settled += [n for lo, hi in due.ranges[0] for n in range(lo, hi) if n >= len(settled)]
+        acknowledged += [n for lo, hi in due.ranges[0] for n in range(lo, hi) if n >= len(acknowledged)]
         ids += due.ids
         for entry_id in due.ids:
-            assert int(entry_id.split(b"-")[0]) <= len(settled)
-    assert settled == list(range(offset))
+            assert int(entry_id.split(b"-")[0]) <= len(acknowledged)
+    assert acknowledged == list(range(offset))
     assert ids == [b"%d-0" % end for end in np.cumsum(sizes).tolist()]
 
 
@@ -184,7 +184,7 @@ class TestHoldings:
         assert lease.is_lost
         assert holdings.ids(0) == {}
 
-    def test_what_was_just_settled_is_remembered_for_a_while(self) -> None:
+    def test_what_was_just_acknowledged_is_remembered_for_a_while(self) -> None:
         """It may still be pending on the server, and must not be taken for lost."""
         holdings = Leases()
         holdings.add(Lease(0, 1, 2, b"1-0", 5))

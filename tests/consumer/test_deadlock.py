@@ -187,7 +187,7 @@ def deadlock(
         (deadlock({"a": 30}, freed=9), False),  # acknowledging would not help, because a missing reader holds the space
         (deadlock({}, {"a": 5, "b": 4}), True),  # no loop was given anything
         (deadlock({}, {"a": 4, "b": 5}), False),
-        (deadlock({"b": 1}, {"a": 50}), False),  # who was given something can settle it
+        (deadlock({"b": 1}, {"a": 50}), False),  # who was given something can acknowledge it
         (deadlock({}), False),
         (BlockedPartition([], 0, BUDGET, has_others=True, me=("a", "a")), False),  # a reader is at work
     ],

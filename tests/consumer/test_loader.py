@@ -150,7 +150,7 @@ class TestDelivery:
             trained += numbers(loader)
         assert sorted(trained) == list(range(30))
 
-    def test_manual_acknowledgement_settles_what_it_is_given(self, any_url: str) -> None:
+    def test_a_manual_acknowledgement_covers_what_it_is_given(self, any_url: str) -> None:
         """A user who accumulates gradients knows better than the loop when a batch is trained on."""
         produce(any_url, "t", 40)
         with loader_of(any_url, acknowledge="manual") as loader:

@@ -15,7 +15,7 @@ from tests.contracts.feed import produce
 PAGE = (Path(__file__).parents[2] / "docs" / "loading.md").read_text()
 
 
-def test_the_snippets_of_the_page_run_and_settle_their_epochs(
+def test_the_snippets_of_the_page_run_and_acknowledge_their_epochs(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The copied snippets keep the page's promise: the epoch is acknowledged, and filtered samples are never seen."""

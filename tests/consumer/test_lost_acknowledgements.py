@@ -68,7 +68,7 @@ def test_an_entry_of_which_only_the_acknowledgement_is_missing_is_acknowledged(a
     assert any_client.xpending(entries, "g")["pending"] == 0
 
 
-def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: str, any_client: Any) -> None:
+def test_an_entry_acknowledged_in_two_batches_keeps_the_bits_of_the_first(any_url: str, any_client: Any) -> None:
     """The entry is acknowledged with its second batch.
 
     Without the bits of the first, the epoch would stay incomplete.
@@ -86,7 +86,7 @@ def test_an_entry_settled_in_two_batches_keeps_the_bits_of_the_first(any_url: st
     assert any_client.bitcount(ledger) == COUNT
 
 
-def test_an_entry_that_two_members_settled_keeps_the_bits_of_both_when_a_failover_loses_them(
+def test_an_entry_that_two_members_acknowledged_keeps_the_bits_of_both_when_a_failover_loses_them(
     any_url: str, any_client: Any
 ) -> None:
     """The second member sends its acknowledgement again, and with it the entry ends. The first has left."""
@@ -117,11 +117,11 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
     produce(any_url, "t", COUNT)
     recover, cut = LeaseRenewer.recover, list[str]()
 
-    def recover_later(keeper: LeaseRenewer, *settled: Any) -> None:
-        if len(cut) < 2 and settled and threading.current_thread() is threading.main_thread():
+    def recover_later(keeper: LeaseRenewer, *acknowledged: Any) -> None:
+        if len(cut) < 2 and acknowledged and threading.current_thread() is threading.main_thread():
             cut.append("as that connection says it")
             raise ServerUnavailable(cut[0])
-        recover(keeper, *settled)
+        recover(keeper, *acknowledged)
 
     monkeypatch.setattr(LeaseRenewer, "recover", recover_later)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
@@ -131,7 +131,7 @@ def test_a_connection_cut_while_an_epochs_end_is_looked_at_ends_no_training(
     assert any_client.xpending(open_stream(any_client, "t").partitions[0].entries(0), "g")["pending"] == 0
 
 
-def test_what_was_settled_of_an_epoch_that_was_given_up_is_not_handed_out_again(any_url: str) -> None:
+def test_what_was_acknowledged_of_an_epoch_that_was_given_up_is_not_handed_out_again(any_url: str) -> None:
     """An abandoned epoch takes no acknowledgements, so its entries stay pending, although they were trained on."""
     spec = {"y": ("int64", ())}
     with Writer("t", url=any_url, spec=spec, tuning=Tuning(block_bytes=8 * BLOCK, notify=lambda _: None)) as writer:

@@ -6,7 +6,7 @@ from penstock_consumer.read.leases import Leases, plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
-def test_what_was_settled_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:
+def test_what_was_acknowledged_just_now_is_renewed_until_the_server_must_have_heard_of_it() -> None:
     """An acknowledgement may be lost with its connection, and the pending entry must then stay this member's."""
     held = Leases()
     for number in range(2):
@@ -58,9 +58,9 @@ def test_what_waits_to_be_handed_out_is_dropped_once_its_entry_was_received_agai
 def test_an_entry_whose_last_acknowledgement_is_under_way_is_not_reported_lost() -> None:
     """The server no longer lists it because it is acknowledged, so a notice of a lapsed lease would be wrong."""
     held = Leases()
-    held.add(settled := Lease(0, 7, 3, b"1-0", unacknowledged=4))
+    held.add(acknowledged := Lease(0, 7, 3, b"1-0", unacknowledged=4))
     held.add(lapsed := Lease(0, 7, 3, b"2-0", unacknowledged=4))
-    assert plan_acknowledgement(batch_of((settled, 0, 4)))[0].ids == [b"1-0"]
+    assert plan_acknowledgement(batch_of((acknowledged, 0, 4)))[0].ids == [b"1-0"]
     assert held.lose(0, 7, [b"1-0", b"2-0"]) == 1
-    assert (settled.is_lost, lapsed.is_lost) == (False, True)
+    assert (acknowledged.is_lost, lapsed.is_lost) == (False, True)
     assert len(held) == 0

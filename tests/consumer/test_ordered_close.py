@@ -38,7 +38,7 @@ def rank_of(client: Any, rank: int) -> RankClaim:
     return claim
 
 
-def settle(claim: RankClaim, position: int) -> None:
+def acknowledge(claim: RankClaim, position: int) -> None:
     """Acknowledge all of the rank's own samples up to a position."""
     claim.acknowledge(Batch({}, 0, [], position))
 
@@ -53,14 +53,14 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
     first, second = rank_of(client, 0), rank_of(client, 1)
     for claim in (first, second):
         claim.ended(0, 2 * STEP, COUNT)
-    settle(first, 2 * STEP)
+    acknowledge(first, 2 * STEP)
     first.close_epochs(0)
     assert not is_closed(client)
     assert first.unclosed == {0}
-    settle(second, STEP)
+    acknowledge(second, STEP)
     second.close_epochs(0)
     assert not is_closed(client)
-    settle(second, 2 * STEP)
+    acknowledge(second, 2 * STEP)
     second.close_epochs(0)
     assert is_closed(client)
     assert second.unclosed == set()
@@ -69,7 +69,7 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
     assert first.is_end(0, 0)  # and nothing of it is remembered
 
 
-def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(client: ControlClient) -> None:
+def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_acknowledged(client: ControlClient) -> None:
     """With `remainder="drop"` no rank gets the rest, so without this rule the epoch would never close."""
     first, second = rank_of(client, 0), rank_of(client, 1)
     for claim in (first, second):
@@ -78,7 +78,7 @@ def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_settled(
     positions = known_positions(client, open_stream(client, "t"), 0, "g")
     assert (positions.of(0), positions.of(1)) == (0, 0)
     for claim in (first, second):
-        settle(claim, STEP)
+        acknowledge(claim, STEP)
         claim.close_epochs(0)
     assert known_positions(client, open_stream(client, "t"), 0, "g").minimum(WORLD) == COUNT
     assert is_closed(client)
@@ -93,7 +93,7 @@ def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
         epoch.flush()
         claims = [rank_of(client, rank) for rank in range(WORLD)]
         for claim in claims:
-            settle(claim, STEP)
+            acknowledge(claim, STEP)
             claim.close_epochs(0)
             assert claim.unclosed == {0}
         assert not is_closed(client)

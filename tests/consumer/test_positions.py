@@ -62,7 +62,7 @@ def take(loader: Loader, count: int) -> list[Batch]:
 class TestReports:
     """A report is believed only from the process that holds the rank."""
 
-    def test_the_lowest_rank_decides_what_is_settled(self, client: Client, url: str) -> None:
+    def test_the_lowest_rank_decides_what_is_acknowledged(self, client: Client, url: str) -> None:
         """Samples that one rank still has to train on must stay, because every rank takes part in its step."""
         plan(url, [100], partitions=2)
         manifest = load_manifest(client, open_stream(client, "t"), 0)
@@ -188,7 +188,7 @@ class TestJoining:
         ranks = read_ranks(any_url, 3, 8, lease_s=6)
         assert interleaved(ranks) == [*range(200), *range(16)]
 
-    def test_every_sample_is_settled_once_over_world_sizes(self, any_url: str, any_client: Client) -> None:
+    def test_every_sample_is_acknowledged_once_over_world_sizes(self, any_url: str, any_client: Client) -> None:
         """Two ranks, then three, then one: the next samples always follow the lowest position."""
         plan(any_url, [150, 150], partitions=2)
         found: list[int] = []
@@ -339,7 +339,7 @@ class TestRetention:
                     for offset in range(total // 4):
                         shard.write({"x": np.zeros(1000, np.uint8), "y": number * (total // 4) + offset})
 
-    def test_only_what_every_rank_has_settled_goes(self, any_url: str, any_client: Client) -> None:
+    def test_only_what_every_rank_has_acknowledged_goes(self, any_url: str, any_client: Client) -> None:
         """The epoch's first steps also stay, because they fill its last step."""
         self.write(any_url, 160)
         stream = open_stream(any_client, "t")

@@ -93,7 +93,7 @@ def test_my_own_entries_are_none_of_this_plans_business() -> None:
     assert not watcher.seen
 
 
-def test_an_entry_that_is_settled_is_forgotten() -> None:
+def test_an_entry_that_is_acknowledged_is_forgotten() -> None:
     """Memory is bounded by what is pending now."""
     watcher = Watcher()
     other: Key = (1, 2, b"9-9")

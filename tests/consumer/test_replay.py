@@ -127,7 +127,7 @@ def test_a_replay_is_bit_exact_for_every_kind_of_tensor(any_url: str) -> None:
 
 
 def test_a_replay_is_what_a_group_was_given(any_url: str) -> None:
-    """A debugging session over last night's epoch must see last night's samples, settled or not."""
+    """A debugging session over last night's epoch must see last night's samples, acknowledged or not."""
     produce(any_url, "t", 100, epochs=2)
     with Loader("t", group="g", batch_size=9, url=any_url, tuning=Tuning(timeout_s=10)) as loader:
         given = {

@@ -86,7 +86,7 @@ def test_a_window_in_bytes_holds_as_many_samples_as_fit(any_url: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint", "manual"])
-def test_a_sample_is_settled_with_the_batch_it_left_in(policy: Any, any_url: str, any_client: Client) -> None:
+def test_a_sample_is_acknowledged_with_the_batch_it_left_in(policy: Any, any_url: str, any_client: Client) -> None:
     """Samples in the window have not been trained on."""
     produce(any_url, "t", 200, block_samples=7)
     with loader_of(any_url, acknowledge=policy) as loader:
@@ -240,11 +240,11 @@ def train(url: str, policy: str, stop_at: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "stop_at", "settled"),
+    ("policy", "stop_at", "acknowledged"),
     [("on_next", 1, 0), ("on_next", 12, 11), ("on_next", 24, 23), ("on_checkpoint", 10, 8), ("on_checkpoint", 3, 0)],
 )
 def test_a_killed_trainer_gets_exactly_what_it_had_not_trained_on(
-    policy: str, stop_at: int, settled: int, any_url: str, any_client: Client
+    policy: str, stop_at: int, acknowledged: int, any_url: str, any_client: Client
 ) -> None:
     """SIGKILL with a full window: its samples come again, but acknowledged samples of the same entries do not."""
     produce(any_url, "t", 200, block_samples=7)
@@ -255,7 +255,7 @@ def test_a_killed_trainer_gets_exactly_what_it_had_not_trained_on(
             steps.append([int(word) for word in line.split()])
         trainer.kill()
     assert len(steps) == stop_at
-    done = [number for step in steps[:settled] for number in step]
+    done = [number for step in steps[:acknowledged] for number in step]
     with loader_of(any_url, member="m") as loader:
         again = numbers(loader.shuffle(samples=WINDOW, seed=4))
     assert sorted(done + again) == list(range(200))

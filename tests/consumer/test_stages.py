@@ -178,19 +178,19 @@ def test_stages_behind_one_another_lose_nothing(counts: list[int]) -> None:
 
 @settings(deadline=None)
 @given(st.permutations(range(40)), st.lists(st.integers(1, 7), min_size=40, max_size=40))
-def test_samples_settled_one_by_one_in_any_order_settle_their_entry_once(order: list[int], cuts: list[int]) -> None:
+def test_samples_acknowledged_in_any_order_acknowledge_their_entry_once(order: list[int], cuts: list[int]) -> None:
     """A shuffled batch has single samples of many entries, and the last sample of an entry acknowledges all of it."""
     leases = [Lease(0, EPOCH, 0, b"%d-1" % first, 10) for first in range(0, 40, 10)]
     spans = [BatchSpan(leases[number // 10], number, number + 1) for number in order]
-    settled: set[int] = set()
+    acknowledged: set[int] = set()
     ids: list[bytes] = []
     while spans:
         count = cuts.pop()
         taken, spans = spans[:count], spans[count:]
-        settled |= {span.lo for span in taken}
+        acknowledged |= {span.lo for span in taken}
         (due,) = plan_acknowledgement(Batch({}, EPOCH, taken)).values()
         bits = {bit for lo, hi in due.ranges[0] for bit in range(lo, hi)}
-        assert bits <= settled
+        assert bits <= acknowledged
         assert {span.lo for span in taken} <= bits
         assert all(hi < lo for (_, hi), (lo, _) in zip(due.ranges[0], due.ranges[0][1:], strict=False))  # joined
         ids += due.ids

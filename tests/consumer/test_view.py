@@ -69,7 +69,7 @@ def test_names_with_slashes_become_dicts_in_dicts(any_url: str) -> None:
             nested(clash)
 
 
-def test_single_samples_are_settled_with_the_last_of_their_batch(any_url: str, any_client: Client) -> None:
+def test_single_samples_are_acknowledged_with_the_last_of_their_batch(any_url: str, any_client: Client) -> None:
     """One acknowledgement for each sample would be most of the work."""
     produce(any_url, "t", 20)
     with loader_of(any_url, remainder="pad") as loader:
@@ -84,7 +84,7 @@ def test_single_samples_are_settled_with_the_last_of_their_batch(any_url: str, a
     assert delivered(any_client) == 20
 
 
-def test_what_was_not_taken_is_not_settled_and_comes_in_the_next_pass(any_url: str, any_client: Client) -> None:
+def test_what_was_not_taken_is_not_acknowledged_and_comes_in_the_next_pass(any_url: str, any_client: Client) -> None:
     """A short pass is a look at the data, and must not lose the rest."""
     produce(any_url, "t", 40)
     with loader_of(any_url) as loader:

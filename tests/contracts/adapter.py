@@ -79,7 +79,7 @@ def delivered(url: str) -> list[int]:
     return [epoch.groups[GROUP].delivered if GROUP in epoch.groups else 0 for epoch in audit(url).epochs]
 
 
-def settled(url: str) -> bool:
+def acknowledged(url: str) -> bool:
     """Return whether no sample is lost, duplicated or unacknowledged."""
     report = audit(url)
     return report.is_clean and not report.pending and not report.unread
@@ -124,7 +124,7 @@ class AdapterContract:
         """Return the samples' numbers."""
         return [number for batch in batches for number in self.as_numpy(batch["y"]).tolist()]
 
-    def test_each_pass_is_the_next_epoch_and_settles_it(self, url: str) -> None:
+    def test_each_pass_is_the_next_epoch_and_acknowledges_it(self, url: str) -> None:
         """After the usual loop, all is acknowledged."""
         produce(url, STREAM, SAMPLES, epochs=3)
         with loader_of(url) as loader:
@@ -132,7 +132,7 @@ class AdapterContract:
             for _ in range(3):
                 assert sorted(self.labels(batches)) == list(range(SAMPLES))
         assert delivered(url) == [SAMPLES] * 3
-        assert settled(url)
+        assert acknowledged(url)
 
     def test_what_is_only_read_ahead_is_not_acknowledged(self, any_url: str) -> None:
         """A crash must not lose batches that no step has seen."""
@@ -152,7 +152,7 @@ class AdapterContract:
             first = self.labels([next(iter(batches))])
             rest = self.labels(batches)
         assert sorted(first + rest) == list(range(SAMPLES))
-        assert settled(any_url)
+        assert acknowledged(any_url)
 
     def test_what_a_killed_trainer_had_not_trained_on_is_handed_out_again(self, any_url: str) -> None:
         """SIGKILL in the middle of an epoch with batches under way: trained and redelivered samples together are
@@ -167,7 +167,7 @@ class AdapterContract:
         assert set(trained) | set(again) == set(range(SAMPLES))
         assert len(trained) >= 3 * BATCH
         assert len(again) >= SAMPLES - len(trained)
-        assert settled(any_url)
+        assert acknowledged(any_url)
 
     def test_kept_batches_stay_as_they_were(self, any_url: str) -> None:
         """Memory is used again only if nothing refers to it, including the framework's tensors."""

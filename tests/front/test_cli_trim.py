@@ -11,7 +11,7 @@ import penstock
 from penstock.__main__ import main
 
 
-def test_trim_releases_settled_epochs_at_once_and_names_who_needs_the_others(
+def test_trim_releases_acknowledged_epochs_at_once_and_names_who_needs_the_others(
     any_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A user who needs space learns what holds it, and samples that a group has yet to read are never removed."""

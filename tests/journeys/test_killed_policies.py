@@ -46,7 +46,7 @@ def train(url: str, policy: str, every: str, stop_at: str, order: str) -> None:
                 print("checkpoint", step, flush=True)
 
 
-def settled_steps(policy: str, steps: int, lines: list[str]) -> set[int]:
+def acknowledged_steps(policy: str, steps: int, lines: list[str]) -> set[int]:
     """Which steps (from 1) the policy counts as trained on, of a trainer killed in step ``steps``."""
     if policy == "on_next":
         return set(range(1, steps))
@@ -71,7 +71,7 @@ def settled_steps(policy: str, steps: int, lines: list[str]) -> set[int]:
         ("on_checkpoint", 4, 15, "canonical"),
     ],
 )
-def test_exactly_what_the_policy_left_unsettled_comes_again(
+def test_exactly_what_the_policy_left_unacknowledged_comes_again(
     policy: str, every: int, stop_at: int, order: str, any_url: str, any_client: Client
 ) -> None:
     """Kill -9 in a step, with entries that span batches: nothing more and nothing less than the policy promises."""
@@ -83,7 +83,7 @@ def test_exactly_what_the_policy_left_unsettled_comes_again(
             lines.append(line)
         assert trainer.kill() == []
     steps = [[_identity(word) for word in line.split()[1:]] for line in lines if line.startswith("step")]
-    counted = settled_steps(policy, len(steps), lines)
+    counted = acknowledged_steps(policy, len(steps), lines)
     expected = {(epoch, offset) for epoch in range(EPOCHS) for offset in range(COUNT)}
     expected -= {identity for number in counted for identity in steps[number - 1]}
     again: Counter[Identity] = Counter()

@@ -63,13 +63,13 @@ def test_a_killed_rank_goes_on_at_its_first_unacknowledged_batch(url: str, clien
         with child(train, url, 1, 2, 11) as killed:
             before = until_middle(killed)
             killed.kill()
-        settled = known_positions(client, open_stream(client, "t"), 0, "g").of(1) // 20
-        assert 11 - 8 <= settled <= 11  # reports under way at the kill are lost, and their batches come again
+        acknowledged = known_positions(client, open_stream(client, "t"), 0, "g").of(1) // 20
+        assert 11 - 8 <= acknowledged <= 11  # reports under way at the kill are lost, and their batches come again
         with child(train, url, 1, 2, -1) as again:
             after = batches_of(again.rest())
         zero = batches_of(other.rest())
-    one = batches_of(before)[:settled] + after
-    assert batches_of(before)[settled:] == after[: 11 - settled]
+    one = batches_of(before)[:acknowledged] + after
+    assert batches_of(before)[acknowledged:] == after[: 11 - acknowledged]
     assert interleaved([zero, one]) == expected(800, BAD, 0, 800)
     assert audit_stream(client, "t").is_clean
 

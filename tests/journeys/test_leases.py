@@ -72,7 +72,7 @@ def numbers(*sides: Lines) -> Counter[int]:
     return Counter(int(w) for side in sides for line in side.lines if line[:1].isdigit() for w in line.split())
 
 
-def require_settled(url: str) -> None:
+def require_acknowledged(url: str) -> None:
     """Require that no sample is lost and none is unacknowledged."""
     with connect(url) as client:
         report = audit_stream(client, "t")
@@ -107,7 +107,7 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
     found = numbers(dead, lives)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH  # the step it died in
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 def test_a_trainer_that_follows_a_killed_one_on_its_host_has_a_batch_within_five_seconds(
@@ -132,7 +132,7 @@ def test_a_trainer_that_follows_a_killed_one_on_its_host_has_a_batch_within_five
     found = numbers(dead, follows)
     assert set(found) == set(range(60))
     assert found.total() - 60 <= BATCH  # the step it died in
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 def test_a_step_longer_than_a_lease_loses_nothing(any_url: str) -> None:
@@ -146,7 +146,7 @@ def test_a_step_longer_than_a_lease_loses_nothing(any_url: str) -> None:
             assert slow.end() == quick.end() == "done"
             assert "lost" not in first.errors()
     assert numbers(slow, quick) == Counter(range(COUNT))
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 def test_a_member_paused_for_longer_than_a_lease_hands_out_nothing_that_is_anothers(any_url: str) -> None:
@@ -169,7 +169,7 @@ def test_a_member_paused_for_longer_than_a_lease_hands_out_nothing_that_is_anoth
     found = numbers(paused, lives)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -190,7 +190,7 @@ def test_a_member_that_is_stopped_in_order_hands_back_at_once(any_url: str, how:
         found = numbers(leaves, goes_on)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 def test_a_server_clock_that_jumps_takes_nothing_from_the_living(any_url: str, any_client: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_local_wall_clock_that_jumps_has_no_influence(any_url: str) -> None:
         assert one.end() == two.end() == "done", first.errors() + second.errors()
         assert "lost" not in first.errors() + second.errors()
     assert numbers(one, two) == Counter(range(COUNT))
-    require_settled(any_url)
+    require_acknowledged(any_url)
 
 
 @pytest.mark.parametrize("stands_still", [False, True])
@@ -241,4 +241,4 @@ def test_of_two_processes_with_one_member_name_the_older_stops_by_name(any_url: 
             assert older.end().startswith("ended MemberReplaced: another process joined group 'g' as member 'same'")
     found = numbers(older, newer)
     assert set(found) == set(range(COUNT))
-    require_settled(any_url)
+    require_acknowledged(any_url)

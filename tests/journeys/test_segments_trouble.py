@@ -292,7 +292,7 @@ def test_a_deleted_stream_leaves_nothing_in_its_folder(any_url: str, plane: str,
     assert not list((tmp_path / "segments").iterdir())
 
 
-def test_a_reader_that_stood_still_buries_nothing_that_others_have_settled(
+def test_a_reader_that_stood_still_makes_no_dead_letter_of_what_others_acknowledged(
     any_url: str, plane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of an entry that it was given is used again: no dead letter, since the group has every sample."""
@@ -308,7 +308,7 @@ def test_a_reader_that_stood_still_buries_nothing_that_others_have_settled(
         turned: list[int] = []
 
         def slow(self: SegmentFolder, name: str) -> Any:
-            """Between header and payload the others settle everything, and retention takes the file."""
+            """Between header and payload the others acknowledge everything, and retention takes the file."""
             if not turned:
                 turned.append(1)
                 ids = [entry_id for entry_id, _ in client.xrange(stream.partitions[0].entries(0))]

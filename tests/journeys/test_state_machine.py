@@ -18,7 +18,7 @@ SEEN = ("written", "delivered", "killed", "removed", "replayed")
 """Events that must have happened in some walk, or this test would prove little."""
 
 
-def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_committed(
+def test_whatever_writers_and_trainers_do_each_group_acknowledges_exactly_what_was_committed(
     any_server: EmbeddedServer, any_client: redis.Redis
 ) -> None:
     """The promises hold in every order of steps, also in those that no test names."""
@@ -38,6 +38,6 @@ def test_whatever_writers_and_trainers_do_each_group_settles_exactly_what_was_co
 
 
 @pytest.mark.parametrize("number", range(walks.KEPT))
-def test_a_stored_walk_commits_and_settles_as_when_it_was_stored(number: int, any_server: EmbeddedServer) -> None:
+def test_a_stored_walk_commits_and_acknowledges_as_when_it_was_stored(number: int, any_server: EmbeddedServer) -> None:
     """Chance draws other walks as the code changes; these stay the same after every commit."""
     walks.replay(walks.stored()[number], any_server.url)

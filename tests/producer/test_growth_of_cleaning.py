@@ -47,8 +47,8 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
         for number in range(WRITTEN):
             write(epoch, number)
         manifest, partition = load_manifest(any_client, writer.stream, 0), writer.stream.partitions[0]
-        settled = {number: [(0, 1)] for number in range(WRITTEN) if number != HELD}
-        assert acknowledge(any_client, partition, manifest, "g", [], settled)
+        acknowledged = {number: [(0, 1)] for number in range(WRITTEN) if number != HELD}
+        assert acknowledge(any_client, partition, manifest, "g", [], acknowledged)
 
         cleaner = Cleaner(any_client, writer.stream, partition, lambda _: None, clock=lambda: now)
         assert cleaner.free_bytes(10**9) == SAMPLE_BYTES * (WRITTEN - 1)
@@ -120,7 +120,7 @@ def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, 
         assert not stored(any_client, "t", 0)
 
 
-def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any_url: str, any_client: Client) -> None:
+def test_exactly_what_every_group_acknowledged_goes_however_it_lies_in_shards(any_url: str, any_client: Client) -> None:
     """Many shards are looked at together, of very different length: none may lose, or keep, what is another's."""
     chance, lengths = random.Random(7), [1, 200, 3, 0, 90, 33, 32, 1, 400, 64, 2]
     with Writer("t", url=any_url, spec=SPEC, partitions=2, tuning=Tuning(block_bytes=1)) as writer:
@@ -134,16 +134,16 @@ def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any
         manifest = load_manifest(any_client, writer.stream, 0)
         left = stored(any_client, "t", 0)
         cleaners = Cleaners(any_client, writer.stream, lambda _: None)
-        settled: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
+        acknowledged: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
         for share in (0.5, 0.9, 1.0):
-            for group, known in settled.items():
+            for group, known in acknowledged.items():
                 for number, length in enumerate(lengths):
                     some = [offset for offset in range(length) if chance.random() < share]
                     known |= {(number, offset) for offset in some}
                     ranges = {number: [(offset, offset + 1) for offset in some]}
                     partition = writer.stream.partition_of(number)
                     assert acknowledge(any_client, partition, manifest, group, [], ranges)
-            gone = (settled["g"] & settled["h"]) & left.keys()
+            gone = (acknowledged["g"] & acknowledged["h"]) & left.keys()
             need = SAMPLE_BYTES * sum(lengths)
             assert sum(cleaners.of(number).free_bytes(need) for number in (0, 1)) == SAMPLE_BYTES * len(gone)
             left -= Counter(gone)
@@ -155,7 +155,7 @@ def test_exactly_what_every_group_has_settled_goes_however_it_lies_in_shards(any
 def test_what_was_repaired_makes_room_as_everything_else_does(
     any_url: str, any_client: Client, partitions: int
 ) -> None:
-    """A repair in one of the shards must neither stay, nor hide what is settled of the others."""
+    """A repair in one of the shards must neither stay, nor hide what is acknowledged of the others."""
     repaired.produce(any_url, partitions=partitions)
     stream = repaired.stream_of(any_client)
     join_group(any_client, Membership(stream, "g", "", ""), declared=True)

@@ -21,7 +21,7 @@ from penstock_producer.write import cleaner
 from penstock_producer.write.cleaner import clean_up
 from tests.contracts.processes import child
 from tests.producer.test_retention import group, loader_of, read, roster_of, write_epoch, writer_of
-from tests.producer.test_retention_policies import settled_epochs
+from tests.producer.test_retention_policies import acknowledged_epochs
 
 MINUTE_MS = 60_000
 
@@ -53,7 +53,7 @@ class TestPins:
 
     def test_a_pin_stops_a_removal_that_was_planned_before_it(self, any_url: str, any_client: Client) -> None:
         """A janitor that looked a moment earlier must not win."""
-        settled_epochs(any_url, 1)
+        acknowledged_epochs(any_url, 1)
         stream = load_stream(any_client, "t")
         partition = stream.partitions[0]
         generation = load_roster(any_client, partition).generation
@@ -67,7 +67,7 @@ class TestPins:
         self, any_url: str, any_client: Client
     ) -> None:
         """The script promised it all epochs from epoch 0."""
-        settled_epochs(any_url, 1)
+        acknowledged_epochs(any_url, 1)
         stream = load_stream(any_client, "t")
         partition = stream.partitions[0]
         generation = load_roster(any_client, partition).generation
@@ -79,7 +79,7 @@ class TestPins:
 
     def test_what_is_not_whole_any_more_cannot_be_pinned(self, any_url: str, any_client: Client) -> None:
         """A pin promises a replay; of a trimmed or released epoch there is none."""
-        settled_epochs(any_url, 2, partitions=2)
+        acknowledged_epochs(any_url, 2, partitions=2)
         stream = load_stream(any_client, "t")
         first, second = stream.partitions
         any_client.hset(second.roster, "t:0", "1")
@@ -107,7 +107,7 @@ class TestPins:
         self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """From any shell, for people and for programs."""
-        settled_epochs(any_url, 3)
+        acknowledged_epochs(any_url, 3)
 
         def say(*words: str) -> str:
             assert main(["epochs", *words, "--url", any_url]) == 0

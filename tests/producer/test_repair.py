@@ -310,7 +310,7 @@ def test_what_a_dead_member_had_of_a_deleted_entry_is_handed_out_again_from_the_
     assert audit(any_url).is_clean
 
 
-def test_a_half_settled_range_is_handed_out_for_its_other_half_only(any_url: str, any_client: redis.Redis) -> None:
+def test_a_half_acknowledged_range_is_handed_out_for_its_other_half_only(any_url: str, any_client: redis.Redis) -> None:
     """A repaired entry says so in its header, and the reader leaves out what the ledger has."""
     produce(any_url)
     join(any_client, "g")

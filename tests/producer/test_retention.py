@@ -55,7 +55,7 @@ class TestPlans:
 
     facts = tuple(EpochFacts(epoch, "produced", 10) for epoch in range(4))
 
-    def test_the_oldest_settled_epochs_go_until_there_is_room(self) -> None:
+    def test_the_oldest_acknowledged_epochs_go_until_there_is_room(self) -> None:
         """Replay wants the latest epochs, so the oldest go, and no more than needed."""
         roster = roster_of({"a": group(), "b": group()}, {(g, e) for g in "ab" for e in range(3)})
         assert plan_release(self.facts, roster, 0, 15) == [0, 1]
@@ -68,7 +68,7 @@ class TestPlans:
         assert list(roster.unacknowledged_by(0)) == ["b"]
         assert plan_release(self.facts, roster, 0, 100) == [1]
 
-    def test_without_any_group_nothing_is_settled(self) -> None:
+    def test_without_any_group_nothing_is_acknowledged(self) -> None:
         """A producer that was started first must keep samples that no group could read yet."""
         assert plan_release(self.facts, roster_of({}), 0, 100) == []
         assert not is_acknowledged(roster_of({"gone": group(holds=False)}), 0)
@@ -91,7 +91,7 @@ class TestPlans:
         assert plan_release(facts, roster, 0, 5) == [2]
         assert plan_release(facts, roster, 0, 100) == [2, 0]
 
-    def test_entries_go_when_every_group_has_settled_all_of_them(self) -> None:
+    def test_entries_go_when_every_group_has_acknowledged_all_of_them(self) -> None:
         """A block half read, or read by half the groups, is still owed."""
         records = [IndexRecord(10 * (n + 1), b"%d-0" % n, 10 * n, 10, 100, ()) for n in range(5)]
         a, b = np.ones(50, dtype=bool), np.ones(50, dtype=bool)
@@ -102,7 +102,7 @@ class TestPlans:
         assert plan_trim(records, [a[:5], b], 1000) == []
 
     def test_holes_owe_nothing(self) -> None:
-        """A sample that could not be made is settled for everyone."""
+        """A sample that could not be made is acknowledged for everyone."""
         record = IndexRecord(10, b"1-0", 0, 8, 100, (3, 9))
         bits = np.ones(10, dtype=bool)
         bits[[3, 9]] = False
@@ -177,8 +177,8 @@ def require_exact_books(client: Client) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_the_oldest_settled_epochs_make_room_and_the_books_agree(url: str, client: Client, partitions: int) -> None:
-    """Everything is kept until room is needed; then the oldest goes, whole, with all its keys."""
+def test_the_oldest_acknowledged_epochs_make_space_and_counts_agree(url: str, client: Client, partitions: int) -> None:
+    """Everything is kept until space is needed; then the oldest goes, whole, with all its keys."""
     with (
         writer_of(url, partitions=partitions, budget_bytes=partitions * BUDGET) as writer,
         loader_of(url, "g") as loader,
@@ -198,7 +198,7 @@ def test_the_oldest_settled_epochs_make_room_and_the_books_agree(url: str, clien
 
 
 def test_an_epoch_larger_than_the_budget_passes_through(url: str, client: Client) -> None:
-    """Entries that every group has settled go while their epoch is still written."""
+    """Entries that every group has acknowledged go while their epoch is still written."""
     with writer_of(url, room_wait_s=None) as writer, loader_of(url, "a", prefetch_bytes=1) as a:
         epoch = writer.epoch()
         found: list[int] = []

@@ -35,7 +35,7 @@ from tests.producer.test_retention import group, roster_of
 
 FACTS = tuple(EpochFacts(epoch, "produced", 10, ended_ms=1000 * epoch) for epoch in range(6))
 SETTLED = roster_of({"g": group()}, {("g", epoch) for epoch in range(5)})
-"""Epochs 0 to 4 are settled, 5 is owed."""
+"""Epochs 0 to 4 are acknowledged, 5 is owed."""
 
 
 class TestForms:
@@ -78,7 +78,7 @@ class TestPlans:
         """Return the epochs of the six that the policy removes."""
         return plan_policy(parse_policy(text), FACTS, roster, now_ms)
 
-    def test_the_newest_settled_epochs_stay(self) -> None:
+    def test_the_newest_acknowledged_epochs_stay(self) -> None:
         """Replay wants the latest ones; what is owed is not counted, and not touched."""
         assert self.plan("epochs:2") == [0, 1, 2]
         assert self.plan("epochs:0") == [0, 1, 2, 3, 4]
@@ -91,7 +91,7 @@ class TestPlans:
         assert self.plan("time:8s", now_ms=10_001) == [0, 1, 2]
         assert self.plan("time:0s", now_ms=100_000) == [0, 1, 2, 3, 4]
 
-    def test_settled_epochs_stay_up_to_so_many_bytes(self) -> None:
+    def test_acknowledged_epochs_stay_up_to_so_many_bytes(self) -> None:
         """Newest first, whole epochs only."""
         assert self.plan("bytes:30") == [0, 1]
         assert self.plan("bytes:29") == [0, 1, 2]
@@ -136,7 +136,7 @@ class TestPlans:
 # --- on a server ------------------------------------------------------------------------------------------------------
 
 
-def settled_epochs(url: str, count: int, **settings: Any) -> None:
+def acknowledged_epochs(url: str, count: int, **settings: Any) -> None:
     """Epochs of 't' that the group g has read."""
     produce(url, "t", 20, epochs=count, **settings)
     with loader_of(url) as loader:
@@ -145,9 +145,9 @@ def settled_epochs(url: str, count: int, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_pass_keeps_the_newest_settled_epochs_and_what_is_owed(url: str, client: Client, partitions: int) -> None:
+def test_a_pass_keeps_the_newest_acknowledged_epochs_and_those_owed(url: str, client: Client, partitions: int) -> None:
     """Training goes on over the pass; what is over goes with all its keys."""
-    settled_epochs(url, 5, partitions=partitions, retention="epochs:2")
+    acknowledged_epochs(url, 5, partitions=partitions, retention="epochs:2")
     produce(url, "t", 20)
     stream = load_stream(client, "t")
     join_group(client, Membership(stream, "g", "", ""), declared=True)
@@ -162,7 +162,7 @@ def test_a_pass_keeps_the_newest_settled_epochs_and_what_is_owed(url: str, clien
 
 def test_ages_and_bytes_are_kept_to_on_a_server(any_url: str, any_client: Client) -> None:
     """The server's clock counts, from the end of production; the policy may be changed at any time."""
-    settled_epochs(any_url, 4)
+    acknowledged_epochs(any_url, 4)
     stream = load_stream(any_client, "t")
     assert clean_up(any_client, stream, lambda _: None).released == []
     any_client.hset(stream.keys.meta, "retention", f"bytes:{3 * 20 * SAMPLE_BYTES}")
@@ -177,7 +177,7 @@ def test_ages_and_bytes_are_kept_to_on_a_server(any_url: str, any_client: Client
 
 def test_a_group_that_read_all_is_told_so_though_all_is_released(any_url: str, any_client: Client) -> None:
     """Started again by mistake it must not wait a minute for epochs that will never come."""
-    settled_epochs(any_url, 3, retention="epochs:0")
+    acknowledged_epochs(any_url, 3, retention="epochs:0")
     stream = load_stream(any_client, "t")
     set_plan(any_client, stream, 3)
     assert clean_up(any_client, stream, lambda _: None).released == [0, 1, 2]
@@ -210,7 +210,7 @@ def test_an_abandoned_epoch_goes_by_the_policy_too(any_url: str, any_client: Cli
 
 def test_a_lowered_budget_is_kept_to_without_a_writer(any_url: str, any_client: Client) -> None:
     """An operator who needs memory now must not have to wait for the next production."""
-    settled_epochs(any_url, 4)
+    acknowledged_epochs(any_url, 4)
     stream = load_stream(any_client, "t")
     any_client.hset(stream.keys.meta, "budget_bytes", 2 * 20 * SAMPLE_BYTES)
     stream = load_stream(any_client, "t")
@@ -223,7 +223,7 @@ def test_retention_works_by_itself_while_a_writer_is_there(
 ) -> None:
     """It needs no command and no full budget."""
     monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.05)
-    settled_epochs(any_url, 4)
+    acknowledged_epochs(any_url, 4)
     with writer_of(any_url, retention="epochs:1") as writer:
         deadline = time.monotonic() + 10
         while list(retained_epochs(any_client, writer.stream)) != [3] and time.monotonic() < deadline:
@@ -284,7 +284,7 @@ def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Cl
 
 
 def test_members_that_are_still_ending_an_epoch_bear_its_release(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one who settles the last batch makes the epoch free to go, while the others still look for more of it."""
+    """Whoever acknowledges the last batch frees the epoch, while the others still look for more of it."""
     monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.001)
     told: list[str] = []
     got: Counter[int] = Counter()

@@ -141,9 +141,9 @@ def test_a_shard_that_another_run_began_ends_well(any_url: str, any_client: Clie
     assert audit_stream(any_client, "t").is_clean
 
 
-@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("is_acknowledged", [True, False])
 def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
-    any_url: str, any_client: Client, is_settled: bool
+    any_url: str, any_client: Client, is_acknowledged: bool
 ) -> None:
     """A full budget frees what every group has trained on, also of a shard that is still written."""
     with writer_of(any_url, **QUIET) as first:
@@ -154,7 +154,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
     partition = open_stream(any_client, "t").partitions[0]
     with loader_of(any_url, batch_size=4, start="earliest") as loader, writer_of(any_url, **QUIET) as second:
         batches = iter(loader)
-        for _ in range(5 if is_settled else 2):
+        for _ in range(5 if is_acknowledged else 2):
             next(batches)
         hooks_of(loader).acknowledger.flush()
         ids: Any = [entry_id for entry_id, _ in any_client.xrange(partition.entries(0), count=4)]
@@ -162,7 +162,7 @@ def test_entries_that_retention_removed_are_told_from_entries_that_never_were(
         any_client.xdel(partition.entries(0), *ids)
         again = second.epoch(0, sizes=[SIZE]).shard(0)
         fill(again, SIZE)
-        if is_settled:
+        if is_acknowledged:
             again.close()
         else:
             with pytest.raises(ShardMismatch, match="names an entry that is not its own"):

@@ -41,7 +41,7 @@ def replay(client: Client, stream: Stream) -> None:
 
 
 def start_again(client: Client, stream: Stream) -> None:
-    """The group that had settled everything reads it again."""
+    """The group that had acknowledged everything reads it again."""
     reset_group(client, stream, "g", 0)
 
 
@@ -66,7 +66,7 @@ def act(request: pytest.FixtureRequest) -> Act:
 
 
 @contextmanager
-def settled(url: str) -> Iterator[Stream]:
+def acknowledged(url: str) -> Iterator[Stream]:
     """A stream of two epochs that its one group has read."""
     with writer_of(url) as writer, loader_of(url, "g") as loader:
         for _ in range(2):
@@ -79,7 +79,7 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
     any_url: str, any_client: Client, act: Act
 ) -> None:
     """Its plan is as old as its look at all partitions, which takes a while where there are many."""
-    with settled(any_url) as stream:
+    with acknowledged(any_url) as stream:
         with between(
             "penstock_producer.write.cleaner.fetch_rosters",
             load_script("retire_epoch"),
@@ -93,7 +93,7 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
 
 def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
     """A writer that waits is no reason to break a promise to a reader."""
-    with settled(any_url) as stream:
+    with acknowledged(any_url) as stream:
         worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
         with between(
             "penstock_producer.write.cleaner.snapshot_partition",

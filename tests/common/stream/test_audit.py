@@ -269,7 +269,7 @@ def test_a_consumer_group_destroyed_behind_our_back_is_loss(any_url: str, any_cl
     assert any("group resnet: shard 1: lost: offsets 0-23 (24 samples)" in finding for finding in report.findings)
 
 
-def test_a_ledger_that_settles_what_was_never_committed_is_named(any_url: str, any_client: redis.Redis) -> None:
+def test_a_ledger_that_acknowledges_what_was_never_committed_is_named(any_url: str, any_client: redis.Redis) -> None:
     """A member that acknowledged too much would end epochs early."""
     with writer(any_url) as made:
         epoch = unfinished(made)

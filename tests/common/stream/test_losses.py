@@ -45,7 +45,7 @@ class Lease:
         (None, [], (0, 0, 0)),
     ],
 )
-def test_a_rank_can_have_settled_no_more_than_is_committed_without_a_gap(
+def test_a_rank_can_have_acknowledged_no_more_than_is_committed_without_a_gap(
     sizes: tuple[int, ...] | None, ends: list[int], front: tuple[int, int, int]
 ) -> None:
     """A position counts every sample before it. Without planned shards, no gap can be found."""

@@ -26,10 +26,10 @@ from tests.contracts.adapter import (
     SAMPLES,
     STREAM,
     AdapterContract,
+    acknowledged,
     delivered,
     loader_of,
     report_until_killed,
-    settled,
 )
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
@@ -194,7 +194,7 @@ def test_of_two_iterations_the_older_ends(any_url: str) -> None:
         assert list(older) == []
         seen += [number for y in newer for number in y.tolist()]
     assert sorted(seen) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 # --- 64 bits ----------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_select_and_map_shape_the_elements(any_url: str) -> None:
 
 
 @pytest.mark.parametrize(("remainder", "sizes"), [("keep", [4]), ("pad", [8]), ("drop", [])])
-def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, sizes: list[int], any_url: str) -> None:
+def test_a_smaller_last_batch_is_as_asked_for_and_acknowledged(remainder: Any, sizes: list[int], any_url: str) -> None:
     """Another shape needs another compilation, or fits no sharding. In each case the epoch ends."""
     produce(any_url, STREAM, SAMPLES)
     with loader_of(any_url) as loader:
@@ -265,7 +265,7 @@ def test_a_smaller_last_batch_is_what_was_asked_for_and_settled(remainder: Any, 
     assert [len(y) for y in batches] == [BATCH] * (SAMPLES // BATCH) + sizes
     if remainder == "pad":
         assert batches[-1] == [96, 97, 98, 99] * 2
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 # --- state ------------------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_a_checkpoint_covers_what_the_loop_had(any_url: str) -> None:
         next(batches)
     with loader_of(any_url) as loader:
         assert sum(len(y) for y in dataset(loader, select="y")) == SAMPLES - 3 * BATCH
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 # --- shardings --------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_batches_are_cut_for_several_devices_and_the_last_is_made_whole(
     with child(train_on_several_devices, any_url) as trainer:
         assert trainer.finish(90) == ["sharded"], trainer.errors()
     assert delivered(any_url) == [SAMPLES] * 2
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def train_as_one_of_two_processes(url: str, coordinator: str, rank: str) -> None:

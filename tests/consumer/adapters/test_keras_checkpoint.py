@@ -14,7 +14,7 @@ import pytest
 from penstock_common.stream.commands import Client
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
-from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, delivered, loader_of, ordered, settled
+from tests.contracts.adapter import BATCH, GROUP, MEMBER, SAMPLES, STREAM, acknowledged, delivered, loader_of, ordered
 from tests.contracts.feed import open_stream, produce
 from tests.contracts.processes import child
 
@@ -46,7 +46,7 @@ def small_model(**settings: Any) -> Any:
         ({"save_weights_only": True, "filepath": "w{epoch}.weights.h5"}, 1),
     ],
 )
-def test_fit_with_checkpoints_ends_and_what_they_contain_is_settled(
+def test_fit_with_checkpoints_ends_and_what_they_contain_is_acknowledged(
     settings: dict[str, Any], steps_per_execution: int, any_url: str, tmp_path: Path
 ) -> None:
     """There are three epochs, and the later ones begin while the earlier ones wait for their checkpoint."""
@@ -59,7 +59,7 @@ def test_fit_with_checkpoints_ends_and_what_they_contain_is_settled(
         model.fit(dataset(loader, select=("x", "y")), epochs=3, verbose=0, callbacks=[saving])
     if "save_freq" not in settings:
         assert delivered(any_url) == [SAMPLES] * 3
-        assert settled(any_url)
+        assert acknowledged(any_url)
     elif steps_per_execution == 1:
         last_saved = 3 * BATCHES // 5 * 5 - 2 * BATCHES  # of the third epoch's steps
         assert delivered(any_url) == [SAMPLES, SAMPLES, last_saved * BATCH]
@@ -82,17 +82,17 @@ def test_a_save_is_on_disk_under_its_name_before_it_is_acknowledged(
         synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, os.fstat(descriptor).st_ino))
         sync(descriptor)
 
-    def settle_what_is_whole() -> None:
+    def acknowledge_what_is_whole() -> None:
         keras.saving.load_model(path)
         assert (path.name, path.stat().st_ino) not in synced  # never the file that is in use
         assert [inode for _, inode in synced[-2:]] == [path.stat().st_ino, tmp_path.stat().st_ino]
         told.append(path.stat().st_ino)
-        settle()
+        acknowledge()
 
     monkeypatch.setattr(os, "fsync", watched)
     with loader_of(any_url, acknowledge="on_checkpoint") as loader:
-        settle = loader.checkpointed
-        monkeypatch.setitem(vars(loader), "checkpointed", settle_what_is_whole)
+        acknowledge = loader.checkpointed
+        monkeypatch.setitem(vars(loader), "checkpointed", acknowledge_what_is_whole)
         model = small_model()
         model.fit(dataset(loader, select=("x", "y")), epochs=2, verbose=0, callbacks=[ModelCheckpoint(loader, path)])
         assert len(set(told)) == 2
@@ -204,7 +204,7 @@ def test_a_killed_fit_is_given_again_exactly_what_it_trained_on_since_its_last_c
         for _ in range(2):  # the rest of the second epoch, and the third
             again.update(number for batch in loader for number in batch["y"].tolist())
     assert trained + again == Counter(3 * list(range(SAMPLES)))
-    assert settled(any_url)
+    assert acknowledged(any_url)
     assert not any_client.xpending(open_stream(any_client, STREAM).partitions[0].entries(1), GROUP)["pending"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.adapter import BATCH, SAMPLES, STREAM, acknowledged, delivered, loader_of
 from tests.contracts.feed import produce
 from tests.contracts.processes import child
 
@@ -55,7 +55,7 @@ def fit(url: str, file: str = "", **settings: Any) -> None:
 
 
 @pytest.mark.slow
-def test_fit_on_the_torch_backend_settles_its_epochs(any_url: str, fresh_server: Any, tmp_path: Path) -> None:
+def test_fit_on_the_torch_backend_acknowledges_its_epochs(any_url: str, fresh_server: Any, tmp_path: Path) -> None:
     """With and without a known length, acknowledged by the step, or by the checkpoint that contains it."""
     urls = any_url, fresh_server().url
     for url in urls:
@@ -64,4 +64,4 @@ def test_fit_on_the_torch_backend_settles_its_epochs(any_url: str, fresh_server:
         trainer.rest(timeout_s=200)
     for url in urls:
         assert delivered(url) == [SAMPLES] * 3
-        assert settled(url)
+        assert acknowledged(url)

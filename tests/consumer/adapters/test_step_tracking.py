@@ -69,7 +69,7 @@ def test_what_was_dropped_on_the_way_counts_as_read_at_the_end_of_a_pass() -> No
     assert loader.returned == []
 
 
-def test_asking_for_a_batch_with_nothing_in_between_settles_the_one_before() -> None:
+def test_asking_for_a_batch_with_nothing_in_between_acknowledges_the_one_before() -> None:
     """An untouched tf.data dataset reports nothing else."""
     loader = Numbers()
     tracker = StepTracker.of(loader)  # type: ignore[arg-type]

@@ -28,10 +28,10 @@ from tests.contracts.adapter import (
     SAMPLES,
     STREAM,
     AdapterContract,
+    acknowledged,
     delivered,
     loader_of,
     report_until_killed,
-    settled,
 )
 from tests.contracts.feed import produce
 
@@ -106,7 +106,7 @@ THROUGH: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", THROUGH)
-def test_fit_over_three_epochs_settles_everything_behind(name: str, any_url: str, model: Any) -> None:
+def test_fit_over_three_epochs_acknowledges_everything_behind(name: str, any_url: str, model: Any) -> None:
     """A filtered sample counts as read, and a buffered one does not.
 
     At the end all is acknowledged, without a warning.
@@ -116,7 +116,7 @@ def test_fit_over_three_epochs_settles_everything_behind(name: str, any_url: str
         batches = THROUGH[name](dataset(loader, select=("x", "y")))
         model.fit(batches, epochs=3, verbose=0)
     assert delivered(any_url) == [SAMPLES] * 3
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 CUT: dict[str, Callable[[Any], Any]] = {
@@ -140,7 +140,7 @@ def test_what_take_leaves_comes_in_the_next_pass(name: str, any_url: str) -> Non
         seen += [number for batch in source for number in batch["y"].numpy().tolist()]
     dropped = 2 * BATCH if "skip" in name else 0
     assert len(set(seen)) >= SAMPLES - dropped
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
@@ -151,7 +151,7 @@ def test_what_was_in_a_shuffle_buffer_comes_again(any_url: str) -> None:
         first = [number for batch in source.shuffle(50).take(4) for number in batch["y"].numpy().tolist()]
         rest = [number for batch in source for number in batch["y"].numpy().tolist()]
     assert sorted(first + rest) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_a_filter_that_drops_an_epoch_goes_on_to_the_next(any_url: str) -> None:
@@ -185,7 +185,7 @@ def test_a_zip_is_told_where_it_can_be_acknowledged(any_url: str) -> None:
             next(iter(zipped))
         seen = [number for y, _ in acknowledging(zipped, source) for number in y.numpy().tolist()]
     assert sorted(seen) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_what_is_concatenated_is_acknowledged_at_the_end_of_the_pass(any_url: str) -> None:
@@ -195,7 +195,7 @@ def test_what_is_concatenated_is_acknowledged_at_the_end_of_the_pass(any_url: st
         source = dataset(loader, select="y")
         more = tf.data.Dataset.from_tensors(np.full(3, -1, np.int64))
         batches = [y.numpy().tolist() for y in source.concatenate(more)]
-        assert settled(any_url)
+        assert acknowledged(any_url)
     assert sorted(number for batch in batches for number in batch) == [-1] * 3 + list(range(SAMPLES))
     assert batches[-1] == [-1] * 3
 
@@ -219,7 +219,7 @@ def test_what_hides_the_step_is_refused_and_works_behind_acknowledging(name: str
         assert delivered(any_url) == [0]
         seen = [number for y in acknowledging(HIDING[name](source, more), source) for number in y.numpy().tolist()]
     assert sorted(number for number in seen if number >= 0) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_a_dataset_is_not_saved_and_the_error_names_the_export(any_url: str, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_map_may_return_a_list_as_in_tf_data(any_url: str) -> None:
             lambda x, y: tf.numpy_function(lambda x, y: (x, y), (x, y), (tf.float32, tf.int64))
         )
         assert sorted(number for _, y in mapped for number in y.numpy().tolist()) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_several_devices_are_fed_by_the_loop_of_the_page_and_refused_elsewhere(any_url: str) -> None:
@@ -279,7 +279,7 @@ def test_several_steps_in_one_call_are_acknowledged_after_the_call(any_url: str,
         callbacks = [Watch(), Acknowledge(loader)]
         model.fit(dataset(loader, select=("x", "y")), verbose=0, callbacks=callbacks)
     assert seen[:3] == [0, 4 * BATCH, 8 * BATCH]
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 RAGGED: SpecLike = {

@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import BudgetFull
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer, WriterHooks
-from tests.contracts.adapter import BATCH, SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.adapter import BATCH, SAMPLES, STREAM, acknowledged, delivered, loader_of
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, produce, sample
 from tests.tuned import tuned
 
@@ -36,7 +36,7 @@ def test_a_state_counts_what_reached_the_step(name: str, any_url: str) -> None:
 
 
 @pytest.mark.parametrize("name", AHEAD)
-def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(name: str, any_url: str) -> None:
+def test_a_checkpoint_acknowledges_what_reached_the_step_until_its_state_was_taken(name: str, any_url: str) -> None:
     """In a custom loop, the checkpoint is saved in the background, and reported when it is durable."""
     produce(any_url, STREAM, SAMPLES)
     trained: list[list[int]] = []
@@ -55,7 +55,7 @@ def test_a_checkpoint_settles_what_reached_the_step_until_its_state_was_taken(na
     with loader_of(any_url, member="two") as loader:
         again = [number for batch in loader for number in batch["y"].tolist()]
     assert sorted(again + [number for step in trained[:3] for number in step]) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_what_waits_for_a_checkpoint_is_not_handed_out_again_by_a_break(any_url: str) -> None:
@@ -71,11 +71,11 @@ def test_what_waits_for_a_checkpoint_is_not_handed_out_again_by_a_break(any_url:
         assert delivered(any_url) == [0]
         loader.checkpointed()
         assert delivered(any_url) == [SAMPLES]
-        assert settled(any_url)
+        assert acknowledged(any_url)
 
 
 @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
-def test_what_a_buffer_holds_is_not_settled_by_what_overtook_it_in_an_ordered_group(policy: Any, any_url: str) -> None:
+def test_what_a_buffer_holds_is_not_acknowledged_by_what_overtook_it_in_order(policy: Any, any_url: str) -> None:
     """Ordered groups acknowledge by position, and a shuffle buffer trains on later positions first."""
     produce(any_url, STREAM, SAMPLES)
     seen: list[int] = []

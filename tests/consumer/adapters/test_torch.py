@@ -22,10 +22,10 @@ from tests.contracts.adapter import (
     SAMPLES,
     STREAM,
     AdapterContract,
+    acknowledged,
     delivered,
     loader_of,
     report_until_killed,
-    settled,
 )
 from tests.contracts.feed import produce
 
@@ -170,7 +170,7 @@ def test_what_is_sent_ahead_of_the_step_is_not_acknowledged(any_url: str) -> Non
         assert side.sent > steps - 1
         numbers = [number for batch in batches for number in batch["y"].tolist()]
     assert sorted(numbers) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 WAYS: dict[str, Callable[..., Any]] = {
@@ -217,7 +217,7 @@ def test_of_two_iterations_the_older_ends(way: str, any_url: str) -> None:
         assert delivered(any_url) == [BATCH]
         seen += [number for y in newer for number in y.tolist()]
     assert sorted(seen) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_a_cpu_needs_no_copies(any_url: str) -> None:
@@ -226,7 +226,7 @@ def test_a_cpu_needs_no_copies(any_url: str) -> None:
     with loader_of(any_url) as loader:
         numbers = [n for batch in prefetch_to_device(dataset(loader), "cpu") for n in batch["y"].tolist()]
     assert sorted(numbers) == list(range(SAMPLES))
-    assert settled(any_url)
+    assert acknowledged(any_url)
 
 
 def test_mistakes_are_named(any_url: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.adapter import SAMPLES, STREAM, delivered, loader_of, settled
+from tests.contracts.adapter import SAMPLES, STREAM, acknowledged, delivered, loader_of
 from tests.contracts.feed import produce
 
 torch = pytest.importorskip("torch")
@@ -82,4 +82,4 @@ def test_copies_run_beside_the_step_from_pinned_memory_and_are_waited_for(any_ur
     assert len(copies) == -(-SAMPLES // 8)
     assert all(calls[at - 2 : at] == [("copy", "cuda", True, True, "side")] * 2 for at in copies)
     assert delivered(any_url) == [SAMPLES]
-    assert settled(any_url)
+    assert acknowledged(any_url)
