@@ -39,7 +39,7 @@ __all__ = [
 LEAVE_S = 2.0
 """The time for which closing waits for a server that is away."""
 AT_ONCE_S = 0.3
-"""The time for any part of an end that nobody asked for in words: Ctrl-C, an error, the end of the program."""
+"""The time for any part of an end without a call of `close`: Ctrl-C, an error, the end of the program."""
 BETWEEN_TRIES_S = 0.5
 OUTAGE_S = 60.0
 """The time for which a request to a lost server is repeated. It outlasts a restart, a failover or a minute of
@@ -134,7 +134,10 @@ class Outage:
         *,
         what: str = "",
     ) -> None:
-        """``doing`` is said in notices. ``what`` the server has is said, too, and in the error; '' says nothing."""
+        """Begin with no outage.
+
+        Notices say what the process is ``doing``, and ``what`` the server has. The error says ``what``, too.
+        """
         self._notify, self._doing, self._clock, self._what = notify, f"{doing} {what}".rstrip(), clock, what
         self.patience_s = OUTAGE_S if patience_s is None else patience_s
         """The limit; see `hurry`."""

@@ -15,7 +15,7 @@ from penstock_common.stream.streams import Stream
 
 
 class PartitionsAway(ServerUnavailable):
-    """Partitions of a stream lie on a server that does not answer, while the others may answer."""
+    """A server with partitions of a stream does not answer, while the others may answer."""
 
 
 class ServerLooks:
@@ -41,7 +41,7 @@ class ServerLooks:
         return self._states
 
     def require(self, name: str) -> None:
-        """Raise PartitionsAway if the stream's own keys, or partitions of it, lie on a server that is away."""
+        """Raise PartitionsAway if the stream's own keys, or partitions of it, are on a server that is away."""
         if not self._since_s:
             return
         own = self._client.node_of(StreamKeys(name).meta).where

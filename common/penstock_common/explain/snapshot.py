@@ -120,7 +120,7 @@ class ServerSnapshot:
     memory: ServerMemory
     replicas: tuple[ReplicaState, ...]
     partitions: tuple[int, ...]
-    """The stream's partitions that lie there."""
+    """The stream's partitions on this server."""
     failure: str = ""
     """The reason why nothing else is known of it, or '' if it answered."""
     away_s: float = 0.0
@@ -179,7 +179,7 @@ def snapshot_partition(client: Client, stream: Stream, partition: PartitionKeys)
     with client.pipeline(transaction=False) as pipe:
         pipe.hgetall(stream.keys.epochs)
         pipe.hgetall(partition.roster)
-        pipe.time()  # answered where the roster lies
+        pipe.time()  # answered by the server that has the roster
         if partition != begin:
             pipe.hgetall(begin.roster)
         states, roster, now, *others = pipe.execute()

@@ -1,4 +1,4 @@
-"""Questions that are asked aside, in a thread, so that a server that is away or silent holds nobody up."""
+"""Ask questions in a thread of their own, so that the caller does not wait for a server that is away or silent."""
 
 from __future__ import annotations
 

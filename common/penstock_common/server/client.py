@@ -230,7 +230,7 @@ class ControlClient(redis.Redis):
 
     @property
     def is_spread(self) -> bool:
-        """Return whether the keys lie on several servers."""
+        """Return whether the keys are on several servers."""
         return self._slots is not None
 
     def node_of(self, key: Key) -> Self:
@@ -427,7 +427,7 @@ class ControlClient(redis.Redis):
         return digests[0] if digests else super().script_load(script)
 
     def unlink(self, *names: Any) -> Any:
-        """See redis.Redis. The keys may lie on several servers."""
+        """See redis.Redis. The keys may be on several servers."""
         if self._slots is None:
             return super().unlink(*names)
         by_slot: dict[int, list[Any]] = {}
@@ -471,7 +471,7 @@ def _is_any_silent(nodes: Mapping[Address, ControlClient]) -> bool:
 class ControlPipeline(Pipeline):
     """A pipeline of redis-py that raises translated errors. It repeats like its client, except under WATCH.
 
-    A transaction's keys lie on one server. Other commands may have keys on several. One without a key goes where the
+    A transaction's keys are on one server. Other commands may have keys on several. One without a key goes where the
     command before it goes, or the next one if it is the first.
     """
 
@@ -548,7 +548,7 @@ class ControlPipeline(Pipeline):
 
 
 class _SpreadRequest:
-    """A pipeline whose keys lie on several servers. `ask` is repeated until each command has its reply."""
+    """A pipeline whose keys are on several servers. `ask` is repeated until each command has its reply."""
 
     def __init__(self, client: ControlClient, callbacks: Any, commands: list[Any], *, is_strict: bool) -> None:
         """``is_strict`` is whether a server that takes no writes now is asked again, instead of its error returned."""
@@ -556,7 +556,7 @@ class _SpreadRequest:
         self._keys, self._todo = _keys_of(commands), list(range(len(commands)))
         self.replies: list[Any] = [None] * len(commands)
         self.failure: ServerUnavailable | None = None
-        """Why the last `ask` left commands without a reply."""
+        """The reason why the last `ask` left commands without a reply."""
         self.is_moved = False
         """Whether the last `ask` learned of a key's new server."""
 

@@ -141,7 +141,7 @@ def open_channels(client: ControlClient) -> Channel:
 
 
 def require_one_server(client: ControlClient, what: str, instead: str) -> None:
-    """Raise ServerUnsuitable if a client's keys may lie on several servers.
+    """Raise ServerUnsuitable if a client's keys may be on several servers.
 
     Args:
         client: A client that is connected.

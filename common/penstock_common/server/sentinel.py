@@ -1,7 +1,7 @@
 """Addresses of a service that Sentinels watch, and connections that ask them for its primary.
 
 A server that is demoted closes its connections itself, but one that is stopped or cut off does not. So a thread asks
-the Sentinels, too, and ends the connections to a former primary. Whoever waits on one connects again.
+the Sentinels, too, and ends the connections to a former primary. A thread that waits on one connects again.
 """
 
 from __future__ import annotations

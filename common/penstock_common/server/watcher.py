@@ -26,7 +26,7 @@ class Watcher:
     def __init__(self, name: str) -> None:
         """Begin; ``name`` is the thread's."""
         self._is_over = threading.Event()
-        with suppress(RuntimeError):  # the interpreter ends, or no more threads may start: nobody looks then
+        with suppress(RuntimeError):  # the interpreter ends, or no more threads may start: then there is no watch
             threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def look(self) -> None:
@@ -49,6 +49,6 @@ class Watcher:
         while not self._is_over.wait(SOON_S):
             if time.monotonic() - looked_s < LOOK_S and not self.is_urgent():
                 continue
-            with suppress(foreign.RedisError, OSError):  # whoever sends something to such servers says so
+            with suppress(foreign.RedisError, OSError):  # the sender of a command to such servers reports it
                 self.look()
             looked_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The directory of streams: one key that has the names of a server's streams, so that nobody scans for them.
+"""The directory of streams: one key that has the names of a server's streams, which saves a scan of all keys.
 
 A name in it is a hint, and the stream's meta is the fact. Versions before it neither write nor read it. Therefore the
 first stream that is entered brings all that a scan finds, and `list_streams` may scan as well.

@@ -395,7 +395,7 @@ def forget_manifest(client: Client, stream: Stream, epoch: int, manifest_id: str
 
 
 def reopen_shard(client: Client, stream: Stream, manifest: Manifest, shard: int) -> bool:
-    """Take back that a shard is complete, so that a job makes the rest of it. False if somebody else did."""
+    """Take back that a shard is complete, so that a job makes the rest of it. False if another process did."""
     keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
     return bool(run_script(client, _REOPEN_SHARD, keys, [manifest.id, manifest.epoch, shard]))
 

@@ -27,7 +27,7 @@ def usual_partitions(servers: int, budget_bytes: int) -> int:
 def choose_tags(name: str, stream_id: str, count: int, servers: Sequence[Slots]) -> list[str]:
     """Return the hash tag of each partition of a new stream.
 
-    With several servers, partition 0 lies in the stream's own slot, so that what both hold is lost together or not at
+    With several servers, partition 0 is in the stream's own slot, so that what both hold is lost together or not at
     all. The others go to the servers in turn. A server's slot for partition p is at the fraction ``frac((p + 1) *
     0.618)`` of its slots: a tool that moves the lowest slots to a new server would take evenly spaced ones together.
     With one server, partition p hashes into the p-th of ``count`` equal ranges.

@@ -13,7 +13,7 @@ MOST_KEY_BYTES: Final = 400_000_000
 
 @dataclass(frozen=True, slots=True)
 class PlacedPartition:
-    """A partition and where it lies."""
+    """A partition and its server."""
 
     number: int
     slot: int

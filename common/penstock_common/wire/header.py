@@ -1,7 +1,7 @@
 """Entry headers: the ``meta`` field, one compact JSON object, parsed with every number bounded.
 
-A header's ``ref`` says where a payload in a segment file lies, and its layout describes tensors of fixed size.
-``codec`` reads the payload fields. The reader checks whether an identity lies inside the manifest.
+A header's ``ref`` names a payload's place in a segment file, and its layout describes tensors of fixed size.
+``codec`` reads the payload fields. The reader checks whether an identity is inside the manifest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock_common.wire.spec import SHAPES_SUFFIX, Spec, TensorSpec
 ALIGN = 64
 """Each payload field begins at a multiple of this, which suits numpy, SIMD loads and devices."""
 FILE_PAGE = 4096
-"""A segment's records begin behind a head of so many bytes, or a multiple of it."""
+"""The bytes of a segment's head, or a multiple of them. Its records follow."""
 MAX_SEGMENT_BYTES = 1 << 40
 NAME = re.compile(r"[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg\Z")
 """A segment's file name: epoch, partition, and a token that changes when the file is used again."""

@@ -67,7 +67,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     ``penstock.torch.dataset``. What was trained on after the last save is handed out again to a training that continues
     from it.
 
-    A save is written beside its file, synced to disk, renamed, and only then acknowledged. So a crash at any moment
+    A save is written to a second file, synced to disk, renamed, and only then acknowledged. So a crash at any moment
     leaves the last whole checkpoint under its name, and nothing is acknowledged that a power cut could remove from it.
     The order of callbacks does not matter, because a save acknowledges what the step had been given when it ended. With
     ``save_best_only`` a save that is left out acknowledges nothing.

@@ -147,9 +147,9 @@ class LoaderDataset(Answering, IterableDataset):
         self._is_at_end = False
         """Whether of the pass that a state was taken in nothing is left."""
         self._part: EpochShare | None = None
-        """What worker processes are to read."""
+        """The share that worker processes read."""
         self._identity: State = {}
-        """Whose state they give."""
+        """The loader whose state they give."""
         self._done = 0
         """In a worker process: batches of its share that were given."""
         self._is_over = False
@@ -408,7 +408,7 @@ class AcknowledgingIterable:
         return self._shares is None and self.dataset.tracker.is_ready
 
     def elements(self) -> Iterator[tuple[Any, Token]]:
-        """One pass, each batch with the token to say its arrival by; nothing arrives by itself."""
+        """One pass, each batch with the token to say its arrival by; the step must report each arrival."""
         if self._shares is not None:
             yield from self._shared_out(self._shares)
             return

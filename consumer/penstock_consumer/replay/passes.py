@@ -28,7 +28,7 @@ T = TypeVar("T")
 def looked_ahead(blocks: Iterator[T], nbytes: Callable[[T], int]) -> Iterator[tuple[T, bool]]:
     """Yield each block twice in order: with False when the disk is to be asked for it, with True when it is due.
 
-    Between the two lie other blocks of `AHEAD_BYTES`, or all that are left.
+    Between the two are other blocks of `AHEAD_BYTES`, or all that are left.
     """
     waiting: deque[T] = deque()
     ahead = 0

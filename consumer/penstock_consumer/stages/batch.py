@@ -55,7 +55,7 @@ class Lease:
         return lease
 
     def acknowledge(self, ranges: Sequence[tuple[int, int]], samples: int) -> None:
-        """Count so many samples, at these offsets, as acknowledged."""
+        """Count this many samples, at these offsets, as acknowledged."""
         self.unacknowledged -= samples
         self.acknowledged.extend(ranges)
 

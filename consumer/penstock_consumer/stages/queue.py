@@ -138,7 +138,7 @@ class PrefetchQueue:
         self._stopped = False
 
     def divide(self, readers: int) -> Sequence[ReaderQueue]:
-        """Return an end for each of so many readers. One reader gets the queue itself."""
+        """Return an end of the queue for each reader. One reader gets the queue itself."""
         if readers == 1:
             return [self]
         self._inlets = [QueueInlet(self, self._clock) for _ in range(readers)]
@@ -293,7 +293,7 @@ class QueueInlet:
         self.is_over = False
         """Whether this reader has ended."""
         self.error: BaseException | None = None
-        """Why it ended early, which ends the other readers, too."""
+        """The error that ended it early. It ends the other readers, too."""
 
     @property
     def budget_bytes(self) -> int:

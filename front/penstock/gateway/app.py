@@ -100,7 +100,7 @@ class Gateway:
             pass
 
     async def _first_message(self, socket: WebSocket) -> dict[str, Any]:
-        """Return the message with the token. A crowd of connections without one keeps nobody out."""
+        """Return the message with the token. Many connections without one do not keep a client with a token out."""
         if len(self._pending) >= MAX_PENDING:
             next(iter(self._pending.values())).cancel()
         task = asyncio.ensure_future(_message(socket))
@@ -157,7 +157,7 @@ class Gateway:
         rate = RateLimit(self._limits.messages_per_s, time.monotonic)
         while True:
             text = await _message(socket)
-            await asyncio.sleep(rate.spend())  # one that asks too often is read more slowly, and nobody else is
+            await asyncio.sleep(rate.spend())  # one that asks too often is read more slowly, and no other is
             message = parse_message(text)
             kind = message.get("type")
             if kind == "credits":
@@ -356,7 +356,7 @@ def _mailbox() -> tuple[asyncio.Queue[Event], Callable[[Event], None]]:
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def deliver(event: Event) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(events.put_nowait, event)
 
     return events, deliver

@@ -19,7 +19,7 @@ from penstock_consumer.stages.batch import Batch
 
 MAGIC = b"PSB1"
 ALIGN = 8
-"""A payload at a multiple of this is used as a typed array where it lies."""
+"""A payload at a multiple of this is used as a typed array in place."""
 _PAIR = struct.Struct("<II")
 
 

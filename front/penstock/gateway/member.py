@@ -74,7 +74,7 @@ class GatewayMember:
     # --- what the client asks for ---
 
     def grant_credits(self, batches: int) -> None:
-        """Allow so many further batches. Raises Refusal if the client would have too many."""
+        """Allow this many further batches. Raises Refusal if the client would have too many."""
         with self._changed:
             if self._credits + batches > MAX_CREDITS:
                 raise Refusal(BAD_MESSAGE, f"a client may have {MAX_CREDITS} credits at once: grant one a batch")
@@ -138,7 +138,7 @@ class GatewayMember:
             refusal = error
         except PenstockError as error:
             refusal = refusal_of(error)
-        finally:  # a loader that `stop` closed ends its thread with an error, and nobody asks for it
+        finally:  # a loader that `stop` closed ends its thread with an error, which is not needed
             self._deliver(Ended(None if self._is_stopped else refusal))
 
     def _join(self) -> Loader | None:

@@ -36,7 +36,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
 base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page loads nothing, and sends what it has to nobody else."""
+"""The page loads nothing, and sends nothing to other hosts."""
 
 Looks = Callable[[], Iterator[list[dict[str, Any]]]]
 

@@ -28,7 +28,7 @@ FAILED = Kind("failed", 500)
 
 
 class Refusal(Exception):
-    """A request that the gateway does not carry out. The client is told the kind and the text."""
+    """A request that the gateway does not carry out. The client gets the kind and the text."""
 
     def __init__(self, kind: Kind, text: str) -> None:
         super().__init__(text)

@@ -21,7 +21,7 @@ CLOCKS_S: Final = 1.0
 """Clocks that differ by less are as good as equal: leases and heartbeats are compared in tenths of a lease."""
 
 Findings = Iterator[tuple[str, Finding]]
-"""What each finding is about, and the finding."""
+"""The subject of each finding, and the finding."""
 
 
 def check_nodes(nodes: Sequence[NodeState], budgets: Sequence[ServerBudgets]) -> list[tuple[str, Finding]]:

@@ -123,7 +123,7 @@ TELLABLE = 100
 works for less than a hundredth of its time, as a loop without a training step does. There an error of a millisecond
 doubles the wish."""
 ABOVE, BELOW = 0.1, 1.5
-"""How far the wish may lie above, or below, the number of workers without changing it."""
+"""The distances of the wish above and below the number of workers that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Production:
         self._seen: dict[int, EpochProgress] = {}
         """The last look at each epoch in work."""
         self._held_back, self._gated = "", float("-inf")
-        """Why the next epoch is not begun yet, while the production follows trainers, and when that was asked."""
+        """The reason to hold the next epoch back while the production follows trainers, and the time of that look."""
         has_own_workers = workers > 0 or planned_tasks is not None
         key = options.key if has_own_workers else None  # workers elsewhere know no key
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)

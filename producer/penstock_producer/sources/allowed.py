@@ -97,7 +97,7 @@ def require_inside(path: str | os.PathLike[str]) -> None:
 
 
 def require_below(path: str | os.PathLike[str], roots: Collection[str]) -> None:
-    """Raise NotAllowed if a path, with its links resolved, lies outside all of the folders. Nothing is opened."""
+    """Raise NotAllowed if a path, with its links resolved, is outside all of the folders. Nothing is opened."""
     text = os.fspath(path)
     try:
         found = os.path.realpath(text)

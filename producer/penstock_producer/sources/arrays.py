@@ -1,6 +1,6 @@
 """Rows of .npy and .npz files as samples. Files are mapped into memory, so only the rows in use are read.
 
-Several files of one tensor follow each other; several tensors lie side by side.
+Several files of one tensor follow each other; several tensors make one sample.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _numbers(facts: SlotFacts) -> Iterator[ReconcileStep]:
 
 
 def _is_released(facts: SlotFacts, epoch: int) -> bool:
-    """Return whether somebody noted that the epoch was released: the stream's slot, or a roster that has it no more."""
+    """Return whether the epoch is known to be released: by the stream's slot, or by a roster without it."""
     ranges = list(facts.released)
     for roster in facts.rosters:
         if epoch not in roster.epochs:

@@ -328,7 +328,7 @@ def describe_loss(client: Client, stream: Stream, manifest: Manifest, missing: S
         client: Control connection.
         stream: The stream.
         manifest: The epoch, which counts the shards as complete.
-        missing: (shard, first, end) of samples that nobody can deliver. A server lost those that no index names.
+        missing: (shard, first, end) of samples that no member can deliver. A server lost those that no index names.
     """
     said = []
     for partition in stream.partitions:

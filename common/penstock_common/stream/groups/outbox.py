@@ -37,7 +37,7 @@ CONFIRM_MS = 1000
 """The longest wait for a replica at the end of an epoch, and when a member leaves."""
 
 Probe: TypeAlias = Callable[[int], Sequence[Command]]
-"""Returns a write and a WAIT behind it that lasts for so many ms, or nothing where no replica is asked for."""
+"""Returns a write and a WAIT that lasts this many milliseconds, or nothing where no replica is needed."""
 
 
 def no_probe(limit_ms: int) -> Sequence[Command]:
@@ -51,7 +51,7 @@ def is_confirmed(wait: Command, reply: Reply) -> bool:
 
 
 class AnyOutbox(Protocol):
-    """A sender of acknowledgements: `Outbox`, or `OutboxThread` where nobody may wait for its server."""
+    """A sender of acknowledgements: `Outbox`, or `OutboxThread` where the caller must not wait for its server."""
 
     @property
     def is_empty(self) -> bool:
@@ -161,7 +161,7 @@ class Outbox:
         self._outage = Outage(notify, OUTAGE_S, doing="acknowledging", what=what)
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
-        """What is under way, in order: acknowledgements, and probes."""
+        """The requests under way, in order: acknowledgements and probes."""
         self._answered: deque[Command] = deque(maxlen=KEPT)
         """The newest acknowledgements that were answered and are not known to be on a replica."""
         self._scripts: dict[str, bool] = {}
@@ -217,7 +217,7 @@ class Outbox:
     def confirm(self) -> None:
         """See `AnyOutbox`."""
         self.flush()
-        # at least 1: WAIT takes 0 for ever, and whoever hurries waits for the answer, too
+        # at least 1: WAIT takes 0 for ever, and a caller in a hurry waits for the answer, too
         limit_ms = max(1, min(CONFIRM_MS, int(self._outage.patience_s * 500)))
         if self._answered and (probe := self._probe(limit_ms)):
             self._unanswered += probe
@@ -329,7 +329,7 @@ class OutboxThread:
         self._calls: deque[ScriptCall] = deque()
         self._is_busy = self._is_closed = self._is_asked = False
         self._error: Exception | None = None
-        """What a later call raises. The thread goes on after that."""
+        """The error that a later call raises. The thread continues after it."""
         self._limit_s: float | None = None
         """The longest wait of `flush`, in seconds. None is for ever."""
         self._thread: threading.Thread | None = None
@@ -378,7 +378,7 @@ class OutboxThread:
             raise ServerUnavailable("a server has not answered all acknowledgements yet, and nobody waits any longer")
 
     def hurry(self, patience_s: float) -> None:
-        """Repeat a request to a lost server for this time at most, from now on. So long is an answer waited for."""
+        """Repeat a request to a lost server for this time at most, from now on. Wait as long for an answer."""
         self._limit_s = patience_s + SHORTEST_S
         self._outbox.hurry(patience_s)
 

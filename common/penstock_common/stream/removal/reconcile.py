@@ -144,7 +144,7 @@ def _server_of(client: Client, partition: PartitionKeys) -> str:
 
 
 def _note(client: Client, stream: Stream, step: ReconcileStep, now_ms: int) -> bool:
-    """Note a loss, unless somebody did. Returns whether it is new."""
+    """Note a loss that is not noted yet. Returns whether it is new."""
     noted = noted_losses(client, stream, step.epoch)
     if any(loss.shard == step.shard and loss.was == COMMITTED and loss.end >= step.size for loss in noted):
         return False

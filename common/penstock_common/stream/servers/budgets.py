@@ -41,7 +41,7 @@ class StreamBudget:
     nbytes: int
     """The bytes of the servers' memory that it may take. Payloads in segments take none."""
     parts: Mapping[str, Fraction]
-    """Address -> part of the partitions that lie there."""
+    """Address -> its part of the partitions."""
 
     def on(self, where: str) -> int:
         """Return the bytes of one server's memory that it may take."""

@@ -31,13 +31,13 @@ def require_takes_blocks(
 ) -> None:
     """Send a server whose limits cannot be read a command of 2 MB, or of the block if that is larger.
 
-    Call it before the stream is made. A smaller limit that the block keeps to is told by ``notify``.
+    Call it before the stream is made. ``notify`` gets a smaller limit that the block keeps to.
 
     Args:
         client: The streams' server.
         name: The stream.
         block_bytes: The wanted block. None is that of the stream, or the default.
-        payload: The payload storage of a new stream. A server gets no payloads that lie in segments.
+        payload: The payload storage of a new stream. A server gets no payloads that are in segments.
         notify: Called with a line.
 
     Raises:

@@ -29,7 +29,7 @@ from penstock_common.waiting import Notify, Wait
 
 Answer = TypeVar("Answer")
 Place: TypeAlias = PartitionKeys | Stream
-"""Where facts are: a partition, or the keys of the stream itself."""
+"""The place of facts: a partition, or the keys of the stream itself."""
 
 
 class Confirmer:
@@ -149,7 +149,7 @@ class Confirmer:
 class Question:
     """The question whether replicas have what was written to some servers after it was made.
 
-    A server that took over meanwhile may lack the write, so it does not answer for it.
+    A server that has taken over may lack the write, so it does not answer for it.
     """
 
     def __init__(self, confirmer: Confirmer, places: Sequence[Place]) -> None:
