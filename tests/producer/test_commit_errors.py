@@ -215,3 +215,17 @@ def test_a_shard_refuses_what_is_not_its_next_sample(any_url: str, any_client: C
         shard.close()
         refused(ShardMismatch, "is closed: open the next one", lambda: shard.write(sample(0)))
     require_once_each(any_url, any_client)
+
+
+def test_a_block_that_was_made_before_follows_the_samples_that_were_written_before_it(any_url: str) -> None:
+    """Those are still gathered, and the block has the offsets behind them."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        shard, other = (writer.epoch(number, sizes=[6]).shard(0) for number in (0, 1))
+        fill(other, 2)
+        block = other._builder.finish(0, [])
+        other.abort()
+        fill(shard, 2)
+        shard.write_block(block.moved(2), {})
+        fill(shard, 6)
+        shard.close()
+    assert replayed(any_url) == [0, 1, 0, 1, 4, 5]

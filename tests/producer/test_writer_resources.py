@@ -14,6 +14,7 @@ from penstock_common.errors import EpochAbandoned, ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_producer.write.resources import SharedResources
+from tests.clusters import until
 from tests.contracts.feed import SPEC, replayed, sample, stored, writer_of
 
 SHARDS = 60
@@ -76,11 +77,14 @@ def test_a_shard_that_ended_badly_leaves_no_connection_behind(url: str, client: 
         with pytest.raises(KeyError), epoch.shard(0) as shard:
             shard.write(sample(0))
             shard.flush()
+            ended, count = shard, len(client.client_list())
             raise KeyError
+        until(lambda: len(client.client_list()) == count - 1)
         for number in range(2):
             with epoch.shard(number) as shard:
                 while shard.position < 2:
                     shard.write(sample(shard.position))
+        assert ended.committed < 2
     assert stored(client, "t", 0) == {(shard, offset): 1 for shard in range(2) for offset in range(2)}
 
 

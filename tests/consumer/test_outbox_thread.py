@@ -1,0 +1,145 @@
+"""The acknowledgements of a member with several servers: a thread for each, so that nobody waits for one of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock_common.errors import MemberReplaced, ServerUnavailable
+from penstock_common.server.channel import Channel, Command
+from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.outbox import Outbox, OutboxThread
+from penstock_common.stream.groups.positions import known_positions, position_report
+from penstock_common.stream.groups.roster import Membership
+from penstock_common.stream.manifest import load_manifest
+from tests.clusters import until
+from tests.consumer.test_positions import rank
+from tests.contracts.ordered import plan
+
+LAST = 80
+
+
+class Rank:
+    """A rank that reports its positions through a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.who: Membership = rank(client, 0, world=1)
+        self.manifest = load_manifest(client, self.who.stream, 0)
+        self.probes: list[int] = []
+        self.outbox = Outbox(client, self.who, notify=lambda _: None, probe=self._probe)
+        self.box = OutboxThread(self.outbox)
+
+    def _probe(self, limit_ms: int) -> list[Command]:
+        self.probes.append(limit_ms)
+        return [(b"HSET", b"touched", b"at", b"%d" % time.time_ns()), (b"WAIT", b"1", b"%d" % limit_ms)]
+
+    def report(self, position: int) -> None:
+        """Report in the background."""
+        self.box.send(position_report(self.manifest, self.who, position))
+
+    @property
+    def reported(self) -> int:
+        """Return the position that the server knows."""
+        return known_positions(self.client, self.who.stream, 0, "g").of(0)
+
+
+@pytest.fixture
+def reporting(any_url: str, any_client: Client) -> Iterator[Rank]:
+    """Return a rank of a produced epoch."""
+    plan(any_url, [LAST])
+    rank = Rank(any_client)
+    yield rank
+    rank.box.close()
+    until(lambda: not threads())
+
+
+def threads() -> list[threading.Thread]:
+    """Return the threads of outboxes that run."""
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-outbox"]
+
+
+def test_what_is_sent_arrives_in_order_though_nobody_flushes(reporting: Rank) -> None:
+    """A training loop sends, and goes on."""
+    assert threads() == []
+    assert reporting.box.is_empty
+    reporting.box.flush()
+    for position in range(8, LAST + 1, 8):
+        reporting.report(position)
+    until(lambda: reporting.reported == LAST)
+    until(lambda: reporting.box.is_empty)
+    assert len(threads()) == 1
+    reporting.box.close()
+    until(lambda: not threads())
+    reporting.box.flush()  # returns, though there is no thread any more
+
+
+def test_a_flush_returns_once_all_is_on_the_server(reporting: Rank) -> None:
+    """A saved state relies on it."""
+    for position in range(8, LAST + 1, 8):
+        reporting.report(position)
+        reporting.box.flush()
+        assert reporting.reported == position
+        assert reporting.box.is_empty
+
+
+def test_a_refusal_is_raised_by_one_later_call(reporting: Rank) -> None:
+    """The loop learns that another process has its name, and a call that cleans up does not raise it again."""
+    rank(reporting.client, 0, world=1)
+    reporting.report(8)
+    with pytest.raises(MemberReplaced):
+        reporting.box.flush()
+    reporting.box.flush()
+    calls: list[Callable[[], None]] = [lambda: reporting.report(16), reporting.box.attend]
+    for call in calls:
+        reporting.report(8)
+        until(lambda: reporting.box._error is not None)
+        with pytest.raises(MemberReplaced):
+            call()
+    assert reporting.reported == 0
+
+
+def test_the_end_of_an_epoch_asks_for_a_replica(reporting: Rank) -> None:
+    """Only what a replica has may rest on it."""
+    reporting.box.confirm()
+    assert reporting.probes == []  # nothing was sent
+    reporting.report(8)
+    reporting.box.confirm()
+    assert len(reporting.probes) == 1
+    assert reporting.reported == 8
+    assert len(reporting.outbox._answered) == 1  # no replica has it
+    reporting.report(16)
+    reporting.box.forget()
+    assert reporting.reported == 16
+    assert len(reporting.outbox._answered) == 0
+
+
+def test_a_server_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
+    reporting: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member leaves with what it could send, and an error says that something is missing."""
+    answers = threading.Event()
+    read = Channel.read
+
+    def slow(channel: Channel, *arguments: object) -> object:
+        if threading.current_thread().name == "penstock-outbox":
+            answers.wait(20)
+        return read(channel, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Channel, "read", slow)
+    began = time.monotonic()
+    for position in range(8, LAST + 1, 8):
+        reporting.report(position)
+    reporting.box.attend()
+    assert not reporting.box.is_empty
+    assert time.monotonic() - began < 1
+    reporting.box.hurry(0.05)
+    with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
+        reporting.box.flush()
+    assert 0.3 < time.monotonic() - began < 5
+    answers.set()
+    until(lambda: reporting.box.is_empty)
+    assert reporting.reported == LAST
