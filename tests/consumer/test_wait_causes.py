@@ -117,26 +117,26 @@ def one(size: int = 4) -> Batch:
     return Batch({"x": np.zeros(size, np.uint8)}, 0, [BatchSpan(Lease(0, 0, 0, b"", size), 0, size)])
 
 
-def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
+def test_a_counter_adds_up_to_the_time_of_the_loop() -> None:
     """Steps are not waiting, the time between two iterations does not count, and the rest has a cause."""
     clock = Clock()
-    tally, queue = StatsCounter(clock), PrefetchQueue(1000)
-    tally.ask()
-    with tally.waiting_for("producers"):
+    counter, queue = StatsCounter(clock), PrefetchQueue(1000)
+    counter.ask()
+    with counter.waiting_for("producers"):
         clock.now += 2
-    tally.begin(3, queue)
+    counter.begin(3, queue)
     queue.loop_waited = TimeSpent(producers=1.0, server=4.0)
     clock.now += 6
-    tally.deliver(one())
+    counter.deliver(one())
     clock.now += 10
-    tally.rest()
+    counter.rest()
     clock.now += 1000
-    tally.ask()
-    tally.begin(3, queue)
+    counter.ask()
+    counter.begin(3, queue)
     clock.now += 1
-    tally.count(2, 1)
-    tally.rest()
-    stats = tally.end()
+    counter.count(2, 1)
+    counter.rest()
+    stats = counter.end()
     assert (stats.epoch, stats.batches, stats.samples, stats.bytes, stats.bad_entries, stats.filled) == (
         3,
         1,
@@ -148,36 +148,36 @@ def test_a_tally_adds_up_to_the_time_of_the_loop() -> None:
     assert (stats.elapsed_s, stats.waited_s) == (19.0, 9.0)
     assert (stats.producers_s, stats.server_s, stats.reader_s) == (3.0, 4.0, 2.0)
     assert (stats.wait_share, stats.samples_per_s, stats.cause) == (9 / 19, 4 / 19, "server")
-    assert tally.stats() == stats
-    assert tally.stats(total=True) == stats
+    assert counter.stats() == stats
+    assert counter.stats(total=True) == stats
 
 
 def test_epochs_are_told_apart_and_together() -> None:
     """A slow epoch must not hide behind the fast ones before it."""
     clock = Clock()
-    tally = StatsCounter(clock)
+    counter = StatsCounter(clock)
     for epoch, seconds in enumerate((1.0, 5.0)):
-        tally.ask()
-        tally.begin(epoch, PrefetchQueue(10))
+        counter.ask()
+        counter.begin(epoch, PrefetchQueue(10))
         clock.now += seconds
-        tally.deliver(one(8))
-        tally.rest()
-        tally.end()
-    assert (tally.stats().epoch, tally.stats().samples, tally.stats().elapsed_s) == (1, 8, 5.0)
-    assert (tally.stats(total=True).samples, tally.stats(total=True).elapsed_s, tally.batches) == (16, 6.0, 2)
+        counter.deliver(one(8))
+        counter.rest()
+        counter.end()
+    assert (counter.stats().epoch, counter.stats().samples, counter.stats().elapsed_s) == (1, 8, 5.0)
+    assert (counter.stats(total=True).samples, counter.stats(total=True).elapsed_s, counter.batches) == (16, 6.0, 2)
 
 
 def test_lines_on_an_endless_feed_do_not_flood() -> None:
     """Its epochs may be a second long."""
     clock = Clock()
-    tally = StatsCounter(clock)
+    counter = StatsCounter(clock)
     said = []
     for epoch in range(100):
-        tally.begin(epoch)
-        tally.deliver(one())
+        counter.begin(epoch)
+        counter.deliver(one())
         clock.now += 1
-        tally.end()
-        said.append(tally.is_due(is_feed=True))
+        counter.end()
+        said.append(counter.is_due(is_feed=True))
     assert said.count(True) == 2
     assert said[0]
     assert said[int(FEED_S)]
@@ -185,10 +185,10 @@ def test_lines_on_an_endless_feed_do_not_flood() -> None:
 
 def test_an_epoch_of_which_nothing_came_here_has_no_line() -> None:
     """Other members had all of it."""
-    tally = StatsCounter(Clock())
-    tally.begin(0)
-    tally.end()
-    assert not tally.is_due(is_feed=False)
+    counter = StatsCounter(Clock())
+    counter.begin(0)
+    counter.end()
+    assert not counter.is_due(is_feed=False)
 
 
 def test_the_line_is_made_for_a_log() -> None:

@@ -23,7 +23,7 @@ class Hooks(Protocol):
         """The adapter that reports what was trained on, for a framework that reads ahead."""
 
     @property
-    def tally(self) -> StatsCounter:
+    def counter(self) -> StatsCounter:
         """The counts behind `Loader.stats`."""
 
     @property

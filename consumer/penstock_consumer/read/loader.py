@@ -253,7 +253,7 @@ class Loader(StageMethods, Passing):
         """The notices that were given, each of them once."""
         self._steps: int | None = None
         """The number of batches in the latest epoch whose size was known."""
-        self._tally = StatsCounter()
+        self._counter = StatsCounter()
         self._resources = LoaderResources(client, self._acknowledger.unacknowledged)
         self._closing = weakref.finalize(self, end_resources, self._resources)
         found = find_stream(self._client, self.name) if wait or is_awaited else load_stream(self._client, self.name)
@@ -353,7 +353,7 @@ class Loader(StageMethods, Passing):
         if self._member is None:
             limit = self._options.timeout_s if self._options.timeout_s is not None else self._options.startup_s
             wait = Wait(self._options.notify, limit, server=self._client.where)
-            with self._tally.waiting_for("producers"):
+            with self._counter.waiting_for("producers"):
                 return self._join(await_stream(self._client, self.name, wait))
         return self._member
 
@@ -362,7 +362,7 @@ class Loader(StageMethods, Passing):
         member = join_as(self._client, who, self._options)
         self._resources.join(member)
         self._acknowledger.join(member)
-        member.heartbeat.loop.follow(self._tally.rate)
+        member.heartbeat.loop.follow(self._counter.rate)
         return member
 
     # --- iterating ---
@@ -373,7 +373,7 @@ class Loader(StageMethods, Passing):
         A loader has one loop at a time. Raises PenstockError in an older loop, and in a second thread.
         """
         batches = self._batches()
-        return self._tally.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
+        return self._counter.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
 
     def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of one iteration, unless a newer one has begun or another thread asks meanwhile."""
@@ -398,7 +398,7 @@ class Loader(StageMethods, Passing):
         is_empty = True
         while True:
             if member.run is None:
-                with self._tally.waiting_for("producers"):
+                with self._counter.waiting_for("producers"):
                     epoch = self._await_epoch(member, is_empty)
             else:
                 epoch = member.run.reader.epoch
@@ -415,9 +415,9 @@ class Loader(StageMethods, Passing):
                 self._acknowledger.asked_for_next()
                 if member.run is None:  # a state was loaded meanwhile
                     return
-            with self._tally.waiting_for("server"):
+            with self._counter.waiting_for("server"):
                 runs_on = self._finish(member, epoch)
-            self._end_tally(epoch, is_feed=runs_on)
+            self._end_stats(epoch, is_feed=runs_on)
             if has_no_batch:
                 self._tell_no_batch(epoch)
             if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something returned is still due
@@ -498,12 +498,12 @@ class Loader(StageMethods, Passing):
         Args:
             total: whether all epochs of this loader are counted.
         """
-        return self._tally.stats(total=total)
+        return self._counter.stats(total=total)
 
-    def _end_tally(self, epoch: int, *, is_feed: bool) -> None:
+    def _end_stats(self, epoch: int, *, is_feed: bool) -> None:
         """Report the statistics of an epoch that was read to its end."""
-        stats = self._tally.end()
-        if self._tally.is_due(is_feed=is_feed):
+        stats = self._counter.end()
+        if self._counter.is_due(is_feed=is_feed):
             self._options.notify(f"{self.name}/{self.group} epoch {epoch}: {stats}")
 
     # --- state ---
@@ -558,7 +558,7 @@ class Loader(StageMethods, Passing):
     def _await_epoch(self, member: Member, is_empty: bool) -> int | None:
         """Return the next epoch of the group, or None if it has read all epochs and this loader had its share."""
         wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
-        fresh = self._tally.batches == 0
+        fresh = self._counter.batches == 0
         limit = self._options.startup_s if fresh and self._options.timeout_s is None else None
         while True:
             try:
@@ -591,14 +591,14 @@ class Loader(StageMethods, Passing):
 
     def _next_batch(self, member: Member, epoch: int) -> Batch | None:
         run = member.run or member.begin(epoch)
-        self._tally.begin(epoch, run.queue.inner)
+        self._counter.begin(epoch, run.queue.inner)
         wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
         while True:
             queued = run.queue.get(POLL_S)
             member.heartbeat.raise_error()
             if queued is not None:
                 if not member.heartbeat.is_fresh_for(queued):
-                    with self._tally.waiting_for("server"):
+                    with self._counter.waiting_for("server"):
                         member.await_leases(queued, wait)
             else:
                 self._acknowledger.attend()  # one that was lost with its connection would keep its entry from everyone
@@ -618,7 +618,7 @@ class Loader(StageMethods, Passing):
         run, claim = member.run, member.claim
         assert run is not None
         member.finish(run)
-        self._tally.count(run.reader.bad_entries, run.reader.filled)
+        self._counter.count(run.reader.bad_entries, run.reader.filled)
         manifest = find_manifest(self._client, claim.stream, epoch)
         if manifest is not None and manifest.state == ABANDONED:
             self._options.notify(f"epoch {epoch} of {self.name!r} was abandoned: it ends with what was there")
@@ -663,7 +663,7 @@ class LoaderHooks:
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
         self.client, self.options = loader._client, loader._options
-        self.acknowledger, self.tally = loader._acknowledger, loader._tally
+        self.acknowledger, self.counter = loader._acknowledger, loader._counter
 
     @property
     def policy(self) -> Acknowledge:
@@ -734,4 +734,4 @@ class LoaderHooks:
         """Note that an epoch was read to its end by worker processes, and report its statistics."""
         self.loader._note_steps(self.member, epoch)
         self.acknowledger.end_epoch(epoch)
-        self.loader._end_tally(epoch, is_feed=is_feed)
+        self.loader._end_stats(epoch, is_feed=is_feed)

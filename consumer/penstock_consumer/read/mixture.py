@@ -137,7 +137,7 @@ class Mixture(Passing):
         self._loads = 0
         """The number of states that were loaded. Each ends the running iteration."""
         self._adapter: Adapter | None = None
-        self._tally = StatsCounter()
+        self._counter = StatsCounter()
 
     # --- iterating ---
 
@@ -147,10 +147,10 @@ class Mixture(Passing):
         if self._at.is_over:
             self._at.begin()
         before = self._at.pulled
-        yield from self._tally.counted(self._pass())
+        yield from self._counter.counted(self._pass())
         if goes_on and self._at.pulled == before and self._loads == loads:  # the one continued had ended
             self._at.begin()
-            yield from self._tally.counted(self._pass())
+            yield from self._counter.counted(self._pass())
 
     def _pass(self) -> Iterator[Batch]:
         loads = self._loads
@@ -230,7 +230,9 @@ class Mixture(Passing):
 
     def stats(self) -> Stats:
         """Return the statistics of all passes. ``streams`` has those of all epochs of each loader."""
-        return mixed(self._tally.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()})
+        return mixed(
+            self._counter.current(), {name: loader.stats(total=True) for name, loader in self._loaders.items()}
+        )
 
     # --- state ---
 
@@ -317,7 +319,7 @@ class MixtureHooks:
 
     def __init__(self, mixture: Mixture) -> None:
         self._mixture, self._loaders = mixture, mixture._loaders
-        self.policy, self.tally = mixture._policy, mixture._tally
+        self.policy, self.counter = mixture._policy, mixture._counter
 
     @property
     def adapter(self) -> Adapter | None:

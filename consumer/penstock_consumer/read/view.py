@@ -120,7 +120,7 @@ class View(Passing):
 
         source = self._shown_source()
         return View(
-            source, (*self._steps, hooks_of(source).tally.around, single), count=None
+            source, (*self._steps, hooks_of(source).counter.around, single), count=None
         )  # no clock for each sample
 
     def take(self, count: int) -> View:
@@ -148,7 +148,7 @@ class View(Passing):
         items: Iterator[Any] = iter(self._source)
         for step in self._steps:
             items = step(items)
-        around = hooks_of(self._source).tally.around
+        around = hooks_of(self._source).counter.around
         return items if around in self._steps else around(items)
 
     def __bool__(self) -> bool:

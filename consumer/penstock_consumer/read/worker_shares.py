@@ -162,12 +162,12 @@ class WorkerShares:
             raise ValueError("worker processes read what is in the stream; filter() and the like need num_workers=0")
         self.flush()
         member.stop()
-        with hooks.tally.waiting_for("producers"):
+        with hooks.counter.waiting_for("producers"):
             epoch = hooks.await_epoch(is_first=is_first)
         if epoch is None:
-            hooks.tally.rest()
+            hooks.counter.rest()
             return None
-        hooks.tally.begin(epoch)
+        hooks.counter.begin(epoch)
         last, _ = hooks.acknowledger.frontier()
         start = self._rank.take_start(epoch)
         if last is not None and last.epoch == epoch:
@@ -191,12 +191,12 @@ class WorkerShares:
         lease = Lease(0, part.epoch, 0, b"", carried.size)
         batch = Batch({"": carried}, carried.epoch, [BatchSpan(lease, 0, carried.size)], carried.position)
         self._hooks.acknowledger.deliver(batch)
-        self._hooks.tally.deliver(carried)
+        self._hooks.counter.deliver(carried)
         return batch
 
     def flush(self) -> None:
         """Send acknowledgements again before a wait: one lost with its connection would keep its entry from others."""
-        self._hooks.tally.ask()
+        self._hooks.counter.ask()
         self._hooks.acknowledger.flush()
 
     def end(self, part: EpochShare, last: int) -> bool:
@@ -212,5 +212,5 @@ class WorkerShares:
         hooks.member.passed(part.epoch)
         is_feed = hooks.runs_on(part.epoch)
         hooks.end_epoch(part.epoch, is_feed=is_feed)
-        hooks.tally.rest()
+        hooks.counter.rest()
         return is_feed

@@ -95,7 +95,7 @@ class Passes(Passing):
         self.batch_size = batch_size
         self._prefetch_bytes, self._shuffle, self._window, self._notify = prefetch_bytes, shuffle, window, notify
         self._pass = 0
-        self._tally = StatsCounter()
+        self._counter = StatsCounter()
         self._pools: list[ArrayPool] = []
         """The pool of the last pass, if it has ended. The next pass uses its memory."""
 
@@ -117,7 +117,7 @@ class Passes(Passing):
 
     def stats(self) -> Stats:
         """Return the statistics of the running iteration, or of the last one. See `Loader.stats`."""
-        return self._tally.stats()
+        return self._counter.stats()
 
     def set_pass(self, number: int) -> None:
         """Choose the pass that the next iteration is, so that a training that restarts shuffles as it would have.
@@ -139,11 +139,11 @@ class Passes(Passing):
         if self._shuffle is not None:
             shuffle = ShuffleOptions(self._shuffle, self._pass, self._window, self._prefetch_bytes)
         self._pass += 1
-        tally = self._tally = StatsCounter()
+        counter = self._counter = StatsCounter()
         pool = self._pool()
         queue = PrefetchQueue(self._prefetch_bytes, pool.trim)
-        tally.ask()
-        tally.begin(self.epoch, queue)
+        counter.ask()
+        counter.begin(self.epoch, queue)
         thread = threading.Thread(target=self._run, args=(queue, shuffle, pool), name="penstock-replay", daemon=True)
         thread.start()
         try:
@@ -151,14 +151,14 @@ class Passes(Passing):
                 batch = queue.get(POLL_S)
                 self._check()
                 if batch is not None:
-                    tally.deliver(batch)
+                    counter.deliver(batch)
                     yield batch
-                    tally.ask()
+                    counter.ask()
                 elif queue.is_over:
-                    self._notify(f"{self._name()}: {tally.end()}")
+                    self._notify(f"{self._name()}: {counter.end()}")
                     return
         finally:
-            tally.rest()
+            counter.rest()
             queue.stop()
             join(thread, AT_ONCE_S)
 
