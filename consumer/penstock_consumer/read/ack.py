@@ -42,7 +42,7 @@ class OutstandingBatches:
         self._covered = 0
         """The number of batches trained on, in order, that a checkpoint covered."""
         self.promised = 0
-        """The number of batches whose state was taken. Somebody may be saving it."""
+        """The number of batches whose state was taken. The training code may be saving it."""
         self.batches = self.samples = 0
         """The batches and samples trained on since the loader was made."""
         self.last: Batch | None = None
@@ -63,7 +63,7 @@ class OutstandingBatches:
             self._train(_outstanding(batch))
 
     def arrive(self, batch: Batch) -> bool:
-        """Note that a pulled batch reached the training step. False if it was returned or forgotten meanwhile."""
+        """Note that a pulled batch reached the training step. False if it has been returned or forgotten."""
         with self._lock:
             one = self._pulled.pop(id(batch.spans), None)
             if one is not None:
@@ -121,7 +121,7 @@ class OutstandingBatches:
         return min(ones, key=canonical, default=None)
 
     def promise(self, batches: int) -> None:
-        """Note that a state was taken after so many batches. Somebody may be saving it."""
+        """Note that a state was taken after this many batches. The training code may be saving it."""
         self.promised = max(self.promised, batches)
 
     @property
@@ -166,7 +166,7 @@ class Adapter(Protocol):
 
 
 class UnacknowledgedNotice:
-    """The last notice on what a loader handed out and nobody acknowledged. It keeps no loader alive."""
+    """The last notice on batches that a loader delivered and that were not acknowledged. It keeps no loader alive."""
 
     def __init__(self, policy: Acknowledge, outstanding: OutstandingBatches, notify: Notify) -> None:
         self._policy, self._outstanding, self._notify = policy, outstanding, notify
@@ -229,7 +229,7 @@ class Acknowledger:
             self._warn()
 
     def unless_dropped(self, batch: Batch | None) -> Batch | None:
-        """Return a batch to hand out. A batch that nobody gets counts as trained on instead."""
+        """Return a batch to hand out. A batch that the loop never gets counts as trained on instead."""
         if batch is None or not batch.is_dropped:
             return batch
         self._outstanding.train(batch)

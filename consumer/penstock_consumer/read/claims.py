@@ -94,7 +94,7 @@ class Claim:
         self.notify, self._outboxes = notify, Outboxes(client, who, self.servers, notify=notify, probe_of=probe_of)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
-        """The epochs of which something was returned and is not read again yet."""
+        """The epochs with returned samples that are not read again yet."""
 
     @property
     def stream(self) -> Stream:
@@ -118,7 +118,7 @@ class Claim:
         self.heartbeat.start()
 
     def recover(self) -> set[int]:
-        """Claim again what the server gave to this member's name and nobody here has. Return the epochs of it."""
+        """Claim again what the server gave to this member's name and no reader here has. Return the epochs of it."""
         return set()
 
     def _on_replicas(self, write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
@@ -157,11 +157,11 @@ class Claim:
         """Say once, after an epoch, that others never read their share of it."""
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """See `member.Member.return_batches`. Return whether the epoch being read begins anew."""
+        """See `member.Member.return_batches`. Return whether the epoch being read begins again."""
         raise NotImplementedError
 
     def take_returned(self) -> set[int]:
-        """Return, once, the epochs of which something was returned and is not read again yet."""
+        """Return, once, the epochs with returned samples that are not read again yet."""
         returned, self._returned = self._returned, set()
         return returned
 
@@ -190,7 +190,7 @@ class Claim:
     def close_epochs(self, ended: int) -> None:
         """Close for the group the epochs that it has acknowledged, of ``ended`` and `unclosed`.
 
-        Raises EpochIncomplete for what nobody will deliver.
+        Raises EpochIncomplete for samples that no member will deliver.
         """
         self._outboxes.confirm()
         self.unclosed.add(ended)
@@ -333,21 +333,21 @@ class LeaseClaim(Claim):
         return self._claimed() | {epoch for epoch in self.unclosed if self.has_unread(epoch)}
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
-        """Give leases up and claim their entries anew. The ledger, and ``kept``, say what is handed out of them."""
+        """Give leases up and claim their entries again. The ledger, and ``kept``, say what is handed out of them."""
         self.flush()
         spans: dict[Lease, list[tuple[int, int]]] = {}
         for span in (span for batch in kept for span in batch.spans):
             spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
         for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
             if self.leases.drop(lease):
-                # held meanwhile, so that it is renewed, until the reader's lease replaces it
+                # held until then, so that it is renewed, until the reader's lease replaces it
                 self.leases.hold_again(lease, spans.get(lease, []))
                 self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._returned.add(lease.epoch)
         return False
 
     def take_returned(self) -> set[int]:
-        """See `Claim.take_returned`. The reader takes up by itself what it can."""
+        """See `Claim.take_returned`. The reader takes up what it can without this."""
         return super().take_returned() & self._claimed()
 
     # --- acknowledging ---
@@ -381,7 +381,7 @@ class LeaseClaim(Claim):
         is_pending = any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
         missing = uncovered(self.client, self.stream, manifest, group)
         if missing and self.is_released(epoch):
-            return True  # another member closed it meanwhile: the missing ledgers had gone already
+            return True  # another member has closed it: the missing ledgers had gone already
         if not missing:
             self._close_for_group(epoch)
             return True

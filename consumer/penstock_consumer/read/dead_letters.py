@@ -95,7 +95,7 @@ def cause_of(client: Client, stream: Stream, error: PenstockError) -> PenstockEr
 
 
 HOPELESS_ENTRIES = 100
-"""If so many entries before the first good one are bad, the reader, its spec or the whole epoch is broken."""
+"""If this many entries before the first good one are bad, the reader, its spec or the whole epoch is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class DeadLetters:
         self._gave_up = False
 
     def deal_with(self, odd: Sequence[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
-        """Deal with entries of which nothing is handed out. Raises TooManyDeadLetters, UnsupportedVersion."""
+        """Deal with entries that deliver no sample. Raises TooManyDeadLetters, UnsupportedVersion."""
         claim = self._claim
         for one in [one for one in odd if not is_newer(one)]:
             if is_done(claim.client, partition, manifest, claim.who.group, one.entry_id, one.error, one.header):
@@ -175,7 +175,7 @@ class DeadLetters:
     def end(self, manifest: Manifest, *, is_alone: bool) -> None:
         """Make dead letters of what is held back, at the epoch's end.
 
-        Raises TooManyDeadLetters if nobody could read anything of the epoch.
+        Raises TooManyDeadLetters if no entry of the epoch could be read.
         """
         if not self._held:
             return

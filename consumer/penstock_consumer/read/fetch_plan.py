@@ -44,7 +44,7 @@ class FetchRequest(NamedTuple):
     most: int
     """The most entries to return."""
     block_ms: int | None
-    """How long the request waits for an entry. None means not at all."""
+    """The wait of the request for an entry. None means no wait."""
 
 
 class EntryRhythm:

@@ -58,5 +58,5 @@ class Hooked(Protocol[Hooks_co]):
 
 
 def hooks_of(source: Hooked[Hooks_co]) -> Hooks_co:
-    """Return the inner side of a loader or a mixture. It is made anew each time, so it keeps no loader alive."""
+    """Return the inner side of a loader or a mixture. Each call makes a new one, so it keeps no loader alive."""
     return source._hooks()

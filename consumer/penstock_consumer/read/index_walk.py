@@ -87,7 +87,7 @@ class IndexWalk:
         self._shard, self._end = self._place_of(position)
         """The shard and offset up to which all is known to be committed."""
         self._ahead: dict[int, int] = {}
-        """How far each later shard was committed at the last look. Several shards may be written at once."""
+        """The committed samples of each later shard at the last look. Several shards may be written at once."""
         self._go_on()
 
     def now(self, manifest: Manifest, begun: range) -> None:
@@ -311,7 +311,7 @@ class NotCommittedYet(Exception):
 
 
 ELSEWHERE_S = 0.2
-"""How long a reader waits for news of an epoch that another server has. Its own partitions stand still meanwhile."""
+"""The time for which a reader waits for news of an epoch that another server has. It reads nothing in this time."""
 
 
 class CanonicalIndex:
@@ -337,7 +337,7 @@ class CanonicalIndex:
         return self._broken_off if self._broken_off is not None else self.manifest.samples
 
     def renew(self) -> None:
-        """Read the manifest again. It may lie on another server than what is read, which is not waited for."""
+        """Read the manifest again, which may be on another server than what is read. No reader waits for that."""
         manifest = self._news.ask(lambda: renewed(self._client, self._stream, self.manifest), ELSEWHERE_S)
         if manifest is not None:
             self.renew_with(manifest)

@@ -29,7 +29,7 @@ class AckRequest:
     """The samples of each entry that it acknowledges."""
 
     def merge(self) -> None:
-        """Merge neighbours. A shuffled batch has its samples one by one, and its last ones complete entries."""
+        """Merge neighbours. A shuffled batch has single samples, and the last one of an entry completes it."""
         self.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in self.ranges.items()}
 
 
@@ -110,7 +110,7 @@ class Leases:
             return len(lost)
 
     def hold_again(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
-        """Hold an entry that was dropped until it is received anew, less what of it waits for a checkpoint."""
+        """Hold an entry that was dropped until it is received again, less what of it waits for a checkpoint."""
         # one for what is to come: it is not acknowledged before
         unacknowledged = sum(hi - lo for lo, hi in kept) + 1 if kept else 0
         held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, unacknowledged, kept=kept)
@@ -212,7 +212,7 @@ def plan_reclaim(
         if entry.member == RELEASED:
             claims.append((key, entry))
             continue
-        # 2. a new sighting, another holder, or one that renewed: the lease starts anew on this clock
+        # 2. a new sighting, another holder, or one that renewed: the lease starts again on this clock
         before = seen.get(key)
         since = now_s
         if before is not None and before.holder == entry.member and not _was_renewed(before, entry, now_s):

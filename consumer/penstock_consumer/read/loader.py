@@ -66,7 +66,7 @@ class StageMethods:
 
         Args:
             samples: the size of the window, in samples. Give this or ``bytes``.
-            bytes: the size of the window, in payload bytes. The window takes this memory beside ``prefetch_bytes``.
+            bytes: the size of the window, in payload bytes. The window takes this memory besides ``prefetch_bytes``.
             seed: the seed of the draws.
 
         Returns:

@@ -298,7 +298,7 @@ class Member:
 
         Args:
             join_s: the time for a thread to end.
-            patience_s: the time to wait for a server that is away. 0 if nobody waits for the end.
+            patience_s: the time to wait for a server that is away. 0 if the caller does not wait for the end.
         """
         claim = self.claim
         self.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
@@ -324,7 +324,7 @@ class Member:
 
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
-    """Return the notice on a group that was just made beside ``others``, because its name may be misspelt."""
+    """Return the notice on a group that was made while ``others`` exist, because its name may be misspelt."""
     names = list(others)
     meant = near(group, names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
@@ -333,7 +333,7 @@ def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
 
 
 def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:
-    """Join the group and keep its member alive from now on. A new group beside others is announced.
+    """Join the group and keep its member alive from now on. A new group is announced if there are others.
 
     Raises:
         GroupBusy: ranks of another world size are alive.

@@ -133,7 +133,7 @@ class RowPlan:
 
     @property
     def step(self) -> int:
-        """Return the step of which rows are planned next."""
+        """Return the step whose rows are planned next."""
         return self._planned // self.steps.batch
 
     @property
@@ -156,7 +156,7 @@ class RowPlan:
         return total is not None and self.index.manifest.is_ended and self.is_planned_out(total)
 
     def is_planned_out(self, total: int) -> bool:
-        """Return whether all rows of an epoch of so many positions are planned."""
+        """Return whether all rows of an epoch of this many positions are planned."""
         step, done = divmod(self._planned, self.steps.batch)
         lo, hi = self.steps.mine(step, total)
         return step >= self.steps.count(total) or done >= hi - lo  # a smaller last batch, with 'keep'
@@ -242,7 +242,7 @@ class RowPlan:
         return begin if total is None else min(begin, total)
 
     def go_by(self, index: CanonicalIndex, take: RowRange) -> None:
-        """Plan again from the first row of a range, by an index that was read anew."""
+        """Plan again from the first row of a range, by an index that was read again."""
         self.index, self._is_dry = index, False
         self._plan_from(take)
 
@@ -382,7 +382,7 @@ class OrderedReader:
 
     def _await_more(self) -> None:
         self.queue.wait_for_space(0, 0)  # raises QueueStopped
-        # a bad entry that lies there for ever, of no step of this rank or of an unknown shard, must not hide the notice
+        # a bad entry that stays there, of no step of this rank or of an unknown shard, must not hide the notice
         self.queue.reader_times.to("producers")
         self._plan.wait(self._connection)
         self.queue.reader_times.to("reader")

@@ -93,7 +93,7 @@ CHECK_PAGE = 32
 if an answer brings more entries, because these follow each other.
 """
 MOST_SHARDS = 256
-"""The most shards of which a page is kept."""
+"""The most shards with a page in memory."""
 
 
 class CommitCheck:
@@ -109,12 +109,12 @@ class CommitCheck:
         self._ahead = self._size = CHECK_PAGE
 
     def begin(self, members: int) -> None:
-        """Forget the pages of earlier epochs. So many members divide what comes."""
+        """Forget the pages of earlier epochs. ``members`` divide what comes."""
         self._pages.clear()
         self._ahead = self._size = max(1, CHECK_PAGE // members)
 
     def expect(self, entries: int) -> None:
-        """Expect at most so many entries in the next answer."""
+        """Expect at most this many entries in the next answer."""
         self._size = max(self._ahead, entries)
 
     def ask(self, header: Header) -> None:
@@ -302,7 +302,7 @@ class IncomingEntry:
         return [self.fields[name].data]
 
     def adopt(self, header: Header, ref: SegmentRef, views: Sequence[NDArray[np.uint8]]) -> None:
-        """Take the fields where they lie in a segment."""
+        """Take the fields from their place in a segment."""
         self.nbytes += sum(ref.sizes)
         for (name, _), view in zip(header.fields(), views, strict=True):
             self.fields[name] = view
@@ -470,7 +470,7 @@ class Receiver:
             self._index.require(header, self._entry.entry_id)
 
     def _accept(self, header: Header) -> Lease:
-        """Take the whole entry. Its fixed tensors lie in the batches already."""
+        """Take the whole entry. Its fixed tensors are in the batches already."""
         for tensor in self._bools:
             for place in self._assembler.places(tensor.name, header.count):
                 check_values(tensor, np.frombuffer(place, dtype=np.uint8))

@@ -1,6 +1,6 @@
 """The threads and connections of a loader, and how all of them end: at `close`, or at the end of the program.
 
-Nothing here refers to the loader itself, so that one nobody uses any more can be collected and ended.
+Nothing here refers to the loader itself, so that a loader out of use can be collected and ended.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CLOSE_SILENCE_S = 5.0
 
 @dataclass(slots=True)
 class LoaderResources:
-    """The threads and connections that end with a loader, also with one that nobody closed."""
+    """The threads and connections that end with a loader, also with one that was not closed."""
 
     client: Client
     unacknowledged: UnacknowledgedNotice
-    """The notice to give if nobody closes the loader."""
+    """The notice to give if the loader is not closed."""
     member: Member | None = None
     """None until the stream was found and joined."""
     is_patient: bool = False
-    """Whether somebody closes it, and wants to have it closed."""
+    """Whether the caller closes it, and waits for that."""
     pid: int = field(default_factory=getpid)
     """The process of the loader. A process that was forked later has useless copies of all this."""
 
     def take_time(self) -> None:
-        """Wait for a server that is away, because somebody closes the loader and wants to have it closed."""
+        """Wait for a server that is away, because the caller closes the loader and waits for that."""
         self.is_patient = True
 
     def join(self, member: Member) -> None:
@@ -50,7 +50,7 @@ class LoaderResources:
 def end_resources(resources: LoaderResources) -> None:
     """End the threads, close the epochs that are acknowledged by now, return the rest, and leave the group.
 
-    A loader that nobody closed is collected in whichever thread runs then. In one of its own, which cannot wait for
+    A loader that was not closed is collected in any thread that runs then. In one of its own, which cannot wait for
     itself and may hold a lock that is needed here, a new thread does all this.
     """
     if resources.pid != getpid():

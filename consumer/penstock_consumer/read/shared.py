@@ -106,7 +106,7 @@ class SharedScope:
 
 
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1
-"""How often, and at which distance, an epoch's state is looked at again, because abandoning it writes several keys."""
+"""The looks at an epoch's state, and the time between them, because abandoning an epoch writes several keys."""
 
 
 class SharedReceivers:
@@ -189,7 +189,7 @@ class SharedReader:
         self._rejoined: set[int] = set()
         """The partitions whose server had lost this member."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
-        # the manifest lies with the first partition
+        # the server of the first partition has the manifest
         self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
 
     def run(self) -> None:
@@ -235,7 +235,7 @@ class SharedReader:
                 return
 
     def _ends_with(self, taken: int) -> bool:
-        """Return whether nothing more is behind an answer of so many entries."""
+        """Return whether an answer with this many entries brought all that there were."""
         if self._pause.is_told:
             self._look_again()
         elif taken:
@@ -492,7 +492,7 @@ class SharedReader:
             if not self._silent:
                 self._dead_letters.end(self._manifest, is_alone=False)
                 return True
-            self.queue.reader_times.to("producers")  # nobody hands it over
+            self.queue.reader_times.to("producers")  # no other part returns it
             if "~released" in others:
                 self.claim.heartbeat.look(self._partitions)
             time.sleep(0.05)

@@ -44,7 +44,7 @@ class EpochShare:
     timeout_s: float | None
 
     def is_end(self, position: int, samples: int | None) -> bool:
-        """Return whether no batch of the rank begins at this position or behind it, in an epoch of so many samples."""
+        """Return whether no batch of the rank begins at or behind this position, in an epoch of this many samples."""
         if samples is None:
             return False
         steps = EpochSteps(self.start, self.order.rank, self.order.world, self.order.batch, self.remainder)
@@ -125,7 +125,7 @@ class RemoteBatch(Protocol):
 
 
 class WorkerShares:
-    """The rank's side of reading by shares: a loader that is told of batches instead of reading them."""
+    """The rank's side of reading by shares: a loader that learns of batches instead of reading them."""
 
     def __init__(self, hooks: LoaderHooks) -> None:
         """Make the rank's side. Raises ValueError for a loader of a shared group."""
