@@ -19,6 +19,8 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 
 SERVER_PASSWORD, SENTINEL_USER, SENTINEL_PASSWORD = "of-servers", "looker", "of-sentinels"
 SENTINELS = 3
+FAILOVER_TIMEOUT_MS = 1000
+"""Sentinels that did not agree on a leader try again after twice this time."""
 
 
 class Service:
@@ -121,7 +123,7 @@ def _sentinel(executable: Path, home: Path, port: int, primary: int, tls: dict[s
         f"user default off\nuser {SENTINEL_USER} on >{SENTINEL_PASSWORD} ~* &* +@all\n"
         f"sentinel sentinel-user {SENTINEL_USER}\nsentinel sentinel-pass {SENTINEL_PASSWORD}\n"
         f"sentinel monitor feed 127.0.0.1 {primary} 2\nsentinel auth-pass feed {SERVER_PASSWORD}\n"
-        "sentinel down-after-milliseconds feed 700\nsentinel failover-timeout feed 3000\n"
+        f"sentinel down-after-milliseconds feed 700\nsentinel failover-timeout feed {FAILOVER_TIMEOUT_MS}\n"
     )
     quiet = subprocess.DEVNULL
     process = subprocess.Popen([executable, home / "sentinel.conf", "--sentinel"], stdout=quiet, stderr=quiet)

@@ -86,8 +86,7 @@ class Handed:
         return next(at for at in here if at > since_s + PAUSE_S)
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop"])
-@pytest.mark.parametrize("lost", [0, 1], ids=["stream", "partition"])
+@pytest.mark.parametrize(("lost", "fault"), [(0, "stop"), (1, "kill")], ids=["stream", "partition"])
 def test_partitions_elsewhere_go_on_while_a_master_is_away(cluster: Cluster, lost: int, fault: str) -> None:
     """One server of many is often away, and a training must not stand still each time."""
     written(cluster.url)

@@ -31,6 +31,12 @@ SOON_S = 20.0
 """A silent server is taken for an outage after 30 s. A failover, and the look that finds it, take a few."""
 
 
+@pytest.fixture(autouse=True)
+def _goes_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writers go on soon where the next primary has no replica, which they wait for by default."""
+    monkeypatch.setattr("penstock_common.stream.servers.durability.AUTO_S", 2.0)
+
+
 @pytest.fixture(scope="module", params=find_servers(), ids=server_label)
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service of each version found. The last test kills its primary."""
