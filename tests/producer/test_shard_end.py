@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import ShardMismatch
+from penstock_common.errors import DamagedKey, ShardMismatch
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
@@ -192,6 +192,18 @@ def test_what_is_wrong_with_an_index_is_said_in_one_clause() -> None:
         IndexRecord(9, b"", 6, 1, 24, (7, 8)),
     ):
         assert first_fault([*good[:2], wrong], 9, "") == "the record 9-0 does not follow the offset 6"
+
+
+def test_an_index_that_another_program_replaced_is_named(any_url: str, any_client: Client) -> None:
+    """The error says which key it is, and what to do."""
+    with (
+        writer_of(any_url, **QUIET) as writer,
+        pytest.raises(DamagedKey, match=":0:0:index"),
+        writer.epoch(0, sizes=[8]).shard(0) as shard,
+    ):
+        fill(shard, 8)
+        shard.commit_all()
+        any_client.set(writer.stream.partitions[0].index(0, 0), "x")
 
 
 def test_a_feed_whose_confirmed_samples_another_writer_replaced_says_so(any_url: str, any_client: Client) -> None:

@@ -39,7 +39,7 @@ def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch
         after = b"(%d-0" % records[-1].end if records else b"-"
         channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % count)])
         reply = channel.read()
-        raise_errors([reply], client)
+        raise_errors([reply], client, [key])
         page = read_index_page(reply)
         records += page
         if len(page) < count:
