@@ -60,7 +60,7 @@ class Mutant:
     @property
     def name(self) -> str:
         """Return a name that stays the same while other lines of the file change."""
-        return f"{self.path}: {self.before} -> {self.after}"
+        return f"{self.path}: {self.function}: {self.before} -> {self.after}"
 
     def text(self, original: str) -> str:
         """Return the text of the file with the change."""
