@@ -463,3 +463,32 @@ test("connections that break again and again change nothing", async () => {
   await loader.close();
   await isClean("broken");
 });
+
+/** Gives the last entry of a shard another id, as a writer does that sends it again after a failover lost it. */
+const SEND_AGAIN = `
+local records = redis.call('XRANGE', KEYS[2], '-', '+')
+local fields = records[#records][2]
+for i = 1, #fields, 2 do
+  if fields[i] == 'e' then
+    local entry = redis.call('XRANGE', KEYS[1], fields[i + 1], fields[i + 1])[1]
+    redis.call('XDEL', KEYS[1], fields[i + 1])
+    fields[i + 1] = redis.call('XADD', KEYS[1], '*', unpack(entry[2]))
+  end
+end
+redis.call('DEL', KEYS[2])
+for _, record in ipairs(records) do redis.call('XADD', KEYS[2], record[1], unpack(record[2])) end
+`;
+
+test("a rank reads records again whose entries a failover lost and the writer sends again", async () => {
+  const stream = "sent-again";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [80], block_bytes: 250 });
+  const found = [];
+  for await (const batch of begin(stream, { prefetchBytes: 400 })) {
+    if (found.length === 0) {
+      const keys = [await keyOf(stream, "entries"), await keyOf(stream, "0:index")];
+      await client.eval(SEND_AGAIN, { keys });
+    }
+    found.push(told(batch));
+  }
+  assert.deepEqual(ids(found), all([80]));
+});

@@ -1,5 +1,6 @@
 import { UncommittedEntry } from "../errors.js";
-import { entriesOf, type Server, textOf } from "../server/server.js";
+import { type Server, textOf } from "../server/server.js";
+import { isIndexed } from "../stream/records.js";
 import { partitionOf, type Stream } from "../stream/stream.js";
 import type { Header } from "../wire/header.js";
 
@@ -37,11 +38,7 @@ export class CommitCheck {
     if (this.#pages.size >= MOST_SHARDS) this.#pages.clear();
     this.#pages.set(at, page);
     if (page.get(`${end}-0`) === entryId) return;
-    for (const [, fields] of entriesOf(await this.#server.call("XRANGE", partition.repairs(epoch, shard), "-", "+"))) {
-      for (let i = 0; i + 1 < fields.length; i += 2) {
-        if (String(fields[i]) === "e" && String(fields[i + 1]) === entryId) return;
-      }
-    }
+    if (await isIndexed(this.#server, partition, epoch, shard, end, entryId)) return;
     throw new UncommittedEntry(
       `no record of the index names this entry, which claims shard ${shard} offsets ${first}-${end - 1}: no commit of ` +
         `Penstock wrote it, or its record was lost; \`penstock audit ${this.#stream.name}\` tells`,

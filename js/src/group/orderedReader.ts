@@ -13,6 +13,7 @@ import { bury, type DeadNote, deadNotes } from "../stream/ledger.js";
 import type { BlockingLine } from "../stream/line.js";
 import { isEnded, loadManifest, type Manifest, plannedSamples, renewed } from "../stream/manifest.js";
 import { HEAD_STEPS } from "../stream/positions.js";
+import { isIndexed } from "../stream/records.js";
 import { loadRoster, type Order } from "../stream/roster.js";
 import { partitionOf, requireThere, type Stream } from "../stream/stream.js";
 import { type Notify, seconds } from "../waiting.js";
@@ -75,7 +76,7 @@ export class OrderedReader {
   readonly #steps: EpochSteps;
   readonly #assembler: Assembler;
   readonly #unusable: Set<string>;
-  readonly #dropped: readonly DeadNote[];
+  #dropped: readonly DeadNote[];
   #manifest: Manifest;
   #walk: IndexWalk;
   /** A walk from the first position of the epoch, for what runs on beyond its end. */
@@ -408,7 +409,14 @@ export class OrderedReader {
       throw new EpochNotFound(`epoch ${this.epoch} of '${stream.name}' was abandoned`);
     }
     // an operator may have given it up since this epoch was begun
-    for (const name of (await skippedBy(member, this.epoch)).entries) this.#unusable.add(name);
+    const skipped = await skippedBy(member, this.epoch);
+    for (const name of skipped.entries) this.#unusable.add(name);
+    if (!(await isIndexed(server, this.#partition(shard), this.epoch, shard, record.end, record.entryId))) {
+      // the server came back older, and its writer sends the entry again, which then has another id
+      this.#dropped = skipped.ranges;
+      await this.#readAgain(manifest, range);
+      return;
+    }
     const total = this.#total;
     if ((total === null || start < total) && !this.#isUnusable(range.piece)) {
       const { group } = member.who;
@@ -422,10 +430,26 @@ export class OrderedReader {
     this.#leaveOut(range); // acknowledged and removed: another sample pads the last step
   }
 
-  /** Plan again from the first row that was to come from this entry. */
+  /** Read the index again from the batch of the first row that was to come from this entry. */
+  async #readAgain(manifest: Manifest, { first }: RowRange): Promise<void> {
+    const { server, stream } = this.#made.member;
+    const [begin] = this.#steps.mine(Math.floor(first / this.#steps.batch), null);
+    const begun = await shardsInOrder(server, stream, manifest);
+    this.#walk = new IndexWalk(server, stream, manifest, begun, Math.min(begin, this.#total ?? begin), this.#dropped);
+    this.#head = null;
+    this.#isDry = false;
+    await this.#refresh(manifest);
+    this.#planFrom(first);
+  }
+
+  /** Plan again from the first row that was to come from this entry, and take nothing of it. */
   #leaveOut({ piece: { shard, record }, first }: RowRange): void {
     this.#unusable.add(this.#nameOf(shard, record.entryId));
-    this.#planned = first;
+    this.#planFrom(first);
+  }
+
+  #planFrom(row: number): void {
+    this.#planned = row;
     this.#todo = [];
     this.#asked = [];
   }

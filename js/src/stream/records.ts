@@ -78,6 +78,25 @@ export async function recordsBehind(
   return found;
 }
 
+/** Return whether the index record at `end`, or one of the shard's repairs, names an entry. */
+export async function isIndexed(
+  server: Server,
+  partition: PartitionKeys,
+  epoch: number,
+  shard: number,
+  end: number,
+  entryId: string,
+): Promise<boolean> {
+  const found = await Promise.all([
+    server.call("XRANGE", partition.index(epoch, shard), `${end}-0`, `${end}-0`),
+    server.call("XRANGE", partition.repairs(epoch, shard), "-", "+"),
+  ]);
+  return found.flatMap(entriesOf).some(([, fields]) => {
+    const at = fields.findIndex((name, number) => number % 2 === 0 && String(name) === "e");
+    return at >= 0 && String(fields[at + 1]) === entryId;
+  });
+}
+
 async function* basePages(server: Server, key: string, first: StreamEntry[]): AsyncGenerator<IndexRecord> {
   let page = first;
   for (let size = FIRST_PAGE; ; ) {
