@@ -492,3 +492,17 @@ test("a rank reads records again whose entries a failover lost and the writer se
   }
   assert.deepEqual(ids(found), all([80]));
 });
+
+test("a rank that the first roster has lost joins again", async () => {
+  const stream = "place-lost";
+  await peer.ask("produce", { stream, spec: "fixed", sizes: [40, 40], block_bytes: 250, partitions: 2 });
+  const [tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  const roster = `penstock:{${stream}.${tag}}:roster`;
+  const found = [];
+  for await (const batch of begin(stream)) {
+    if (found.length === 1) await client.hDel(roster, ["g:node", "m:node:rank-0"]);
+    found.push(told(batch));
+  }
+  assert.deepEqual(ids(found), all([40, 40]));
+  assert.equal(await client.hGet(roster, "d:node:0"), "1");
+});

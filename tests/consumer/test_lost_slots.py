@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from threading import Event, Thread
 from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupNotFound
+from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupKindMismatch, GroupNotFound, MemberReplaced
+from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, Rejoining, beat, join_group, load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read.canonical import RowRange
@@ -167,3 +169,97 @@ def test_a_group_that_is_dropped_is_not_brought_back_by_its_members(any_url: str
             time.sleep(0.5)
     time.sleep(1.5)
     assert [load_roster(any_client, partition).groups for partition in stream.partitions] == [{}, {}]
+
+
+def test_a_rank_that_the_first_roster_has_lost_joins_again(any_url: str, any_client: Any) -> None:
+    """Its next report of a position was refused, and its training ended, though every other roster knew it."""
+    plan(any_url, SIZES, partitions=2)
+    stream, found = open_stream(any_client, "t"), list[int]()
+    before = partition_slot(any_client, stream, 0)
+    with rank_of(any_url, batch=4) as loader:
+        for number, batch in enumerate(loader):
+            found += batch["y"].tolist()
+            if number == 1:
+                before.restore(any_client)
+    assert found == list(range(40))
+    assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("order", [None, RankOrder(0, 1, 4)])
+def test_the_newest_process_of_a_name_takes_its_place_back(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, order: RankOrder | None, number: int
+) -> None:
+    """A roster that came back older names the process before it, which has ended. The newest one ended, too."""
+    monkeypatch.setattr(roster, "REJOIN_QUIET_S", 0.3)
+    plan(any_url, SIZES, partitions=2)
+    stream, found = open_stream(any_client, "t"), list[int]()
+    name = "m" if order is None else "rank-0"
+    join_group(any_client, Membership(stream, "g", name, "older", order))
+    before = partition_slot(any_client, stream, number)
+    with loader_of(any_url, member=name, prefetch_bytes=200) if order is None else rank_of(any_url, batch=4) as loader:
+        for at, batch in enumerate(loader):
+            found += batch["y"].tolist()
+            if at == 1:
+                before.restore(any_client)
+            time.sleep(0.15)
+    assert set(found) == set(range(40))
+    assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
+
+
+@pytest.mark.parametrize("who_lives", ["newer", "older", "both"])
+def test_of_two_processes_with_one_name_only_one_goes_on(any_url: str, any_client: Any, who_lives: str) -> None:
+    """Each of them is named by a roster after the server of one came back older."""
+    plan(any_url, SIZES, partitions=2)
+    stream, now = open_stream(any_client, "t"), [0.0]
+    older, newer = (Membership(stream, "g", "m", one) for one in ("older", "newer"))
+    join_group(any_client, older)
+    before = partition_slot(any_client, stream, 1)
+    join_group(any_client, newer)
+    before.restore(any_client)
+    first, second = stream.partitions
+    all_of_them = [
+        (one, mine, other, Rejoining(any_client, one, lambda: now[0]))
+        for one, mine, other in ((older, second, first), (newer, first, second))
+    ]
+    living = [one for one in all_of_them if who_lives in (one[0].incarnation, "both")]
+    for _ in range(3):
+        for one in living[:]:
+            who, mine, other, rejoining = one
+            beat(any_client, who, mine, {})
+            with suppress(MemberReplaced):
+                beat(any_client, who, other, {})
+                continue
+            if rejoining.is_back(other) is False:
+                living.remove(one)
+        now[0] += roster.REJOIN_QUIET_S + 1
+    assert [who.incarnation for who, *_ in living] == ["newer" if who_lives == "both" else who_lives]
+    for partition in stream.partitions:
+        beat(any_client, living[0][0], partition, {})
+
+
+def test_two_threads_of_a_member_may_join_again_at_once(any_url: str, any_client: Any) -> None:
+    """The one that was late took the heartbeats of its own process for those of another one, and waited for ever."""
+    plan(any_url, SIZES, partitions=2)
+    stream, now = open_stream(any_client, "t"), [0.0]
+    before, who = partition_slot(any_client, stream, 1), Membership(stream, "g", "m", "i")
+    join_group(any_client, who)
+    before.restore(any_client)
+    first, late = (Rejoining(any_client, who, lambda: now[0]) for _ in range(2))
+    assert [one.is_back(stream.partitions[1]) for one in (first, late)] == [None, None]
+    now[0] = roster.REJOIN_SETTLE_S
+    assert first.is_back(stream.partitions[1])
+    beat(any_client, who, stream.partitions[1], {})
+    assert late.is_back(stream.partitions[1])
+
+
+def test_a_refused_join_changes_no_roster(any_url: str, any_client: Any) -> None:
+    """The first roster had lost the group, so it took a rank of that name, and each kind was refused somewhere."""
+    plan(any_url, SIZES, partitions=2)
+    stream = open_stream(any_client, "t")
+    before = partition_slot(any_client, stream, 0)
+    join_group(any_client, Membership(stream, "g", "m", "i"))
+    before.restore(any_client)
+    with pytest.raises(GroupKindMismatch):
+        join_group(any_client, Membership(stream, "g", "rank-0", "j", RankOrder(0, 1, 4)))
+    assert load_roster(any_client, stream.partitions[0]).groups == {}

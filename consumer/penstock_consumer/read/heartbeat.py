@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from penstock_common.errors import ServerUnavailable
+from penstock_common.errors import GroupNotFound, MemberReplaced, ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.rate_meter import RateMeter
 from penstock_common.server.aside import Aside
@@ -18,7 +18,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
 from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
-from penstock_common.stream.groups.roster import Membership, beat_each, leave, rank_member
+from penstock_common.stream.groups.roster import Held, Membership, Rejoining, beat, beat_each, leave, rank_member
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED
 from penstock_common.stream.reported_rates import RateReporter, ReportedRate, load_reported_rates, trainer_field
@@ -169,6 +169,7 @@ class Heartbeat:
         """The partitions on the server."""
         self._is_only = len(self.partitions) == len(who.stream.partitions)
         """Whether this server has the whole stream."""
+        self._rejoining = Rejoining(self._client, who, clock)
         self._loss_detector = loss_detector
         self._losses = Aside[None](is_elsewhere=not self._is_only)
         self._leads = loop is None
@@ -249,7 +250,45 @@ class Heartbeat:
                 raise
 
     def _beat(self) -> None:
-        beat_each(self._client, self._who, [(partition, {}) for partition in self.partitions], **self.loop.said())
+        self._beat_everywhere()
+
+    def _beat_everywhere(self) -> None:
+        """Give a heartbeat in every partition, and join those again whose server came back without this member.
+
+        Raises ServerUnavailable while one of them is to be looked at again.
+        """
+        held = [(partition, self._held(partition)) for partition in self.partitions]
+        try:
+            answers = beat_each(self._client, self._who, held, **self.loop.said())
+        except (GroupNotFound, MemberReplaced):
+            self._join_again(held)
+            return
+        for partition, lost in zip(self.partitions, answers, strict=True):
+            self._lose(partition, lost)
+
+    def _join_again(self, held: Sequence[tuple[PartitionKeys, Held]]) -> None:
+        pending: Exception | None = None
+        for partition, ids in held:
+            try:
+                lost = beat(self._client, self._who, partition, ids, **self.loop.said())
+            except (GroupNotFound, MemberReplaced) as error:
+                is_back = self._rejoining.is_back(partition)
+                if is_back is None:
+                    pending = error
+                    continue
+                if not is_back:
+                    raise
+                lost = beat(self._client, self._who, partition, ids, **self.loop.said())
+            self._lose(partition, lost)
+        if pending is not None:
+            raise ServerUnavailable(f"the server seems to have come back older: {pending}")
+
+    def _held(self, partition: PartitionKeys) -> Held:
+        """Return the entries to renew. A rank has none."""
+        return {}
+
+    def _lose(self, partition: PartitionKeys, lost: Held) -> None:
+        """Note the entries that this member no longer holds."""
 
     def _after_beat(self) -> None:
         """Do what else is due after a heartbeat. A rank has nothing to do."""
@@ -362,7 +401,7 @@ class LeaseRenewer(Heartbeat):
         now = self._clock()
         self._forget_after_stall(self._began_s)
         self._began_s = now
-        self._renew()
+        self._beat_everywhere()
         self._renewed_s = now  # the time of the question, not of the answer
 
     def _after_beat(self) -> None:
@@ -379,17 +418,16 @@ class LeaseRenewer(Heartbeat):
         if self._clock() - since_s > self._lease_s / OUTAGES_PER_LEASE:
             self._missed()
 
-    def _renew(self) -> None:
-        held = [(partition, self._leases.to_renew(partition.number)) for partition in self.partitions]
-        answers = beat_each(self._client, self._who, held, **self.loop.said())
-        for partition, lost in zip(self.partitions, answers, strict=True):
-            for epoch, ids in lost.items():
-                count = self._leases.lose(partition.number, epoch, ids)
-                if count:
-                    self._notify(
-                        f"member {self._who.member!r} lost {count} entries of epoch {epoch}: not renewed within "
-                        f"{self._lease_s:.0f} s, or dropped; another member hands them out"
-                    )
+    def _held(self, partition: PartitionKeys) -> Held:
+        return self._leases.to_renew(partition.number)
+
+    def _lose(self, partition: PartitionKeys, lost: Held) -> None:
+        for epoch, ids in lost.items():
+            if count := self._leases.lose(partition.number, epoch, list(ids)):
+                self._notify(
+                    f"member {self._who.member!r} lost {count} entries of epoch {epoch}: not renewed within "
+                    f"{self._lease_s:.0f} s, or dropped; another member hands them out"
+                )
 
     def look(self) -> None:
         """Look once at everything pending of the group on this server, and claim what may be claimed.

@@ -21,7 +21,7 @@ import { partitionOf, readCounters, type Stream } from "../stream/stream.js";
 import type { Outage } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Leases, planAcknowledgement } from "./leases.js";
-import { Outbox } from "./outbox.js";
+import { Outbox, type RunScript } from "./outbox.js";
 import { whyNoEpoch } from "./sentences.js";
 
 /** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
@@ -48,11 +48,16 @@ export class Member {
    * @param outage How long it is waited for.
    * @param explain Returns the error that a refused acknowledgement means.
    */
-  constructor(server: Server, who: Membership, outage: Outage, explain?: (error: Error) => Error) {
+  constructor(server: Server, who: Membership, outage: Outage) {
     this.server = server.patient(outage);
     this.who = who;
     this.#outage = outage;
-    this.outbox = new Outbox(this.server, explain);
+    this.outbox = new Outbox((...call) => this.runAcknowledgement(...call));
+  }
+
+  /** Run a script that acknowledges. */
+  protected runAcknowledgement(...[script, keys, args]: Parameters<RunScript>): Promise<unknown> {
+    return this.server.run(script, keys, args);
   }
 
   /** Do something again while the server is away. */

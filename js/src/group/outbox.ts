@@ -1,7 +1,10 @@
-import type { Argument, Server } from "../server/server.js";
+import type { Argument } from "../server/server.js";
 
 /** Acknowledgements under way at once. Those that a crash of the server loses are delivered again. */
 const UNANSWERED = 8;
+
+/** Runs a script. */
+export type RunScript = (script: string, keys: readonly string[], args: readonly Argument[]) => Promise<unknown>;
 
 interface Sent {
   readonly answer: Promise<void>;
@@ -10,29 +13,19 @@ interface Sent {
 
 /** Sends scripts that may run twice, without waiting for each answer. */
 export class Outbox {
-  readonly #server: Server;
+  readonly #run: RunScript;
   /** What was sent from the oldest one without an answer on, in order. */
   readonly #sent: Sent[] = [];
   #failure: Error | null = null;
-  readonly #explain: (error: Error) => Error;
 
-  /**
-   * @param server Repeats what a lost connection did not answer.
-   * @param explain Returns the error that a refusal means.
-   */
-  constructor(server: Server, explain: (error: Error) => Error = (error) => error) {
-    this.#server = server;
-    this.#explain = explain;
+  /** @param run Runs a script, and repeats what a lost connection did not answer. */
+  constructor(run: RunScript) {
+    this.#run = run;
   }
 
   /** Send a script. Returns its answer, which need not be awaited: a later call raises its failure. */
   send(script: string, keys: readonly string[], args: readonly Argument[]): Promise<void> {
-    const answer = this.#server.run(script, keys, args).then(
-      () => {},
-      (error) => {
-        throw this.#explain(error);
-      },
-    );
+    const answer = this.#run(script, keys, args).then(() => {});
     const sent: Sent = { answer, isAnswered: false };
     this.#sent.push(sent);
     const done = () => {

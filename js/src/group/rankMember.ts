@@ -3,19 +3,20 @@ import { GroupBusy, ReplayTruncated, WaitTimeout } from "../errors.js";
 import type { Server } from "../server/server.js";
 import { findManifest, isEnded, type Manifest, plannedSamples, retainedEpochs } from "../stream/manifest.js";
 import {
-  explainRefusal,
   knownPositions,
   lowestPosition,
   positionOf,
   positionReport,
   report,
   rewind,
+  runAsRank,
 } from "../stream/positions.js";
 import { closeForGroup, joinGroup, loadRoster, type Membership, type Order, rankMember } from "../stream/roster.js";
 import { readCounters } from "../stream/stream.js";
 import { type Notify, type Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Member, type Start } from "./member.js";
+import type { RunScript } from "./outbox.js";
 
 const JOIN_EVERY_MS = 200;
 
@@ -38,10 +39,14 @@ export class RankMember extends Member {
 
   /** @param quietMs Ranks of another world size that were unseen for so long are gone. */
   constructor(server: Server, who: Membership, outage: Outage, notify: Notify, quietMs: number) {
-    super(server, who, outage, (error) => explainRefusal(who, error));
+    super(server, who, outage);
     this.order = who.order as Order;
     this.#notify = notify;
     this.#quietMs = quietMs;
+  }
+
+  protected override runAcknowledgement(...call: Parameters<RunScript>): Promise<unknown> {
+    return runAsRank(this.server, this.who, this.begin, ...call);
   }
 
   // --- joining ---

@@ -2,7 +2,7 @@ import { GroupNotFound, MemberReplaced, ReplayTruncated, ReplyError } from "../e
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
 import type { PartitionKeys } from "./keys.js";
 import { liveState, type Manifest, shardSize } from "./manifest.js";
-import type { Membership, Order } from "./roster.js";
+import { type Membership, type Order, rejoin } from "./roster.js";
 import { integer, readable, type Stream } from "./stream.js";
 
 // The positions of an ordered group's ranks. They count planned samples of an epoch, with holes: shards in order, offsets
@@ -62,7 +62,7 @@ export function positionReport(who: Membership, manifest: Manifest, position: nu
 
 /** Report that everything of this rank below a position is done. A position never falls. */
 export async function report(server: Server, who: Membership, manifest: Manifest, position: number): Promise<void> {
-  await explained(who, server.run("report_position", ...positionReport(who, manifest, position)));
+  await runAsRank(server, who, begin(who.stream), "report_position", ...positionReport(who, manifest, position));
 }
 
 /**
@@ -79,7 +79,7 @@ export async function rewind(server: Server, who: Membership, manifest: Manifest
     let acknowledged = -1; // the first partition says what the group had acknowledged when the rank was taken back there
     for (const partition of who.stream.partitions) {
       const call = argumentsOf(partition, who, manifest, [epoch, position, lookOnly, acknowledged]);
-      const [answer, found] = (await explained(who, server.run("rewind_position", ...call))) as [unknown, unknown];
+      const [answer, found] = (await runAsRank(server, who, partition, "rewind_position", ...call)) as unknown[];
       acknowledged = Number(found);
       if (textOf(answer) === "ok") continue;
       if (lookOnly === 0) await report(server, who, manifest, positionOf(before, rank));
@@ -92,8 +92,30 @@ export async function rewind(server: Server, who: Membership, manifest: Manifest
   }
 }
 
-/** Return the error that a refused report means. */
-export function explainRefusal({ group, member, stream }: Membership, error: Error): Error {
+/**
+ * Run a script that a rank sends to a partition. Where the roster has lost the rank, it joins again.
+ *
+ * @throws MemberReplaced or GroupNotFound.
+ */
+export async function runAsRank(
+  server: Server,
+  who: Membership,
+  partition: PartitionKeys,
+  script: string,
+  keys: readonly string[],
+  args: readonly Argument[],
+): Promise<unknown> {
+  for (;;) {
+    try {
+      return await server.run(script, keys, args);
+    } catch (error) {
+      const hasLostPlace = error instanceof ReplyError && /PENSTOCK (replaced|gone)/.test(error.message);
+      if (!hasLostPlace || !(await rejoin(server, who, partition))) throw explainRefusal(who, error as Error);
+    }
+  }
+}
+
+function explainRefusal({ group, member, stream }: Membership, error: Error): Error {
   if (!(error instanceof ReplyError)) return error;
   if (error.message.includes("PENSTOCK replaced")) {
     return new MemberReplaced(
@@ -110,12 +132,6 @@ export function explainRefusal({ group, member, stream }: Membership, error: Err
     );
   }
   return error;
-}
-
-async function explained(who: Membership, asked: Promise<unknown>): Promise<unknown> {
-  return await asked.catch((error) => {
-    throw explainRefusal(who, error);
-  });
 }
 
 function argumentsOf(

@@ -2,6 +2,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { EpochsReleased, GroupBusy, GroupKindMismatch, GroupNotFound, MemberReplaced, ReplyError } from "../errors.js";
 import { near } from "../near.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
+import { now } from "../waiting.js";
 import type { PartitionKeys } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";
 import { integer, parseRanges, type Range, readable, requireThere, type Stream } from "./stream.js";
@@ -12,6 +13,8 @@ const QUIET_MS = 5000;
 const UNSEEN_MS = 10_000;
 /** The time between two looks at the other rosters. One who drops a group is through with all of them by then. */
 const REJOIN_SETTLE_MS = 1000;
+/** The time between two looks at a roster that lost this member. */
+const REJOIN_LOOK_MS = 250;
 /** A note of a waiting writer that is older counts for nothing. */
 const STALE_MS = 10_000;
 
@@ -213,12 +216,21 @@ export interface JoinOptions {
 }
 
 /**
- * Write group and member on every partition's roster, and return the first epoch that the group reads.
+ * Write group and member on every partition's roster, and return the first epoch that the group reads. After an error no
+ * roster has changed.
  *
  * @throws EpochsReleased, GroupKindMismatch, GroupBusy or StreamDeleted.
  */
 export async function joinGroup(server: Server, who: Membership, options: JoinOptions): Promise<number> {
   const { partitions } = who.stream;
+  if (partitions.length > 1) {
+    // a server that came back older may know another group of this name
+    const args = [...joinArguments(who, options, false), 1];
+    const looks = partitions.map(({ roster }) => server.run("join_group", [roster], args) as Promise<unknown[]>);
+    for (const [answer, ...facts] of await Promise.all(looks)) {
+      if (textOf(answer) !== "joined") throw refusal(who, textOf(answer), facts);
+    }
+  }
   const answers: number[] = [];
   for (const partition of partitions) answers.push(await join(server, who, partition, options, false));
   const highest = Math.max(...answers);
@@ -233,21 +245,29 @@ async function join(
   server: Server,
   who: Membership,
   partition: PartitionKeys,
-  { first, force, quietMs = QUIET_MS }: JoinOptions,
+  options: JoinOptions,
   raises: boolean,
 ): Promise<number> {
-  const { group, member, incarnation, order } = who;
+  const { group, order } = who;
   for (;;) {
     const { epochs } = await loadRoster(server, partition);
     const keyOf = (epoch: number) => (order === null ? partition.entries(epoch) : partition.positions(epoch, group));
-    const kind: GroupKind = order === null ? "shared" : "ordered";
-    const args: Argument[] = [group, member, incarnation, 0, first, Number(raises), Number(force)];
-    args.push(kind, order?.world ?? 0, order?.batch ?? 0, quietMs, ...epochs);
+    const args = [...joinArguments(who, options, raises), 0, ...epochs];
     const reply = await server.run("join_group", [partition.roster, ...epochs.map(keyOf)], args);
     const [answer, ...facts] = reply as unknown[];
     if (textOf(answer) === "joined") return Number(facts[0]);
     if (textOf(answer) !== "epochs") throw refusal(who, textOf(answer), facts);
   }
+}
+
+function joinArguments(
+  { group, member, incarnation, order }: Membership,
+  { first, force, quietMs = QUIET_MS }: JoinOptions,
+  raises: boolean,
+): Argument[] {
+  const kind: GroupKind = order === null ? "shared" : "ordered";
+  const flags = [0, first, Number(raises), Number(force)];
+  return [group, member, incarnation, ...flags, kind, order?.world ?? 0, order?.batch ?? 0, quietMs];
 }
 
 function refusal({ group, stream, order }: Membership, answer: string | null, facts: readonly unknown[]): Error {
@@ -305,15 +325,16 @@ export async function beat(
     lost = (await server.run("heartbeat", ...withIds(who, partition, held, said))) as unknown[][];
   } catch (error) {
     if (!(error instanceof ReplyError)) throw error;
-    if (error.message.includes("PENSTOCK replaced")) {
+    const isReplaced = error.message.includes("PENSTOCK replaced");
+    if (!isReplaced && !error.message.includes("PENSTOCK gone")) throw error;
+    if (!isReplaced) await requireThere(server, who.stream);
+    if (await rejoin(server, who, partition)) return await beat(server, who, partition, held, idle);
+    if (isReplaced) {
       throw new MemberReplaced(
         `another process joined group '${who.group}' as member '${who.member}': this one stops; give each process its ` +
           "own member name",
       );
     }
-    if (!error.message.includes("PENSTOCK gone")) throw error;
-    await requireThere(server, who.stream);
-    if (await rejoin(server, who, partition)) return new Map([...held].map(([epoch, ids]) => [epoch, [...ids]]));
     throw new GroupNotFound(
       `group '${who.group}', or its member '${who.member}', is no longer on the roster of '${who.stream.name}': it was ` +
         "dropped, not heard of for 10 minutes, or the server lost its data; start again",
@@ -323,21 +344,29 @@ export async function beat(
 }
 
 /**
- * Put a member back on a roster that lost it. A server that came back older forgets members, and a group that was dropped
- * is on no roster.
+ * Put a member back on a roster that lost it, or that names a process which had its name before. A server that came back
+ * older does that. At two looks another partition's roster must know this process as the member: a group that was dropped
+ * is on no roster, and a process that took over the name is on all. A process that the roster names must give no
+ * heartbeat between the looks. Of two that live, the one that a lower partition names goes on.
  *
- * @returns False if no other roster knows this process as the member.
+ * @returns False if this process must end.
  */
 export async function rejoin(server: Server, who: Membership, partition: PartitionKeys): Promise<boolean> {
   const others = who.stream.partitions.filter((one) => one !== partition);
-  for (const isSettled of [false, true]) {
+  for (let before: string | null = null, since = 0; ; await sleep(REJOIN_LOOK_MS)) {
     const rosters = await Promise.all(others.map((one) => loadRoster(server, one)));
-    const record = rosters.find((roster) => isKnown(roster, who))?.groups.get(who.group);
+    const at = rosters.findIndex((roster) => isKnown(roster, who)); // the lowest partition that knows it
+    const record = rosters[at]?.groups.get(who.group);
     if (record === undefined) return false;
-    if (isSettled) await restoreGroup(server, who, partition, record, closedBy(rosters, who.group));
-    else await sleep(REJOIN_SETTLE_MS);
+    const named = textOf(await server.call("HGET", partition.roster, `m:${who.group}:${who.member}`)) ?? "";
+    const isBack = named !== "" && JSON.parse(named).inc === who.incarnation; // another call was first
+    const lives = before !== null && named !== before;
+    if (!isBack && (before === null || (lives && (others[at] as PartitionKeys).number < partition.number))) {
+      [before, since] = [named, now()];
+    } else if (isBack || lives || now() - since >= (named === "" ? REJOIN_SETTLE_MS : QUIET_MS)) {
+      return await restoreGroup(server, who, partition, record, closedBy(rosters, who.group), before ?? "");
+    }
   }
-  return true;
 }
 
 /** Return whether a roster has the group and this process as its member. */
@@ -358,12 +387,14 @@ async function restoreGroup(
   partition: PartitionKeys,
   record: GroupRecord,
   closed: readonly string[],
-): Promise<void> {
-  for (let isWhole = false; !isWhole; ) {
+  before: string,
+): Promise<boolean> {
+  for (;;) {
     const { epochs } = await loadRoster(server, partition);
     const keys = [partition.roster, ...epochs.map((epoch) => partition.entries(epoch))];
-    const args = [group, record.text, member, incarnation, closed.length, ...closed, ...epochs];
-    isWhole = Boolean(await server.run("restore_group", keys, args));
+    const args = [group, record.text, member, incarnation, before, closed.length, ...closed, ...epochs];
+    const answer = Number(await server.run("restore_group", keys, args));
+    if (answer !== 0) return answer > 0;
   }
 }
 

@@ -704,9 +704,9 @@ MEMBERS = [
 
 
 def join(member: str = "a", *, declared: int = 0, first: int = 0, raised: int = 0, force: int = 0, kind: str = "shared",
-         world: int = 0, batch: int = 0, epochs: tuple[int, ...] = ()) -> list[Any]:  # fmt: skip
+         world: int = 0, batch: int = 0, look: int = 0, epochs: tuple[int, ...] = ()) -> list[Any]:  # fmt: skip
     """Return the arguments of join_group for the group ``g``."""
-    return ["g", member, "i", declared, first, raised, force, kind, world, batch, HOUR, *epochs]
+    return ["g", member, "i", declared, first, raised, force, kind, world, batch, HOUR, look, *epochs]
 
 
 LOST = json.dumps(group(first=4, holds=False))
@@ -788,24 +788,37 @@ JOINS = [
     Case("join_group", "a key that is no stream is named", {"roster": {"e:3": "m"}, "e": "text"}, join(epochs=(3,)),
          REFUSED, {"roster": {"e:3": "m", "g:g": group(first=3, seen=NOW), "m:g:a": MINE, "gen": "1"}}, RKEYS[:2]),
     Case("restore_group", "a caller must know every epoch", {"roster": {"e:3": "m", "e:4": "m"}},
-         ["g", LOST, "a", "i", 0, 3], 0, {}, RKEYS[:2]),
+         ["g", LOST, "a", "i", "", 0, 3], 0, {}, RKEYS[:2]),
     Case("restore_group", "a closed epoch must be known, too", {"roster": {"e:3": "m", "e:4": "m"}},
-         ["g", LOST, "a", "i", 1, 3, 4], 0, {}, RKEYS[:2]),
+         ["g", LOST, "a", "i", "", 1, 3, 4], 0, {}, RKEYS[:2]),
     Case("restore_group", "a lost group and its member come back, and closed epochs are read",
          {"roster": {"e:3": "m", "e:4": "m", "e:5": "m", "gen": "4"}, "e3": Log(TWO), "e4": Log(TWO), "e5": Log(TWO)},
-         ["g", LOST, "a", "i", 2, 3, 4, 3, 4, 5, 6], 1,
+         ["g", LOST, "a", "i", "", 2, 3, 4, 3, 4, 5, 6], 1,
          {"roster": {"e:3": "m", "e:4": "m", "e:5": "m", "gen": "5", "m:g:a": MINE, "d:g:4": "1",
                      "g:g": group(first=4, holds=False, seen=NOW)},
           "e4": Log(TWO, {"g": ("2-0", {})}), "e5": Log(TWO, {"g": ("0-0", {})})}, ["roster", "e3", "e4", "e5", "e6"]),
     Case("restore_group", "what the roster still has stays",
          {"roster": {"e:3": "m", "g:g": group(first=3), "gen": "4"}, "e3": Log(TWO, {"g": GIVEN})},
-         ["g", LOST, "", "i", 1, 3, 3], 1,
+         ["g", LOST, "", "i", "", 1, 3, 3], 1,
          {"roster": {"e:3": "m", "g:g": group(first=3), "gen": "4", "d:g:3": "1"}}, ["roster", "e3"]),
     Case("restore_group", "an ordered group has no Redis groups",
-         {"roster": {"e:4": "m"}, "e4": Log(TWO)}, ["g", json.dumps(group(kind="ordered")), "", "", 0, 4], 1,
+         {"roster": {"e:4": "m"}, "e4": Log(TWO)}, ["g", json.dumps(group(kind="ordered")), "", "", "", 0, 4], 1,
          {"roster": {"e:4": "m", "gen": "1", "g:g": group(kind="ordered", seen=NOW)}}, ["roster", "e4"]),
     Case("restore_group", "a key that is no stream is named", {"roster": {"e:3": "m", "g:g": group()}, "e": "text"},
-         ["g", LOST, "", "", 0, 3], REFUSED, {}, RKEYS[:2]),
+         ["g", LOST, "", "", "", 0, 3], REFUSED, {}, RKEYS[:2]),
+    Case("restore_group", "a member takes the place of one that the caller saw, and which learns of it",
+         {"roster": {"g:g": group(), "m:g:a": {"inc": "j", "seen": 1}}},
+         ["g", LOST, "a", "i", '{"inc": "j", "seen": 1}', 0], 1,
+         {"roster": {"g:g": group(), "m:g:a": MINE, "o:g:a": MINE}}, ["roster"]),
+    Case("restore_group", "a member that gave a heartbeat since keeps its place",
+         {"roster": {"m:g:a": {"inc": "j", "seen": 2}}}, ["g", LOST, "a", "i", '{"inc": "j", "seen": 1}', 0], -1, {},
+         ["roster"]),
+    Case("restore_group", "a member that is back already stays", {"roster": {"g:g": group(), "m:g:a": MINE}},
+         ["g", LOST, "a", "i", "", 0], 1, {}, ["roster"]),
+    Case("join_group", "a look writes nothing, and need not know the epochs", {"roster": {"e:3": "m"}}, join(look=1),
+         [b"joined", 3, 1], {}, RKEYS[:1]),
+    Case("join_group", "a look at quiet ranks of another number leaves them there", {"roster": QUIET},
+         join(kind="ordered", world=3, batch=8, look=1), [b"joined", 0, 0], {}, RKEYS[:1]),
     Case("join_group", "a Redis group that is there stays", {"roster": {"e:3": "m", "g:g": group()},
                                                              "e": Log(TWO, {"g": GIVEN})}, join(epochs=(3,)),
          [b"joined", 0, 0], {"roster": {"e:3": "m", "g:g": group(seen=NOW), "m:g:a": MINE}}, RKEYS[:2]),

@@ -1,9 +1,10 @@
 -- Joins a member to a group, or declares a group without a member. The keys are those of each epoch: its entries, or
 -- of an ordered group its positions. An empty member declares only. An empty kind accepts the kind that the group
--- has. world and batch are 0 where the caller does not know them.
+-- has. world and batch are 0 where the caller does not know them. With look_only nothing is written, and no epoch need be
+-- known.
 --
 -- KEYS: roster key..
--- ARGV: group member incarnation declared first raise force kind world batch quiet_ms epoch..
+-- ARGV: group member incarnation declared first raise force kind world batch quiet_ms look_only epoch..
 -- Answer: {'joined', first, was_new}; or {'epochs'} if the caller did not know every epoch, {'lost', low, high},
 --   {'kind', found}, {'batch', found}, {'busy', world, member..}
 -- Callers: penstock_common/stream/groups/roster.py
@@ -33,13 +34,14 @@ end
 local group, member, incarnation, declared = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1'
 local first, raise, force = tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7] == '1'
 local kind, world, batch, quiet_ms = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local look_only = ARGV[12] == '1'
 local given, lowest, whole = {}, nil, 0
-for i = 12, #ARGV do given[ARGV[i]] = KEYS[i - 10] end
+for i = 13, #ARGV do given[ARGV[i]] = KEYS[i - 11] end
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   local kind, rest = string.sub(all[i], 1, 2), string.sub(all[i], 3)
   if kind == 'e:' then
-    if not given[rest] then return {'epochs'} end
+    if not given[rest] and not look_only then return {'epochs'} end
     if not lowest or tonumber(rest) < lowest then lowest = tonumber(rest) end
   elseif kind == 't:' then whole = math.max(whole, tonumber(rest) + 1) end
 end
@@ -57,8 +59,9 @@ else
   new = 1
   record = {kind = kind == '' and 'shared' or kind, first = math.max(first, whole, lowest or 0), declared = false}
 end
-if world > 0 and (record.world or world) ~= world then -- the number of ranks may change once all old ones are gone
-  local prefix, old, busy = 'm:' .. group .. ':', {}, {'busy', record.world}
+local is_other, old = world > 0 and (record.world or world) ~= world, {}
+if is_other then -- the number of ranks may change once all old ones are gone
+  local prefix, busy = 'm:' .. group .. ':', {'busy', record.world}
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, #prefix) == prefix and all[i] ~= prefix .. member then
       old[#old + 1] = all[i]
@@ -66,6 +69,9 @@ if world > 0 and (record.world or world) ~= world then -- the number of ranks ma
     end
   end
   if #busy > 2 then return busy end
+end
+if look_only then return {'joined', record.first, new} end
+if is_other then
   for _, field in ipairs(old) do redis.call('HDEL', KEYS[1], field) end
   for _, key in pairs(given) do
     local floor = minimum(key, record.world)

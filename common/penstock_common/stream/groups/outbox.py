@@ -19,8 +19,8 @@ from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command, Re
 from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
-from penstock_common.stream.groups.positions import refusal_of
-from penstock_common.stream.groups.roster import Membership
+from penstock_common.stream.groups.positions import has_lost_place, refusal_of
+from penstock_common.stream.groups.roster import Membership, rejoin
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
 UNANSWERED = 8
@@ -264,6 +264,10 @@ class Outbox:
             self._send_again(None)
             return
         if isinstance(reply, ResponseError):
+            # only a rank's report is refused so, and that goes to the first partition
+            if has_lost_place(reply) and rejoin(self._client, self._who, self._who.stream.partitions[0]):
+                self._send_again(None)
+                return
             failure = (
                 self._client.explain_refusal(reply, self._unanswered[0])
                 or refusal_of(reply, self._who)

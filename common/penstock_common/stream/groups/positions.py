@@ -25,7 +25,7 @@ from penstock_common.stream.commands import (
     readable,
     run_script,
 )
-from penstock_common.stream.groups.roster import GroupRecord, Membership
+from penstock_common.stream.groups.roster import GroupRecord, Membership, rejoin
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -107,7 +107,7 @@ def report(client: Client, who: Membership, manifest: Manifest, position: int) -
 
     Raises MemberReplaced, GroupNotFound.
     """
-    _run(client, who, *position_report(manifest, who, position))
+    _run(client, who, who.stream.partitions[0], *position_report(manifest, who, position))
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
@@ -121,7 +121,7 @@ def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -
         for partition in who.stream.partitions:
             keys, args = _arguments(partition, manifest, who, position)
             args[4:] = [manifest.epoch, position, look_only, acknowledged]
-            answer, acknowledged = _run(client, who, _REWIND_POSITION, keys, args)
+            answer, acknowledged = _run(client, who, partition, _REWIND_POSITION, keys, args)
             if answer != b"ok":
                 assert who.order is not None
                 if not look_only:
@@ -138,14 +138,23 @@ def _truncated(who: Membership, manifest: Manifest, position: int, now: Position
     )
 
 
-def _run(client: Client, who: Membership, script: str, keys: list[str], args: list[Arg]) -> Any:
-    try:
-        return run_script(client, script, keys, args)
-    except ResponseError as error:
-        refusal = refusal_of(error, who)
-        if refusal is None:
-            raise
-        raise refusal from None
+def _run(
+    client: Client, who: Membership, partition: PartitionKeys, script: str, keys: list[str], args: list[Arg]
+) -> Any:
+    while True:
+        try:
+            return run_script(client, script, keys, args)
+        except ResponseError as error:
+            refusal = refusal_of(error, who)
+            if refusal is None:
+                raise
+            if not (has_lost_place(error) and rejoin(client, who, partition)):
+                raise refusal from None
+
+
+def has_lost_place(error: Exception) -> bool:
+    """Return whether a report was refused because the roster has another member, or none: `roster.rejoin` may help."""
+    return is_script_error(error, "replaced") or is_script_error(error, "gone")
 
 
 def refusal_of(error: Exception, who: Membership) -> PenstockError | None:

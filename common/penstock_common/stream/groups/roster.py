@@ -274,8 +274,14 @@ def join_group(
 
     A late group starts at the first epoch that is still whole in every partition. Raises EpochsReleased if it comes
     back after it lost epochs, unless ``force``; GroupKindMismatch; GroupBusy if an ordered group of another world size
-    has members that were seen within ``quiet_ms``.
+    has members that were seen within ``quiet_ms``. After an error no roster has changed.
     """
+    if len(who.stream.partitions) > 1:  # a server that came back older may know another group of this name
+        args = _join_args(who, first, [declared, False, force], quiet_ms)
+        looks = [([partition.roster], [*args, 1]) for partition in who.stream.partitions]
+        for answer, *facts in run_scripts(client, _JOIN_GROUP, looks):
+            if answer != b"joined":
+                raise _refusal(who, answer, facts)
     answers = [_join(client, who, p, first, [declared, False, force], quiet_ms) for p in who.stream.partitions]
     highest = max(answers)
     if min(answers) < highest:
@@ -288,8 +294,7 @@ def join_group(
 def _join(
     client: Client, who: Membership, partition: PartitionKeys, first: int, flags: list[bool], quiet_ms: int
 ) -> int:
-    declared, settle, force = map(int, flags)
-    order = who.order or RankOrder(0, 0, 0)
+    args = _join_args(who, first, flags, quiet_ms)
     while True:
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster]
@@ -297,13 +302,20 @@ def _join(
             keys += [partition.entries(epoch) for epoch in epochs]
         else:
             keys += [partition.positions(epoch, who.group) for epoch in epochs]
-        args: list[Arg] = [who.group, who.member, who.incarnation, declared, first, settle, force]
-        args += [who.kind, order.world, order.batch, quiet_ms, *map(str, epochs)]
-        answer, *facts = run_script(client, _JOIN_GROUP, keys, args)
+        answer, *facts = run_script(client, _JOIN_GROUP, keys, [*args, 0, *map(str, epochs)])
         if answer == b"joined":
             return int(facts[0])
         if answer != b"epochs":
             raise _refusal(who, answer, facts)
+
+
+def _join_args(who: Membership, first: int, flags: list[bool], quiet_ms: int) -> list[Arg]:
+    declared, settle, force = map(int, flags)
+    order = who.order or RankOrder(0, 0, 0)
+    return [
+        who.group, who.member, who.incarnation, declared, first, settle, force, who.kind, order.world, order.batch,
+        quiet_ms,
+    ]  # fmt: skip
 
 
 def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
@@ -334,8 +346,8 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
 
 def restore_group(
     client: Client, partition: PartitionKeys, group: str, record: GroupRecord, closed: Iterable[int],
-    member: str = "", incarnation: str = "",
-) -> None:  # fmt: skip
+    member: str = "", incarnation: str = "", before: bytes = b"",
+) -> bool:  # fmt: skip
     """Put a group, and a member of it, back on a roster that lost it, as the rosters of other partitions have it.
 
     Args:
@@ -346,6 +358,10 @@ def restore_group(
         closed: Epochs that the group has acknowledged as a whole.
         member: The member to restore, or '' for none.
         incarnation: Its incarnation.
+        before: The roster's record of the member, which is replaced, or nothing.
+
+    Returns:
+        False if that record has changed, because another process has the name and lives.
     """
     fields: dict[str, Any] = {
         "kind": record.kind, "first": record.first, "declared": record.declared, "holds": record.holds, "seen": 0,
@@ -354,36 +370,71 @@ def restore_group(
     fields |= {"lost": list(record.lost)} if record.lost else {}
     fields |= {"world": record.world, "batch": record.batch} if record.world else {}
     done = [str(epoch) for epoch in sorted(closed)]
-    is_whole = False
-    while not is_whole:
+    answer = 0
+    while not answer:
         epochs = load_roster(client, partition).epochs
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        args: list[Arg] = [group, json.dumps(fields), member, incarnation, len(done), *done, *map(str, epochs)]
-        is_whole = bool(run_script(client, _RESTORE_GROUP, keys, args))
+        args: list[Arg] = [group, json.dumps(fields), member, incarnation, before, len(done), *done, *map(str, epochs)]
+        answer = run_script(client, _RESTORE_GROUP, keys, args)
+    return answer > 0
 
 
 REJOIN_SETTLE_S = 1.0
 """The time between two looks at the other rosters. One who drops a group is through with all of them by then."""
+REJOIN_QUIET_S = QUIET_MS / 1000
+"""The same where the roster names another process: one that lives gives a heartbeat meanwhile."""
+REJOIN_LOOK_S = 0.25
+
+
+class Rejoining:
+    """Puts a member back on rosters that lost it, or that name a process which had its name before.
+
+    A server that came back older does that. At two looks another partition's roster must know this process as the
+    member: a group that was dropped is on no roster, and a process that took over the name is on all. A process that
+    the roster names must give no heartbeat between the looks. Of two that live, the one that a lower partition names
+    goes on.
+    """
+
+    def __init__(self, client: Client, who: Membership, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._who, self._clock = client, who, clock
+        self._looked: dict[int, tuple[bytes, float]] = {}
+        """Partition -> the record of the member that its roster had at the first look, and when that was."""
+
+    def is_back(self, partition: PartitionKeys) -> bool | None:
+        """Return whether the member is on a partition's roster again, or None if another look is due."""
+        who, name = self._who, (self._who.group, self._who.member)
+        rosters = {one.number: load_roster(self._client, one) for one in who.stream.partitions if one != partition}
+        records = {
+            number: roster.groups[who.group]
+            for number, roster in rosters.items()
+            if who.group in roster.groups and roster.incarnations.get(name) == who.incarnation
+        }
+        if not records:
+            self._looked.pop(partition.number, None)
+            return False
+        named: bytes = self._client.hget(partition.roster, f"m:{who.group}:{who.member}") or b""
+        before, since_s = self._looked.get(partition.number, (None, 0.0))
+        is_back = bool(named) and json.loads(named)["inc"] == who.incarnation  # another thread was first
+        lives = before is not None and named != before
+        if not is_back and (before is None or (lives and min(records) < partition.number)):
+            self._looked[partition.number] = named, self._clock()
+            return None
+        if not (is_back or lives) and self._clock() - since_s < (REJOIN_QUIET_S if named else REJOIN_SETTLE_S):
+            return None
+        self._looked.pop(partition.number, None)
+        closed = {epoch for roster in rosters.values() for group, epoch in roster.closed if group == who.group}
+        record, seen = records[min(records)], before or b""
+        return restore_group(self._client, partition, who.group, record, closed, who.member, who.incarnation, seen)
 
 
 def rejoin(
     client: Client, who: Membership, partition: PartitionKeys, *, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Put a member back on a roster that lost it. Returns False if no other roster knows this process as the member.
-
-    A server that came back older forgets members, and a group that was dropped is on no roster.
-    """
-    for pause_s in (REJOIN_SETTLE_S, 0.0):
-        rosters = [load_roster(client, one) for one in who.stream.partitions if one != partition]
-        name = who.group, who.member
-        knowing = [roster for roster in rosters if roster.incarnations.get(name) == who.incarnation]
-        if not any(who.group in roster.groups for roster in knowing):
-            return False
-        sleep(pause_s)
-    record = next(roster.groups[who.group] for roster in knowing if who.group in roster.groups)
-    closed = {epoch for roster in rosters for group, epoch in roster.closed if group == who.group}
-    restore_group(client, partition, who.group, record, closed, who.member, who.incarnation)
-    return True
+    """Put a member back on a roster that lost it, and wait for that. Returns False if it must end; see `Rejoining`."""
+    rejoining = Rejoining(client, who)
+    while (is_back := rejoining.is_back(partition)) is None:
+        sleep(REJOIN_LOOK_S)
+    return is_back
 
 
 def beat(
@@ -407,8 +458,6 @@ def beat(
             ) from None
         if is_script_error(error, "gone"):
             require_there(client, who.stream)
-            if rejoin(client, who, partition):
-                return {epoch: list(ids) for epoch, ids in held.items()}
             raise GroupNotFound(
                 f"group {who.group!r}, or its member {who.member!r}, is no longer on the roster of "
                 f"{who.stream.name!r}: it was dropped, not heard of for 10 minutes, or the server lost its data; "
@@ -430,7 +479,7 @@ def beat_each(
     calls = [_with_ids(who, partition, ids, [idle_ms, handed_bytes]) for partition, ids in held]
     try:
         answers = run_scripts(client, _HEARTBEAT, calls)
-    except ResponseError:  # one partition refused: asked alone, it says why, and the member may join it again
+    except ResponseError:  # one partition refused: asked alone, it says why
         return [
             beat(client, who, partition, ids, idle_ms=idle_ms, handed_bytes=handed_bytes) for partition, ids in held
         ]
