@@ -18,6 +18,7 @@ from penstock_common.stream.manifest import load_manifest
 from tests.clusters import until
 from tests.consumer.test_positions import rank
 from tests.contracts.ordered import plan
+from tests.torn_slots import partition_slot
 
 LAST = 80
 
@@ -84,6 +85,17 @@ def test_a_flush_returns_once_all_is_on_the_server(reporting: Rank) -> None:
         reporting.box.flush()
         assert reporting.reported == position
         assert reporting.box.is_empty
+
+
+def test_what_a_server_lost_is_sent_again_though_the_loop_is_in_a_long_step(reporting: Rank) -> None:
+    """Another member may be given it meanwhile."""
+    before = partition_slot(reporting.client, reporting.who.stream, 0)
+    reporting.report(8)
+    reporting.box.flush()
+    before.restore(reporting.client)
+    assert reporting.reported == 0
+    reporting.client.client_kill_filter(_type="normal", skipme=True)
+    until(lambda: reporting.reported == 8)
 
 
 def test_a_refusal_is_raised_by_one_later_call(reporting: Rank) -> None:

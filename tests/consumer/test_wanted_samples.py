@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import redis
 
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import ms_of
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.leases import Leases
+from penstock_consumer.read.receive import AHEAD_MS, DeliveryCheck
 from penstock_consumer.read.shared import SharedScope
 from penstock_consumer.stages.batch import Lease
 from tests.contracts.feed import SPEC, writer_of
@@ -21,16 +24,43 @@ def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str
     with writer_of(any_url, spec=SPEC) as writer:
         leases, partition = Leases(), writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=leases)
-        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, "g")
+        check = DeliveryCheck(any_client, partition.roster)
+        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, is_claimed=True, deliveries=check)
         header: Any = SimpleNamespace(shard=3, first=10, end=18, is_repair=False)
-        assert scope.wanted(header) is None
+        assert scope.wanted(header, b"1-0") is None
         any_client.setbit(partition.ledger(7, "g", 3), 17, 1)
         for entry, kept in ((b"1-0", (12, 14)), (b"2-0", (15, 16)), (b"3-0", (4, 10))):
             leases.hold_again(Lease(partition.number, 7, 3, entry, unacknowledged=1), [kept])
-        wanted = scope.wanted(header)
+        wanted = scope.wanted(header, b"1-0")
         assert wanted is not None
         assert wanted.tolist() == [True, True, False, False, True, False, True, False]
         assert scope.acknowledged == [(17, 18)]
+
+
+def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
+    any_url: str, any_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries that are written later were never delivered before, and their ledger is not asked."""
+    calls: list[str] = []
+    with writer_of(any_url, spec=SPEC) as writer:
+        partition = writer.stream.partitions[0]
+        claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=Leases())
+        check = DeliveryCheck(any_client, partition.roster)
+        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, is_claimed=False, deliveries=check)
+        header: Any = SimpleNamespace(shard=3, first=10, end=12, is_repair=False)
+        any_client.setbit(partition.ledger(7, "g", 3), 10, 1)
+        now = b"%d-0" % ms_of(any_client.time())
+        check.look(lambda: calls.append("at the join"))
+        assert scope.wanted(header, now) is None
+        monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda *_: "another run")
+        open_channel(any_client).close()
+        check.look(lambda: calls.append("at the failover"))
+        check.look(lambda: calls.append("later"))
+        wanted = scope.wanted(header, now)
+        assert wanted is not None
+        assert wanted.tolist() == [False, True]
+        assert scope.wanted(header, b"%d-0" % (ms_of(any_client.time()) + 2 * AHEAD_MS)) is None
+        assert calls == ["at the failover"]
 
 
 def test_members_of_other_groups_and_silent_members_are_not_live(any_url: str, any_client: redis.Redis) -> None:

@@ -153,7 +153,7 @@ class _Where:
     def check(self, header: Header) -> None:
         check_identity(header, _STREAM, _MANIFEST)
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
         return np.arange(header.first, header.end) % 3 > 0 if self._is_settled else None
 
 
@@ -207,7 +207,7 @@ def _is_inside(header: Header) -> bool:
 
 def _wanted(decoded: tuple[Header, Block], where: _Where) -> Rows:
     header, block = decoded
-    rows, mask = rows_of(block), where.wanted(header)
+    rows, mask = rows_of(block), where.wanted(header, b"")
     kept = [True] * len(rows) if mask is None else mask[block.offsets() - header.first].tolist()
     return [row for row, is_wanted in zip(rows, kept, strict=True) if is_wanted]
 

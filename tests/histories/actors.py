@@ -220,6 +220,7 @@ class Trainer:
     def read(self) -> list[Batch]:
         """Read what there is of the next epoch, and return it."""
         member = self.member
+        member.claim.attend()  # as a loop does that waits for a batch
         epoch = member.next_epoch()
         if epoch is None:
             return []

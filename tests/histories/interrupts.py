@@ -17,6 +17,7 @@ from unittest.mock import patch
 from penstock_common.server import client as client_module
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stall_detector import PendingRequest
+from penstock_consumer.read import shared as shared_module
 from penstock_consumer.read.heartbeat import Heartbeat
 from penstock_producer.write import shard as shard_module
 from penstock_producer.write.cleaner import CleanupTimer
@@ -110,9 +111,10 @@ class Interrupts:
             for target, name, new in (
                 (Channel, "send", sending), (PendingRequest, "of", asking), (time, "sleep", pause),
                 (secrets, "token_hex", lambda size: f"{next(tokens):0{2 * size}x}"),
-                (client_module, "read_run_id", lambda _: f"run-{self.runs}"),
+                (client_module, "read_run_id", lambda *_: f"run-{self.runs}"),
                 (Heartbeat, "start", lambda _: None), (CleanupTimer, "start", lambda _: None),
                 (shard_module, "FIRST_LINGER_S", 1e9), (shard_module, "LINGER_S", 1e9),
+                (shared_module, "OTHERS_S", 0.0),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -116,6 +117,54 @@ def test_lost_acknowledgements_are_sent_again(cluster: Cluster, durability: str)
             assert client.xpending(partition.entries(0), "g")["pending"] == 0
         for shard in range(SHARDS):
             assert client.bitcount(stream.partition_of(shard).ledger(0, "g", shard)) == EACH
+
+
+@pytest.mark.parametrize("who", ["the member", "another member"])
+def test_what_was_acknowledged_is_not_delivered_again_as_new(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """The replica lacks that it was delivered, so it has it for whoever asks first."""
+    monkeypatch.setattr("penstock_consumer.read.shared.OTHERS_S", 4.0)  # on a busy machine the other one is late
+    found = Counter[int]()
+
+    def train(loader: penstock.Loader, batches: Iterator[penstock.Batch]) -> None:
+        for batch in batches:
+            found.update(numbers_of(batch))
+            loader.acknowledge(batch)
+
+    def loader_of(member: str) -> penstock.Loader:
+        tuning = penstock.Tuning(member=member, prefetch_bytes=1, notify=lambda _: None)
+        return penstock.Loader("t", group="g", batch_size=10, url=cluster.url, acknowledge="manual", tuning=tuning)
+
+    with (
+        writer_of(cluster, "memory") as writer,
+        connect(cluster.url, bears_outages=print) as client,
+        torn(cluster, writer.stream, 1) as pair,
+        loader_of("a") as loader,
+        loader_of("b") as other,
+    ):
+        ledger = writer.stream.partitions[1].ledger(0, "g", 1)
+        shard = writer.epoch(sizes=[0, EACH]).shard(1)
+        for number in range(60):
+            shard.write(sample(number))
+        shard.commit_all()
+        if who == "another member":
+            other._joined()
+        batches = iter(loader)
+        train(loader, itertools.islice(batches, 1))
+        pair.cut_off()
+        train(loader, itertools.islice(batches, 5))
+        hooks_of(loader).acknowledger.flush()
+        assert client.bitcount(ledger) == 60
+        pair.fail_over()
+        reading = (loader, batches) if who == "the member" else (other, iter(other))
+        with at_work(lambda: train(*reading)):
+            for number in range(60, EACH):
+                shard.write(sample(number))
+            shard.close()
+            writer.epoch(0).shard(0).close()
+        train(loader, batches)
+    assert found == dict.fromkeys(range(EACH), 1)
 
 
 def test_a_group_is_joined_once_every_roster_is_on_a_replica(cluster: Cluster) -> None:

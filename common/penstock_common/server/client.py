@@ -626,12 +626,15 @@ def connections_of(client: Any) -> ConnectionCounter:
     return found
 
 
-def read_run_id(client: Any) -> str | None:
+def read_run_id(client: Any, at: Key = None) -> str | None:
     """Return the id of the server's present run, or None if this user may not ask for it.
 
-    For a cluster these are the ids of all servers that hold keys, so another one follows a failover.
+    For a cluster these are the ids of all servers that hold keys, or of the one that holds the key ``at``. So another
+    id follows a failover.
     """
     try:
+        if at is not None:
+            return str(client.info("server", at=at).get("run_id", "")) or None
         return ",".join(client.on_each(lambda node: str(node.info("server").get("run_id", "")))) or None
     except (Unauthorized, ResponseError):
         return None
@@ -640,8 +643,9 @@ def read_run_id(client: Any) -> str | None:
 class RestartDetector:
     """Notices that the server of a client was restarted or replaced: its connections reach another run."""
 
-    def __init__(self, client: Any) -> None:
-        self._client, self._connections = client, connections_of(client)
+    def __init__(self, client: Any, at: Key = None) -> None:
+        """Look at every server of the client, or at the one that holds the key ``at``."""
+        self._client, self._at, self._connections = client, at, connections_of(client)
         self._made = -1
         """Count of connections when the run was last asked for; -1 before the first time."""
         self._run_id: str | None = None
@@ -655,7 +659,7 @@ class RestartDetector:
         made = self._connections.made
         if made == self._made:
             return
-        run_id = read_run_id(self._client)
+        run_id = read_run_id(self._client, self._at)
         is_first = self._made < 0
         if not is_first and (run_id is None or run_id != self._run_id):
             compare()

@@ -55,7 +55,7 @@ from penstock_consumer.read.heartbeat import (
     UnusedRankCheck,
 )
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
-from penstock_consumer.read.receive import CommitCheck
+from penstock_consumer.read.receive import CommitCheck, DeliveryCheck
 from penstock_consumer.stages.batch import Batch, Lease
 
 Answer = TypeVar("Answer")
@@ -175,9 +175,9 @@ class Claim:
         """Return whether this member still holds something of an epoch."""
         raise NotImplementedError
 
-    def is_all_acknowledged(self) -> bool:
-        """Return whether every acknowledgement sent was answered."""
-        return self._outboxes.is_empty
+    def is_all_acknowledged(self, partition: PartitionKeys | None = None) -> bool:
+        """Return whether every acknowledgement sent was answered, by the server of a partition or by all."""
+        return self._outboxes.is_empty if partition is None else self._outboxes.is_empty_for(partition.number)
 
     def attend(self) -> None:
         """See that no acknowledgement is lost with its connection."""
@@ -271,9 +271,15 @@ class LeaseClaim(Claim):
         self.heartbeat = LeaseRenewers(renewers)
         self.commit_checks = [CommitCheck(client, who.stream) for _ in self.servers]
         """The test of entries on each server."""
+        self.delivery_checks = [
+            DeliveryCheck(client, who.stream.partitions[numbers[0]].roster) for numbers in self.servers
+        ]
+        """The test of each server whether it may have lost deliveries."""
 
     def join(self, start: str | int) -> None:
         """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
+        for check in self.delivery_checks:
+            self._bear(check.look)
         force = start != "resume"
         if force:
             self._restart(start)

@@ -72,7 +72,7 @@ class ExpectedEntry:
                 f"{shard} offsets {record.first}-{record.end - 1}"
             )
 
-    def wanted(self, header: Header) -> NDArray[np.int64] | None:
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.int64] | None:
         """Return the rows that were planned."""
         assert self.take is not None
         return None if self.take.is_whole else self.take.rows

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, SegmentGone, ServerUnavailable, UncommittedEntry
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, ReplyError, Skip
+from penstock_common.server.client import RestartDetector
 from penstock_common.server.connection import open_channels
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, Refused
+from penstock_common.stream.commands import Client, Refused, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import is_indexed
 from penstock_common.stream.groups.ledger import runs
@@ -181,14 +182,48 @@ def _page(reply: Reply) -> dict[bytes, bytes]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
+AHEAD_MS = 60_000
+"""The most by which the clock of a server may be ahead of the clock of the server that replaces it."""
+
+
+class DeliveryCheck:
+    """The test whether a server may have lost that it delivered an entry. One thread uses it at a time.
+
+    A replica that takes over may lack that an entry was delivered and acknowledged. It delivers the entry again, as a
+    new one. The member that acknowledged it sends the acknowledgement again, so the ledger knows what is done.
+    """
+
+    def __init__(self, client: Client, key: str) -> None:
+        """Look at the server that holds ``key``."""
+        self._client, self._key = client.impatient(), key
+        self._restarts = RestartDetector(self._client, key)
+        self._below_ms = 0
+
+    def look(self, settle: Callable[[], object] = lambda: None) -> None:
+        """Call ``settle`` and doubt the entries of today if the server is another one than at the last call.
+
+        The first call only learns which server it is. Raises ServerUnavailable.
+        """
+
+        def doubt() -> None:
+            settle()
+            self._below_ms = server_ms(self._client, self._key) + AHEAD_MS
+
+        self._restarts.check(doubt)
+
+    def doubts(self, entry_id: bytes) -> bool:
+        """Return whether a new entry may have been delivered and acknowledged before."""
+        return int(entry_id.partition(b"-")[0]) < self._below_ms
+
+
 class ReadScope(Protocol):
     """The part of an epoch that a receiver reads, and the samples that it wants of each entry."""
 
     def check(self, header: Header) -> None:
         """Raise BadEntry unless the header's identity lies inside the manifest."""
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | NDArray[np.int64] | None:
-        """Return which samples are wanted: a bit for each offset of [first, end), or rows, or None for all.
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | NDArray[np.int64] | None:
+        """Return which samples of an entry are wanted: a bit for each offset of [first, end), or rows, or None for all.
 
         Rows are indices of the entry's samples, in the order wanted. They may repeat.
         """
@@ -382,7 +417,7 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            self._entry.open(header, self._scope.wanted(header))
+            self._entry.open(header, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)
         except BadEntry as error:

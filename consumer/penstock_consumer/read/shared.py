@@ -38,7 +38,14 @@ from penstock_consumer.read.dead_letters import DeadLetters, EpochReadable, caus
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.index_walk import ELSEWHERE_S
-from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
+from penstock_consumer.read.receive import (
+    DeliveryCheck,
+    ReaderConnection,
+    ReceivedEntry,
+    Receiver,
+    check_identity,
+    read_by_id,
+)
 from penstock_consumer.stages.batch import ArrayPool, Assembler
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped, ReaderQueue
 
@@ -78,9 +85,12 @@ class SharedScope:
     claim: LeaseClaim
     manifest: Manifest
     partition: PartitionKeys
-    done_for: str | None
-    """The group whose acknowledged samples are left out, for entries that were delivered before. Those of repaired
-    entries are always left out, because a group that had acknowledged them gets the new entry all the same."""
+    is_claimed: bool
+    """Whether the entries were delivered before. Then the samples that the group has acknowledged are left out.
+
+    Those of repaired entries are always left out, because a group that had acknowledged them gets the new entry all the
+    same. Those of new entries are left out if the server may have lost that it delivered them."""
+    deliveries: DeliveryCheck
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     """The offsets of the entry asked about last that the group had acknowledged."""
 
@@ -90,10 +100,10 @@ class SharedScope:
         if self.claim.stream.partition_of(header.shard) != self.partition:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
         """See `receive.ReadScope`. Returns what the group has not acknowledged."""
         self.acknowledged = []
-        if self.done_for is None and not header.is_repair:
+        if not (self.is_claimed or header.is_repair or self.deliveries.doubts(entry_id)):
             return None
         done = done_bits(
             self.claim.client, self.partition, self.manifest.epoch, self.claim.who.group, header.shard,
@@ -105,6 +115,10 @@ class SharedScope:
         return ~done if done.any() else None
 
 
+ACKNOWLEDGED_S = 10.0
+"""The longest wait for acknowledgements that a replaced server may have lost. The loop may be in a step meanwhile."""
+OTHERS_S = 2.0
+"""The time that other members have for the same. They look and try again each half a second."""
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1
 """The looks at an epoch's state, and the time between them, because abandoning an epoch writes several keys."""
 
@@ -119,12 +133,12 @@ class SharedReceivers:
         self.received: list[ReceivedEntry] = []
         """The entries of the answer that is received now."""
         self._claim, self._batch_size, self._pool = claim, batch_size, pool
-        self._commit_check = claim.commit_checks[server]
+        self._commit_check, self._deliveries = claim.commit_checks[server], claim.delivery_checks[server]
         self._segments = reader_of(claim.stream, gives_views=views)
         self.assembler = self.assembler_of(manifest.epoch)
         """The batches of the epoch that is read."""
         self._of_partitions = {
-            number: self._receiver(self.assembler, manifest, claim.stream.partitions[number], None)
+            number: self._receiver(self.assembler, manifest, claim.stream.partitions[number], is_claimed=False)
             for number in claim.servers[server]
         }
 
@@ -134,7 +148,7 @@ class SharedReceivers:
 
     def of_claims(self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys) -> Receiver:
         """Return a receiver of entries that were delivered before, less what the group has acknowledged of them."""
-        return self._receiver(assembler, manifest, partition, self._claim.who.group)
+        return self._receiver(assembler, manifest, partition, is_claimed=True)
 
     def assembler_of(self, epoch: int) -> Assembler:
         """Return batches of their own for an epoch."""
@@ -142,10 +156,10 @@ class SharedReceivers:
         return Assembler(self._claim.stream.spec, self._batch_size, self._pool, epoch)
 
     def _receiver(
-        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, done_for: str | None
+        self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, *, is_claimed: bool
     ) -> Receiver:
         assert self._claim.stream.spec is not None
-        where = SharedScope(self._claim, manifest, partition, done_for)
+        where = SharedScope(self._claim, manifest, partition, is_claimed, self._deliveries)
 
         def report(one: ReceivedEntry) -> None:
             if one.lease is not None:
@@ -178,7 +192,7 @@ class SharedReader:
         self._manifest = manifest
         self._partitions = [claim.stream.partitions[number] for number in claim.servers[server]]
         self._numbers = frozenset(claim.servers[server])
-        self._commit_check = claim.commit_checks[server]
+        self._commit_check, self._deliveries = claim.commit_checks[server], claim.delivery_checks[server]
         self._commit_check.begin(claim.heartbeat.members)
         self._receivers, self._dead_letters = receivers, dead_letters
         what = claim.stream.named(claim.servers[server])
@@ -315,6 +329,7 @@ class SharedReader:
 
     def _take_answer(self) -> int:
         """Receive one answer into batches. Returns the number of entries in it."""
+        self._deliveries.look(self._await_acknowledged)  # a replaced server may have answered without an error
         request = self._asked.popleft()
         partition = self._partitions[request.partition]
         received = self._receivers.received
@@ -516,7 +531,22 @@ class SharedReader:
         """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
         self._asked.clear()
         self._pause.forget()
-        self._connection.reopen(error, lambda: self.claim.heartbeat.recover(partitions=self._partitions))
+        self._connection.reopen(error, self._recover)
+
+    def _recover(self) -> None:
+        self._deliveries.look(self._await_acknowledged)
+        self.claim.heartbeat.recover(partitions=self._partitions)
+
+    def _await_acknowledged(self) -> None:
+        """Wait, for a limited time, until the server has again what this member and others acknowledged."""
+        self.queue.reader_times.to("server")
+        began_s, others_s = time.monotonic(), OTHERS_S if self.claim.heartbeat.members > 1 else 0.0
+        while (waited_s := time.monotonic() - began_s) < ACKNOWLEDGED_S:
+            if self.claim.is_all_acknowledged(self._partitions[0]) and waited_s >= others_s:
+                return
+            if self.queue.is_stopped:
+                raise QueueStopped
+            time.sleep(0.02)
 
 
 class SharedReaders:

@@ -126,5 +126,5 @@ class _EverySample:
     def check(self, header: Header) -> None:
         """Do nothing, because everything is what the export says."""
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
         return None

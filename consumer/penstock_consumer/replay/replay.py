@@ -256,5 +256,5 @@ class _ReplayScope:
     def check(self, header: Header) -> None:
         check_identity(header, self._stream, self._manifest)
 
-    def wanted(self, header: Header) -> NDArray[np.bool_] | None:
+    def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
         return None

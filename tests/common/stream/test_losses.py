@@ -81,7 +81,7 @@ class TestRuns:
         with connect(any_url) as client:
             watch = RestartDetector(client)
             watch.check(self.never)
-            monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda _: "another run")
+            monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda *_: "another run")
             open_channel(client).close()
             with pytest.raises(ConnectionError):
                 watch.check(compare)
@@ -112,7 +112,7 @@ class TestWitness:
 
     def reconnect(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Reconnect, so that the next check finds another run."""
-        monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda _: None)
+        monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda *_: None)
         open_channel(client).close()
 
     def test_an_entry_with_other_samples_under_the_same_offsets_is_a_loss(

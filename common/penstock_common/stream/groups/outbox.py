@@ -33,6 +33,8 @@ ASK_EVERY_S = 1.0
 """The time between two questions whether a replica has the acknowledgements."""
 ASK_MS = 20
 """The longest time that such a question holds up the acknowledgements behind it."""
+LOOK_S = 0.5
+"""The time between two looks of a thread whether its connection broke. The loop may be in a long step meanwhile."""
 CONFIRM_MS = 1000
 """The longest wait for a replica at the end of an epoch, and when a member leaves."""
 
@@ -107,6 +109,10 @@ class Outboxes:
     def is_empty(self) -> bool:
         """True once every acknowledgement was answered."""
         return all(box.is_empty for box in self._boxes)
+
+    def is_empty_for(self, partition: int) -> bool:
+        """Return whether the server of a partition has answered every acknowledgement."""
+        return self._of_partitions[partition].is_empty
 
     def attend(self) -> None:
         """See that what was lost with a connection is sent again, without a wait for a server among several."""
@@ -409,7 +415,8 @@ class OutboxThread:
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_closed or (self._error is None and not self._is_done))
+                while not self._is_closed and (self._error is not None or self._is_done):
+                    self._changed.wait(LOOK_S)
                 if self._is_closed:
                     break
                 self._is_busy = True
