@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from penstock.__main__ import main
-from penstock_common.errors import EpochNotFound, GroupNotFound, PenstockError, ShardMismatch
+from penstock_common.errors import EpochNotFound, GroupNotFound, MemberReplaced, PenstockError, ShardMismatch
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
-from penstock_common.tuning import Tuning
+from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import EpochWriter, Writer
@@ -296,6 +297,37 @@ def test_a_trainer_whose_group_is_lost_too_names_its_samples_before_it_ends(agin
         until(said, "shard 0 offsets 10-29: 20 samples")
         next(batches)
     assert not aging.audit().is_clean
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+@pytest.mark.parametrize("knows", ["nobody", "the process before"])
+def test_a_member_that_a_server_lost_is_told_the_server_and_the_time(
+    aging: AgingServer, order: str, knows: str
+) -> None:
+    """The error looked like the work of another process, or of an operator."""
+    name, settings = ("m", {"member": "m"}) if order == "shared" else ("rank-0", {"order": Canonical()})
+    with writing(aging.url, []) as epoch:
+        write(epoch, 0, 10)
+        if knows == "the process before":
+            with connect(aging.url) as client:
+                rank = None if order == "shared" else RankOrder(0, 1, 10)
+                join_group(client, Membership(open_stream(client, "t"), "g", name, "before", rank))
+        aging.remember()
+        with (
+            pytest.raises((GroupNotFound, EpochNotFound, MemberReplaced)) as caught,
+            training(aging.url, [], **settings) as loader,
+        ):
+            train(loader, batches := iter(loader), 10)
+            aging.restart(older=True)
+            next(batches)
+    if knows == "the process before":
+        assert isinstance(caught.value, MemberReplaced)
+    where = re.escape(re.sub("//.*@", "//", aging.url))
+    assert re.search(
+        rf"\. The server {where}, which has partition 0 of 't', was restarted or replaced since this process joined "
+        r"\(noticed at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\), and may have lost its newest writes$",
+        str(caught.value),
+    ), caught.value
 
 
 def test_a_user_who_may_not_ask_for_the_run_is_told_all_the_same(fresh_server: Fresh, tmp_path: Path) -> None:

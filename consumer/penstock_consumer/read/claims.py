@@ -16,6 +16,7 @@ from penstock_common.errors import (
     EpochIncomplete,
     EpochNotFound,
     GroupBusy,
+    PenstockError,
     ReplayTruncated,
     ServerUnavailable,
     WaitTimeout,
@@ -25,7 +26,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
-from penstock_common.stream.groups.losses import LossDetector, describe_loss
+from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
 from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
@@ -86,12 +87,14 @@ class Claim:
         """The numbers of the partitions on each server, as they lay when this member joined."""
         self.confirmer = Confirmer(client, who.stream, notify)
         """The question whether replicas have what this member wrote."""
+        self._runs = ServerRuns(client, who.stream, self.servers)
 
         def probe_of(numbers: Sequence[int]) -> Probe:
             partitions = [who.stream.partitions[number] for number in numbers]
             return lambda limit_ms: self.confirmer.probe(partitions, limit_ms)
 
-        self.notify, self._outboxes = notify, Outboxes(client, who, self.servers, notify=notify, probe_of=probe_of)
+        self.notify = notify
+        self._outboxes = Outboxes(client, who, self.servers, notify=notify, probe_of=probe_of, runs=self._runs)
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs with returned samples that are not read again yet."""
@@ -115,11 +118,16 @@ class Claim:
         """Keep the claim from now on, and learn which run of the server knows it."""
         with suppress(ServerUnavailable):  # then the first heartbeat does it
             self._loss_detector.check()
+            self._runs.learn()
         self.heartbeat.start()
 
     def recover(self) -> set[int]:
         """Claim again what the server gave to this member's name and no reader here has. Return the epochs of it."""
         return set()
+
+    def explained(self, error: PenstockError, partition: PartitionKeys) -> PenstockError:
+        """Return an error of a partition, with server and time if the server was replaced since the join."""
+        return self._runs.explained(error, partition)
 
     def _on_replicas(self, write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
         """Write on the rosters, as often as a failover loses it, and return once replicas have it."""
@@ -266,6 +274,7 @@ class LeaseClaim(Claim):
             renewers.append(
                 LeaseRenewer(
                     client, who, self.leases, lease_s, notify, loss_detector=losses, partitions=numbers, first=first,
+                    runs=self._runs,
                 )
             )  # fmt: skip
         self.heartbeat = LeaseRenewers(renewers)
@@ -454,9 +463,11 @@ class RankClaim(Claim):
         peers = UnusedRankCheck(client, who, notify)
         first, *others = self.servers
         lead = Heartbeat(
-            client, who, lease_s, loss_detector=self._loss_detector, peers=peers, partitions=first
+            client, who, lease_s, loss_detector=self._loss_detector, peers=peers, partitions=first, runs=self._runs
         )  # fmt: skip
-        beats = [Heartbeat(client, who, lease_s, partitions=numbers, loop=lead.loop) for numbers in others]
+        beats = [
+            Heartbeat(client, who, lease_s, partitions=numbers, loop=lead.loop, runs=self._runs) for numbers in others
+        ]
         self.heartbeat = Heartbeats([lead, *beats])
         self._quiet_ms = max(MIN_QUIET_MS, int(lease_s * 1000 / QUIET_PER_LEASE))
         self._again: dict[int, int] = {}

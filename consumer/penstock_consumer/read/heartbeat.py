@@ -16,7 +16,7 @@ from penstock_common.rate_meter import RateMeter
 from penstock_common.server.aside import Aside
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
-from penstock_common.stream.groups.losses import LossDetector
+from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Held, Membership, Rejoining, beat, beat_each, leave, rank_member
 from penstock_common.stream.keys import PartitionKeys
@@ -150,6 +150,7 @@ class Heartbeat:
         *,
         partitions: Sequence[int] | None = None,
         loop: LoopReport | None = None,
+        runs: ServerRuns | None = None,
     ) -> None:
         """Prepare the thread.
 
@@ -162,6 +163,7 @@ class Heartbeat:
             peers: the check of other ranks.
             partitions: the numbers of the partitions on the server. None: all of the stream.
             loop: the report of another heartbeat of this member. That one sends it, and compares losses.
+            runs: the runs of the servers at the join.
         """
         self._client = client.impatient()  # this thread waits through failures itself
         self._who, self._lease_s, self._clock = who, lease_s, clock
@@ -170,6 +172,7 @@ class Heartbeat:
         self._is_only = len(self.partitions) == len(who.stream.partitions)
         """Whether this server has the whole stream."""
         self._rejoining = Rejoining(self._client, who, clock)
+        self._runs = runs or ServerRuns(client, who.stream, [])
         self._loss_detector = loss_detector
         self._losses = Aside[None](is_elsewhere=not self._is_only)
         self._leads = loop is None
@@ -277,7 +280,7 @@ class Heartbeat:
                     pending = error
                     continue
                 if not is_back:
-                    raise
+                    raise self._runs.explained(error, partition) from None
                 lost = beat(self._client, self._who, partition, ids, **self.loop.said())
             self._lose(partition, lost)
         if pending is not None:
@@ -350,10 +353,11 @@ class LeaseRenewer(Heartbeat):
         *,
         partitions: Sequence[int] | None = None,
         first: LeaseRenewer | None = None,
+        runs: ServerRuns | None = None,
     ) -> None:
         """See `Heartbeat`. ``first`` is the member's heartbeat of its first server. Claims of all are together."""
         loop = None if first is None else first.loop
-        super().__init__(client, who, lease_s, clock, loss_detector, partitions=partitions, loop=loop)
+        super().__init__(client, who, lease_s, clock, loss_detector, partitions=partitions, loop=loop, runs=runs)
         self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
         self._lock = threading.Lock()

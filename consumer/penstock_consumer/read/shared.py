@@ -349,10 +349,11 @@ class SharedReader:
                 raise damage from None
             if is_gone(error.error) and self._rejoins(partition):
                 raise ServerUnavailable("the server came back without this group, which has joined again") from None
-            raise EpochNotFound(
+            gone = EpochNotFound(
                 f"epoch {self.epoch} of {self.claim.stream.name!r} was released, or its group dropped, or the server "
                 f"came back without its newest writes, while it was read ({error.error})"
-            ) from None
+            )
+            raise self.claim.explained(gone, partition) from None
         except ServerUnavailable as error:
             broken = error
         taken = list(received)

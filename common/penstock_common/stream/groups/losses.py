@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
@@ -19,12 +20,12 @@ from typing import NamedTuple, Protocol
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, ServerUnavailable
-from penstock_common.server.client import RestartDetector
+from penstock_common.server.client import RestartDetector, read_run_id
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, readable, run_script
 from penstock_common.stream.entries import group_counts, index_ends, index_heads, indexed_ids
 from penstock_common.stream.groups.roster import load_roster
-from penstock_common.stream.keys import LAST
+from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest
 from penstock_common.stream.streams import Stream, is_released
 from penstock_common.waiting import Notify
@@ -304,6 +305,48 @@ class LossDetector:
                 del self._ends[shard]
             for entry in [key for key in self._entries if key[0] == epoch]:
                 del self._entries[entry]
+
+
+class ServerRuns:
+    """The run of each server of a member at its join.
+
+    A server that came back older may have lost the member. Its error then names that server.
+
+    Args:
+        client: control connection. Failures are not waited for.
+        stream: the stream that is read.
+        servers: the numbers of the partitions on each server.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, client: Client, stream: Stream, servers: Sequence[Sequence[int]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client, self._stream, self._clock = client.impatient(), stream, clock
+        self._servers = servers
+        self._ids: dict[int, str | None] = {}
+        """Partition -> the run of its server at the join."""
+
+    def learn(self) -> None:
+        """Remember the runs of now. Raises ServerUnavailable."""
+        for numbers in self._servers:
+            self._ids |= dict.fromkeys(numbers, self._run_of(numbers[0]))
+
+    def explained(self, error: PenstockError, partition: PartitionKeys) -> PenstockError:
+        """Return an error of a partition's roster, with server and time if the server was restarted or replaced."""
+        with suppress(ServerUnavailable):
+            joined, now = self._ids.get(partition.number), self._run_of(partition.number)
+            if joined is not None and now is not None and joined != now:
+                where, at = self._client.node_of(partition.roster).where, utc(int(self._clock() * 1000))
+                return type(error)(
+                    f"{error}. The server {where}, which has partition {partition.number} of {self._stream.name!r}, "
+                    f"was restarted or replaced since this process joined (noticed at {at}), and may have lost its "
+                    "newest writes"
+                )
+        return error
+
+    def _run_of(self, number: int) -> str | None:
+        return read_run_id(self._client, self._stream.partitions[number].roster)
 
 
 def committed_front(sizes: Sequence[int] | None, ends: Sequence[int]) -> tuple[int, int, int]:

@@ -14,11 +14,12 @@ from typing import Protocol, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from penstock_common.errors import ServerUnavailable
+from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, Command, Reply
 from penstock_common.server.connection import open_channels
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.stream.commands import Client, ScriptCall, sha_of
+from penstock_common.stream.groups.losses import ServerRuns
 from penstock_common.stream.groups.positions import has_lost_place, refusal_of
 from penstock_common.stream.groups.roster import Membership, rejoin
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
@@ -92,10 +93,14 @@ class Outboxes:
         *,
         notify: Notify = to_stderr,
         probe_of: Callable[[Sequence[int]], Probe] = lambda _: no_probe,
+        runs: ServerRuns | None = None,
     ) -> None:
-        """``servers`` has the numbers of the partitions on each server, and ``probe_of`` gives the probe for one."""
+        """``servers`` has the numbers of the partitions on each server, and ``probe_of`` gives the probe for one.
+
+        ``runs`` names the server of a refusal that came back older.
+        """
         boxes = [
-            Outbox(client, who, notify=notify, what=who.stream.named(numbers), probe=probe_of(numbers))
+            Outbox(client, who, notify=notify, what=who.stream.named(numbers), probe=probe_of(numbers), runs=runs)
             for numbers in servers
         ]
         self._boxes: Sequence[AnyOutbox] = boxes if len(boxes) == 1 else [OutboxThread(box) for box in boxes]
@@ -160,9 +165,11 @@ class Outbox:
         what: str = "",
         probe: Probe = no_probe,
         clock: Callable[[], float] = time.monotonic,
+        runs: ServerRuns | None = None,
     ) -> None:
         """``what`` is acknowledged through it, in messages; '' for a whole stream."""
         self._client, self._who, self._probe, self._clock = client, who, probe, clock
+        self._runs = runs or ServerRuns(client, who.stream, [])
         self._asked_s = clock()
         self._outage = Outage(notify, OUTAGE_S, doing="acknowledging", what=what)
         self._channel: Channel | None = None
@@ -274,11 +281,7 @@ class Outbox:
             if has_lost_place(reply) and rejoin(self._client, self._who, self._who.stream.partitions[0]):
                 self._send_again(None)
                 return
-            failure = (
-                self._client.explain_refusal(reply, self._unanswered[0])
-                or refusal_of(reply, self._who)
-                or translate_reply(reply, self._client)
-            )
+            failure = self._failure_of(reply)
             if not isinstance(failure, ServerUnavailable):
                 self._unanswered.popleft()  # it is answered, though with a refusal
                 raise failure
@@ -286,6 +289,14 @@ class Outbox:
             return
         self._unanswered.popleft()
         self._outage.over()
+
+    def _failure_of(self, reply: ResponseError) -> PenstockError:
+        """Return the error of a refused acknowledgement."""
+        if damage := self._client.explain_refusal(reply, self._unanswered[0]):
+            return damage
+        if refusal := refusal_of(reply, self._who):
+            return self._runs.explained(refusal, self._who.stream.partitions[0])
+        return translate_reply(reply, self._client)
 
     def _take_probed(self, sent: Command, reply: Reply) -> None:
         """Take an answer to a probe. After a refusal the acknowledgements are kept, and a replica is asked again."""
