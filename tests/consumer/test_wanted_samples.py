@@ -13,10 +13,10 @@ from penstock_common.stream.commands import ms_of
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.leases import Leases
-from penstock_consumer.read.receive import AHEAD_MS, DeliveryCheck
+from penstock_consumer.read.receive import DeliveryCheck
 from penstock_consumer.read.shared import SharedScope
 from penstock_consumer.stages.batch import Lease
-from tests.contracts.feed import SPEC, writer_of
+from tests.contracts.feed import SPEC, sample, writer_of
 
 
 def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str, any_client: redis.Redis) -> None:
@@ -24,7 +24,7 @@ def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str
     with writer_of(any_url, spec=SPEC) as writer:
         leases, partition = Leases(), writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=leases)
-        check = DeliveryCheck(any_client, partition.roster)
+        check = DeliveryCheck(any_client, [partition])
         scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, is_claimed=True, deliveries=check)
         header: Any = SimpleNamespace(shard=3, first=10, end=18, is_repair=False)
         assert scope.wanted(header, b"1-0") is None
@@ -42,24 +42,28 @@ def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
 ) -> None:
     """Entries that are written later were never delivered before, and their ledger is not asked."""
     calls: list[str] = []
-    with writer_of(any_url, spec=SPEC) as writer:
+    with writer_of(any_url, spec=SPEC) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+        epoch.flush()
         partition = writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=Leases())
-        check = DeliveryCheck(any_client, partition.roster)
-        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, is_claimed=False, deliveries=check)
-        header: Any = SimpleNamespace(shard=3, first=10, end=12, is_repair=False)
-        any_client.setbit(partition.ledger(7, "g", 3), 10, 1)
-        now = b"%d-0" % ms_of(any_client.time())
+        check = DeliveryCheck(any_client, [partition])
+        scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=0)), partition, is_claimed=False, deliveries=check)
+        header: Any = SimpleNamespace(shard=0, first=0, end=2, is_repair=False)
+        any_client.setbit(partition.ledger(0, "g", 0), 1, 1)
+        before = any_client.xinfo_stream(partition.entries(0))["last-generated-id"]
         check.look(lambda: calls.append("at the join"))
-        assert scope.wanted(header, now) is None
+        assert scope.wanted(header, before) is None
         monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda *_: "another run")
         open_channel(any_client).close()
         check.look(lambda: calls.append("at the failover"))
         check.look(lambda: calls.append("later"))
-        wanted = scope.wanted(header, now)
+        wanted = scope.wanted(header, before)
         assert wanted is not None
-        assert wanted.tolist() == [False, True]
-        assert scope.wanted(header, b"%d-0" % (ms_of(any_client.time()) + 2 * AHEAD_MS)) is None
+        assert wanted.tolist() == [True, False]
+        epoch.write(sample(1))
+        epoch.flush()
+        assert scope.wanted(header, any_client.xinfo_stream(partition.entries(0))["last-generated-id"]) is None
         assert calls == ["at the failover"]
 
 

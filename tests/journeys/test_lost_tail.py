@@ -27,6 +27,7 @@ from penstock_common.tuning import Canonical, Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import EpochWriter, Writer
+from tests.clusters import until as await_so
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, sample
 
 Fresh = Callable[..., EmbeddedServer]
@@ -228,6 +229,8 @@ def test_samples_that_were_made_again_count_only_where_they_are_known_to_be_the_
         aging.restart(older=True)
         until(said, "shard 0 offsets 30-39: 10 samples")
         assert not aging.audit().is_clean
+        with connect(aging.url) as client:  # what is made after the reader came back is new
+            await_so(lambda: any(one["cmd"] == "xreadgroup" for one in client.client_list()))
         with writing(aging.url, [], **plan) as epoch, epoch.shard(0) as shard:
             assert shard.position == 30
             write(shard, 30, 50)

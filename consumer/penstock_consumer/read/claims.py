@@ -281,7 +281,7 @@ class LeaseClaim(Claim):
         self.commit_checks = [CommitCheck(client, who.stream) for _ in self.servers]
         """The test of entries on each server."""
         self.delivery_checks = [
-            DeliveryCheck(client, who.stream.partitions[numbers[0]].roster) for numbers in self.servers
+            DeliveryCheck(client, [who.stream.partitions[number] for number in numbers]) for numbers in self.servers
         ]
         """The test of each server whether it may have lost deliveries."""
 

@@ -16,10 +16,12 @@ from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, Repl
 from penstock_common.server.client import RestartDetector
 from penstock_common.server.connection import open_channels
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, Refused, server_ms
+from penstock_common.stream.commands import Client, EntryId, Refused, parse_id
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import is_indexed
+from penstock_common.stream.entries import group_counts, is_indexed
 from penstock_common.stream.groups.ledger import runs
+from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Outage
@@ -182,10 +184,6 @@ def _page(reply: Reply) -> dict[bytes, bytes]:
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
-AHEAD_MS = 60_000
-"""The most by which the clock of a server may be ahead of the clock of the server that replaces it."""
-
-
 class DeliveryCheck:
     """The test whether a server may have lost that it delivered an entry. One thread uses it at a time.
 
@@ -193,27 +191,38 @@ class DeliveryCheck:
     new one. The member that acknowledged it sends the acknowledgement again, so the ledger knows what is done.
     """
 
-    def __init__(self, client: Client, key: str) -> None:
-        """Look at the server that holds ``key``."""
-        self._client, self._key = client.impatient(), key
-        self._restarts = RestartDetector(self._client, key)
-        self._below_ms = 0
+    def __init__(self, client: Client, partitions: Sequence[PartitionKeys]) -> None:
+        """Look at the server that has these partitions."""
+        self._client, self._partitions = client.impatient(), partitions
+        self._restarts = RestartDetector(self._client, partitions[0].roster)
+        self._newest: dict[tuple[int, int], EntryId] = {}
+        """(partition, epoch) -> the newest entry that the server had when it was found to be another one."""
 
     def look(self, settle: Callable[[], object] = lambda: None) -> None:
-        """Call ``settle`` and doubt the entries of today if the server is another one than at the last call.
+        """Call ``settle``, and doubt the entries of now, if the server is another one than at the last call.
 
         The first call only learns which server it is. Raises ServerUnavailable.
         """
 
         def doubt() -> None:
+            newest = self._newest_entries()
             settle()
-            self._below_ms = server_ms(self._client, self._key) + AHEAD_MS
+            self._newest |= newest
 
         self._restarts.check(doubt)
 
-    def doubts(self, entry_id: bytes) -> bool:
+    def doubts(self, partition: int, epoch: int, entry_id: bytes) -> bool:
         """Return whether a new entry may have been delivered and acknowledged before."""
-        return int(entry_id.partition(b"-")[0]) < self._below_ms
+        newest = self._newest.get((partition, epoch))
+        return newest is not None and parse_id(entry_id) <= newest
+
+    def _newest_entries(self) -> dict[tuple[int, int], EntryId]:
+        found = {}
+        for partition in self._partitions:
+            for epoch in load_roster(self._client, partition).epochs:
+                if (last := group_counts(self._client, partition, epoch).get(LAST)) is not None:
+                    found[partition.number, epoch] = parse_id(last["last-delivered-id"])
+        return found
 
 
 class ReadScope(Protocol):

@@ -103,7 +103,8 @@ class SharedScope:
     def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
         """See `receive.ReadScope`. Returns what the group has not acknowledged."""
         self.acknowledged = []
-        if not (self.is_claimed or header.is_repair or self.deliveries.doubts(entry_id)):
+        is_new = not (self.is_claimed or header.is_repair)
+        if is_new and not self.deliveries.doubts(self.partition.number, self.manifest.epoch, entry_id):
             return None
         done = done_bits(
             self.claim.client, self.partition, self.manifest.epoch, self.claim.who.group, header.shard,

@@ -292,7 +292,8 @@ class Outbox:
 
     def _failure_of(self, reply: ResponseError) -> PenstockError:
         """Return the error of a refused acknowledgement."""
-        if damage := self._client.explain_refusal(reply, self._unanswered[0]):
+        damage: PenstockError | None = self._client.explain_refusal(reply, self._unanswered[0])
+        if damage is not None:
             return damage
         if refusal := refusal_of(reply, self._who):
             return self._runs.explained(refusal, self._who.stream.partitions[0])
