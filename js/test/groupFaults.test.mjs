@@ -241,6 +241,17 @@ test("a member that one roster has lost joins again, and is given everything", a
   assert.equal(await client.hGet(`penstock:{${stream}.${tag}}:roster`, "d:g:0"), "1");
 });
 
+test("a group that the first roster has lost is joined, and not made", async () => {
+  const [stream, sizes] = ["known", [20, 20]];
+  await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2 });
+  await begin(stream, { member: "before" }).open();
+  const [tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  await client.hDel(`penstock:{${stream}.${tag}}:roster`, await ofGroup(`penstock:{${stream}.${tag}}:roster`));
+  const loader = begin(stream, { create: false, leaseMs: 3000 });
+  await loader.open();
+  await assert.rejects(begin(stream, { group: "h", create: false }).open(), /no group 'h'; groups there: g/);
+});
+
 test("a member that waits for an epoch joins again where one roster has lost it", async () => {
   const stream = "waiting";
   await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], block_bytes: 250, partitions: 2 });

@@ -253,6 +253,20 @@ def test_two_threads_of_a_member_may_join_again_at_once(any_url: str, any_client
     assert late.is_back(stream.partitions[1])
 
 
+def test_a_group_that_the_first_roster_has_lost_is_joined_and_not_made(any_url: str, any_client: Any) -> None:
+    """The program ended with GroupNotFound, though every other roster knew the group."""
+    plan(any_url, SIZES, partitions=2)
+    stream = open_stream(any_client, "t")
+    before = partition_slot(any_client, stream, 0)
+    join_group(any_client, Membership(stream, "g", "", ""))
+    before.restore(any_client)
+    with loader_of(any_url, create=False) as loader:
+        assert sorted(numbers(loader)) == list(range(40))
+    unknown = pytest.raises(GroupNotFound, match="no group 'h'; groups there: g")
+    with unknown, loader_of(any_url, group="h", create=False) as loader:
+        numbers(loader)
+
+
 def test_a_refused_join_changes_no_roster(any_url: str, any_client: Any) -> None:
     """The first roster had lost the group, so it took a rank of that name, and each kind was refused somewhere."""
     plan(any_url, SIZES, partitions=2)

@@ -16,7 +16,7 @@ from penstock_common.hints import near
 from penstock_common.stream.audit.reconciliation import is_left_over
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.presence import count_live
-from penstock_common.stream.groups.roster import Membership, load_roster, unknown_group
+from penstock_common.stream.groups.roster import Membership, known_groups, load_roster, unknown_group
 from penstock_common.stream.manifest import ABANDONED, find_manifest
 from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.streams import Stream, read_counters
@@ -342,7 +342,7 @@ def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:
         GroupKindMismatch: the group is read in another way.
         GroupNotFound: the group may not be made.
     """
-    groups = load_roster(client, who.stream.partitions[0]).groups
+    groups = known_groups(client, who.stream)
     if not options.create and who.group not in groups:
         raise unknown_group(who.stream.name, who.group, groups)
     kind = LeaseClaim if who.order is None else RankClaim

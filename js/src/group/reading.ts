@@ -288,11 +288,13 @@ export class OrderedReading extends Reading {
 export async function openReading(made: Resources, who: Membership): Promise<Reading> {
   const { create, notify } = made.chosen;
   const reading = who.order === null ? new SharedReading(made, who) : new OrderedReading(made, who);
-  const { groups } = await loadRoster(reading.member.server, reading.member.begin);
-  if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, groups.keys());
+  // a server that came back older may have lost groups
+  const rosters = await Promise.all(who.stream.partitions.map((one) => loadRoster(reading.member.server, one)));
+  const groups = new Set(rosters.flatMap((roster) => [...roster.groups.keys()]));
+  if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, [...groups].sort());
   await reading.join();
   if (groups.size > 0 && !groups.has(who.group)) {
-    notify(newGroupNotice(who.group, [...groups.keys()].sort(), reading.member.first));
+    notify(newGroupNotice(who.group, [...groups].sort(), reading.member.first));
   }
   return reading;
 }

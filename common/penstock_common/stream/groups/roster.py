@@ -176,6 +176,13 @@ def fetch_rosters(client: Client, stream: Stream) -> tuple[int, list[dict[bytes,
     return ms_of(now), rosters
 
 
+def known_groups(client: Client, stream: Stream) -> list[str]:
+    """Return the names of the groups that any roster knows. A server that came back older may have lost some."""
+    _, replies = fetch_rosters(client, stream)
+    rosters = [parse_roster(client, *one) for one in zip(stream.partitions, replies, strict=True)]
+    return sorted({name for roster in rosters for name in roster.groups})
+
+
 @readable(lambda client, partition, reply: partition.roster)
 def parse_roster(client: Client, partition: PartitionKeys, reply: dict[bytes, bytes]) -> Roster:
     """Return the roster of a partition from the fields of its key, by their one-letter kinds."""
