@@ -4,6 +4,7 @@ work.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -14,13 +15,25 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import BudgetFull, CheckpointOverdue, PenstockError, TooLarge
-from penstock_common.explain.deadlock import SETTLED_MS, BlockedPartition, Deadlock, is_deadlock
+from penstock_common.explain.deadlock import (
+    SETTLED_MS,
+    BlockedPartition,
+    Deadlock,
+    find_blocked,
+    find_deadlock,
+    is_deadlock,
+    is_overdue,
+)
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.roster import WaitingWriter
+from penstock_common.stream.groups.forgetting import drop_group
+from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
+from penstock_common.stream.groups.roster import Membership, WaitingWriter, beat, join_group, load_roster, note_wait
 from penstock_producer.write.writer import Writer, WriterHooks
+from tests.clusters import until
 from tests.consumer.test_acknowledge_policies import BLOCK, BUDGET, writing
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, sample
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample
+from tests.torn_slots import partition_slot
 from tests.tuned import tuned
 
 COUNT = 1000
@@ -195,6 +208,49 @@ def deadlock(
 def test_of_all_who_wait_one_is_told(found: BlockedPartition, is_told: bool) -> None:
     """One member acknowledges, and all continue, so no other training must end."""
     assert is_deadlock(found) is is_told
+
+
+def test_nobody_is_told_by_a_roster_that_has_lost_another_group(any_url: str, any_client: Client) -> None:
+    """A server that came back older knows nothing of what the other group holds until that has joined again."""
+    with two_shards(any_url, partitions=2) as begin_the_first:
+        stream = open_stream(any_client, "t")
+        join_group(any_client, Membership(stream, "g", "m", "i"))
+        until(lambda: any_client.xlen(stream.partitions[1].entries(0)))
+        before = partition_slot(any_client, stream, 1)
+        join_group(any_client, Membership(stream, "h", "n", "j"))
+
+        def told() -> bool:
+            waits: Any = {"waited_s": 9, "need_bytes": 10, "held_bytes": 10, "why": "budget", "is_next": True}
+            for number, partition in enumerate(stream.partitions):
+                note_wait(any_client, partition, 0, number, **waits)
+            found = find_blocked(any_client, stream, ("g", "m"), lambda _: 20, together=True)
+            return any(is_overdue(blocked) for blocked in found if blocked.waiters)
+
+        assert not told(), "the other group holds the second shard's samples"
+        before.restore(any_client)
+        assert not told()
+        drop_group(any_client, stream, "h")
+        assert told()
+        begin_the_first()
+
+
+def test_a_report_of_before_an_outage_says_nothing_of_a_reader(any_url: str, any_client: Client) -> None:
+    """It was idle then, and what the server has for it may fill a batch now."""
+    with writing(any_url, 10):
+        until(lambda: any_client.exists("penstock:{t}:meta"))
+        stream = open_stream(any_client, "t")
+        who, (partition,) = Membership(stream, "g", "m", "i"), stream.partitions
+        join_group(any_client, who)
+        beat(any_client, who, partition, {}, idle_ms=60_000)
+
+        def found() -> Deadlock | None:
+            return find_deadlock(any_client, stream, partition, load_roster(any_client, partition))
+
+        assert found() is not None
+        told = json.loads(any_client.hget(partition.roster, "m:g:m"))
+        told["seen"] -= MEMBER_SILENT_MS + 1000
+        any_client.hset(partition.roster, "m:g:m", json.dumps(told))
+        assert found() is None
 
 
 @pytest.mark.usefixtures("soon")

@@ -31,6 +31,25 @@ def test_room_is_given_in_bytes_and_always_for_one_batch() -> None:
     assert queue.wait_for_space(10**9, 0)
 
 
+def test_a_wait_counts_from_the_end_of_the_last_outage() -> None:
+    """A loop would be told that it waits for itself, a moment before the server brings a batch."""
+    now = [100.0]
+    queue = PrefetchQueue(100, clock=lambda: now[0])
+    first, second = queue.divide(2)
+    assert queue.undisturbed_s == float("inf")
+    first.tell_trouble("away")
+    now[0] = 130.0
+    assert queue.undisturbed_s == 0
+    second.tell_trouble("away, too")
+    first.tell_trouble("")
+    assert queue.undisturbed_s == 0
+    now[0] = 140.0
+    second.tell_trouble("")
+    now[0] = 141.0
+    first.tell_trouble("")
+    assert queue.undisturbed_s == 1
+
+
 def test_a_reader_that_waits_for_room_is_woken_by_the_trainer() -> None:
     """A timeout is not enough: the queue would be empty at every turn."""
     queue = PrefetchQueue(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import IndexRecord, index_ends, index_records, list_pending
 from penstock_common.stream.groups.ledger import group_bits, unacknowledged_samples
 from penstock_common.stream.groups.positions import done_below, kept_head, starts_of
-from penstock_common.stream.groups.presence import liveness_of
+from penstock_common.stream.groups.presence import MEMBER_SILENT_MS, liveness_of
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, WaitingWriter, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -59,9 +59,15 @@ class Deadlock:
 
 
 def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster) -> Deadlock | None:
-    """Return the deadlock of a partition, or None if a reader is at work, or an entry is about to change its owner."""
+    """Return the deadlock of a partition, or None if a reader is at work, or an entry is about to change its owner.
+
+    Nothing is known of a member whose last heartbeat is late. After an outage its report is from before.
+    """
     now = server_ms(client, partition.roster)
-    living = {who for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
+    seen = {who: liveness for who, liveness in liveness_of([roster], now).items() if not liveness.is_silent}
+    if any(liveness.unseen_ms is None or liveness.unseen_ms > MEMBER_SILENT_MS for liveness in seen.values()):
+        return None
+    living = set(seen)
     if any(who not in roster.idle or now - roster.idle[who].since_ms < IDLE_MS for who in living):
         return None
     kept = roster.pinned | {epoch for epoch, _ in roster.replays.values()}
@@ -109,7 +115,9 @@ def find_blocked(
         together: whether to read the holdings of all other readers, too.
     """
     rosters = {partition: load_roster(client, partition) for partition in stream.partitions}
-    if not any(roster.waiting for roster in rosters.values()) or not is_stuck(client, stream, rosters):
+    if not any(roster.waiting for roster in rosters.values()) or not _are_settled(rosters.values(), me):
+        return []
+    if not is_stuck(client, stream, rosters):
         return []
     return [
         BlockedPartition(
@@ -124,6 +132,14 @@ def find_blocked(
         for partition, roster in rosters.items()
         if roster.waiting
     ]
+
+
+def _are_settled(rosters: Collection[Roster], me: Who) -> bool:
+    """Return whether all rosters know the same groups, and this member.
+
+    A server that came back older has lost some of them until they join again, and with them who holds what.
+    """
+    return len({frozenset(roster.groups) for roster in rosters}) == 1 and all(me in one.members for one in rosters)
 
 
 def _have_others(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, me: Who) -> bool:

@@ -607,7 +607,8 @@ class Loader(StageMethods, Passing):
                 return batch
             if run.queue.is_over:
                 return None
-            self._acknowledger.raise_if_overdue(wait.seconds)
+            # what came while a server was away may fill a batch in a moment
+            self._acknowledger.raise_if_overdue(min(wait.seconds, run.queue.inner.undisturbed_s))
             wait.because("batch", lambda: run.why_waiting(wait.seconds))
 
     def _finish(self, member: Member, epoch: int) -> bool:

@@ -129,6 +129,8 @@ class PrefetchQueue:
         """The seconds that the training loop waited here, by cause. The tuple is replaced as a whole."""
         self.trouble = ""
         """The outage of the server that the reader's thread waits out now. No batch comes until it ends."""
+        self._troubled_s = float("-inf")
+        """The end of the last outage."""
         self._is_less = False
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
@@ -148,6 +150,8 @@ class PrefetchQueue:
 
     def tell_trouble(self, trouble: str) -> None:
         """Set why the server is away, or "" once it is back."""
+        if self.trouble:
+            self._troubled_s = self._clock()
         self.trouble = trouble
 
     def put(self, batch: Batch) -> None:
@@ -208,7 +212,7 @@ class PrefetchQueue:
     def inlet_changed(self) -> None:
         """Take note of several readers: of their outages, of the first error of one, and of the end of all."""
         with self._changed:
-            self.trouble = "; ".join(dict.fromkeys(one.trouble for one in self._inlets if one.trouble))
+            self.tell_trouble("; ".join(dict.fromkeys(one.trouble for one in self._inlets if one.trouble)))
             if self._ended:
                 return
             self._error = next((one.error for one in self._inlets if one.error is not None), None)
@@ -221,6 +225,11 @@ class PrefetchQueue:
         return self._ended
 
     # --- the training loop's side ---
+
+    @property
+    def undisturbed_s(self) -> float:
+        """Return for how long no server was away."""
+        return 0.0 if self.trouble else self._clock() - self._troubled_s
 
     def get(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None at the timeout or if `is_over`. Raises the reader's error."""
