@@ -130,7 +130,12 @@ class ReplayTruncated(PenstockError, RuntimeError):
 
 
 class ShardMismatch(PenstockError, ValueError):
-    """A shard got more, fewer or other offsets than its manifest plans."""
+    """A shard got more, fewer or other offsets than its manifest plans, or its server lost some of them."""
+
+    def __init__(self, message: str, lost: tuple[int, int] | None = None) -> None:
+        self.lost = lost
+        """The offsets [first, end) that the server had confirmed and lost, or None if it lost none."""
+        super().__init__(message)
 
 
 class EntryNotFound(PenstockError, LookupError):

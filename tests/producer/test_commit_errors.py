@@ -127,6 +127,19 @@ def test_a_retried_job_names_what_the_server_lost_of_the_first_run(any_url: str,
         any_client.delete(open_stream(any_client, "t").partitions[0].index(0, 0))
 
 
+def test_a_run_that_has_nothing_to_write_knows_what_the_server_lost(any_url: str, any_client: Client) -> None:
+    """A job is retried for that, although an earlier run had committed it."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        first = writer.epoch(0, sizes=[SIZE]).shard(0)
+        fill(first, SIZE)
+        first.commit_all()
+        first.abort()
+    with pytest.raises(ShardMismatch) as caught, shard_of(any_url):
+        any_client.delete(open_stream(any_client, "t").partitions[0].index(0, 0))
+        any_client.client_kill_filter(_type="normal", skipme=True)
+    assert caught.value.lost == (0, SIZE)
+
+
 def test_a_state_that_no_producer_writes_is_named(any_url: str, any_client: Client) -> None:
     """It is neither an abandoned epoch nor a lost one, and only its key tells where to look."""
     with pytest.raises(DamagedKey, match="state"), shard_of(any_url) as (writer, shard):

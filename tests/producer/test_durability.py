@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -399,6 +400,7 @@ def test_the_manifest_and_the_audit_say_what_was_written_without_a_replica(
         ]
         assert all(f":{server.port}" in one.server for one in found.unreplicated)
     assert main(["audit", "t", "--url", server.url]) == 0
+    assert main(["epochs", "list", "t", "--url", server.url]) == 0
     assert "no replica" not in capsys.readouterr().out  # all of it, as on every single server
     with durable_writer(server.url, "memory") as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
@@ -426,3 +428,10 @@ def test_only_what_the_replica_missed_is_noted(
     said = capsys.readouterr().out
     assert f"had no replica: shard 0 offsets {COUNT}-{2 * COUNT - 1}\n" in said
     assert str(primary.port) in said
+    assert main(["epochs", "list", "t", "--url", primary.url]) == 0
+    assert f"had no replica: shard 0 offsets {COUNT}-{2 * COUNT - 1}\n" in capsys.readouterr().out
+    assert main(["epochs", "list", "t", "--json", "--url", primary.url]) == 0
+    (epoch,) = json.loads(capsys.readouterr().out)
+    (written,) = epoch["unreplicated"]
+    assert (written["shard"], written["first"], written["end"]) == (0, COUNT, 2 * COUNT)
+    assert f":{primary.port}" in written["server"]

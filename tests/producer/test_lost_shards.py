@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochAbandoned
+from penstock_common.errors import EpochAbandoned, EpochFailed
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
@@ -14,8 +14,10 @@ from penstock_producer.jobs import production as jobs_production
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
+from penstock_producer.sources.config import GeneratorConfig, SourceConfig
 from tests.contracts.feed import open_stream, replayed
 from tests.contracts.ordered import planned_writer, write_shard
+from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import dataset, numbers_in, options_of
 from tests.torn_slots import SlotState, partition_slot
 
@@ -73,6 +75,58 @@ def test_a_running_production_takes_up_an_epoch_that_it_had_finished(
     report = audit_stream(any_client, "train")
     assert report.is_clean, report.findings
     assert {epoch.epoch: epoch.state for epoch in report.epochs} == {0: "produced", 1: "produced"}
+
+
+def test_a_run_does_not_end_without_what_a_server_lost_as_its_last_shard_was_completed(
+    any_url: str, any_client: Any
+) -> None:
+    """A failover between the last look at a shard's index and its end leaves a hole in a complete epoch."""
+    before: SlotState | None = None
+    is_torn = False
+    with Production(plan_of(epochs=1), options_of(any_url), workers=1, notify=lambda _: None) as production:
+        for look in production.run():
+            before = before or half_made(any_client, look)
+            if not is_torn and before is not None and look.epochs[0].state == "produced":
+                before.restore(any_client)
+                production._expect_loss()  # as after a failover
+                is_torn = True
+    assert is_torn
+    assert audit_stream(any_client, "train").is_clean
+
+
+def produce_torn(url: str, client: Any, source: SourceConfig) -> None:
+    """Produce one shard, whose partition goes back to an earlier state while a worker writes it."""
+    plan = ProductionPlan(stream="train", source=source, shard_samples=SAMPLES)
+    before: SlotState | None = None
+    kept = -1
+    is_torn = False
+    with Production(plan, options_of(url), workers=1, notify=lambda _: None) as production:
+        for look in production.run():
+            committed = look.epochs[0].done
+            if before is None:
+                before = partition_slot(client, open_stream(client, "train"), 0) if committed else None
+            elif kept < 0:
+                kept = committed
+            elif committed > kept and not is_torn:
+                before.restore(client)
+                client.client_kill_filter(_type="normal", skipme=True)
+                is_torn = True
+    assert is_torn
+
+
+def test_a_job_makes_again_what_a_server_lost_of_its_shard(any_url: str, any_client: Any) -> None:
+    """The loss ended the whole production, though its source still has every sample."""
+    produce_torn(any_url, any_client, dataset("very_slowly"))
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+    assert audit_stream(any_client, "train").is_clean
+
+
+def test_a_job_of_a_generator_names_what_a_server_lost(any_url: str, any_client: Any) -> None:
+    """An iterator may give other samples the second time, so a user must learn which ones are gone."""
+    source = GeneratorConfig(name="tests.producer.made:numbers", transform="tests.producer.made:very_slowly")
+    loss = r"lost data, and with it \d+ samples .* \(offsets \d+-\d+, noticed at .* UTC, at redis"
+    with pytest.raises(EpochFailed, match=loss):
+        produce_torn(any_url, any_client, source)
 
 
 def test_a_writer_opens_an_epoch_again_that_its_partition_lost(any_url: str, any_client: Any) -> None:

@@ -22,9 +22,6 @@ HELP = "compare planned, written and trained on; name what is lost or duplicated
 SHOWN = 50
 """Findings printed; --json has them all."""
 
-MOST_RANGES = 5
-"""Ranges of a server without a replica that one line names."""
-
 EPILOG = """\
 example:
   penstock audit train
@@ -167,15 +164,12 @@ def _remarks(epoch: EpochAudit) -> Iterator[str]:
 
 def _unreplicated(epoch: EpochAudit, *, is_clean: bool) -> Iterator[str]:
     """Yield what was written without a replica, unless all of a clean epoch was, as on every single server."""
+    from penstock_common.stream.audit.accounts import said_unreplicated
+
     written = sum(one.end - one.first for one in epoch.unreplicated)
     if is_clean and written >= epoch.produced + epoch.bad:
         return
-    for server in dict.fromkeys(one.server for one in epoch.unreplicated):
-        found = [
-            f"shard {one.shard} offsets {one.first}-{one.end - 1}" for one in epoch.unreplicated if one.server == server
-        ]
-        more = f" and {len(found) - MOST_RANGES} more, see --json" if len(found) > MOST_RANGES else ""
-        yield f"written while {server} had no replica: {', '.join(found[:MOST_RANGES])}{more}"
+    yield from said_unreplicated(epoch.unreplicated)
 
 
 def _advice(report: AuditReport) -> Iterator[str]:

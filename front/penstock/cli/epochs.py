@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
@@ -56,9 +57,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     from penstock.views.inspect import epochs_json
     from penstock_common.explain.details import read_details
+    from penstock_common.stream.audit import find_unreplicated
+    from penstock_common.stream.audit.accounts import said_unreplicated
 
     details = read_details(client, args.stream)
-    epochs = epochs_json(details)
+    ranges = {one: find_unreplicated(client, details.stream, one) for one in details.epochs}
+    epochs = [{**one, "unreplicated": list(map(asdict, ranges[one["epoch"]]))} for one in epochs_json(details)]
     if args.json:
         console.json(epochs)
     elif not epochs:
@@ -77,6 +81,11 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
             for epoch in epochs
         ]
         console.table(rows, head=("epoch", "state", "samples", "bad", "shards done", ""))
+        for epoch in epochs:
+            some = ranges[epoch["epoch"]]
+            if sum(one.end - one.first for one in some) < epoch["committed"]:  # else like every single server
+                for line in said_unreplicated(some):
+                    console.line(f"epoch {epoch['epoch']}: {line}")
     return 0
 
 

@@ -74,7 +74,7 @@ from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
 from penstock_producer.sources.open import open_source, pin, require_iterable
-from penstock_producer.sources.protocol import BatchSource, Source
+from penstock_producer.sources.protocol import BatchSource, Source, can_make_again
 from penstock_producer.sources.transform import seen_through
 from penstock_producer.write.cleaner import RECONCILE_S
 from penstock_producer.write.writer import WriterHooks
@@ -158,7 +158,7 @@ class Production:
         self._writer = open_writer(plan, options.url, self._notify, spec=self._source_seen.spec, info=self._source.info)
         self._client = self._writer.client
         self._restarts, self._reopening_until_s = RestartDetector(self._client), 0.0
-        if self._can_make_again:
+        if can_make_again(self._source):
             made = ids_of_source(self._client, self._writer.stream, self._fingerprint, plan.seed)
             self._tell_reopened(reopen_lost(self._client, self._writer.stream, made))
         self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
@@ -198,7 +198,9 @@ class Production:
                     progress = self._look()
                     yield progress
                     if not self._live and not self._todo:
-                        return
+                        self._reopen_lost()  # a server may have lost a part of the last shard as that was completed
+                        if not self._live:
+                            return
                     self._check_failures(progress)
                     self._care()
                     await_event(self._client, self._writer.stream.keys, event, TICK_MS)
@@ -333,15 +335,10 @@ class Production:
 
     # --- what a server lost ---
 
-    @property
-    def _can_make_again(self) -> bool:
-        """Return whether a shard that a server lost can be made again."""
-        return self._source.repeatable and self._source.unit != "item"
-
     def _reopen_lost(self) -> None:
         """Take up again what a server lost of the epochs of this run, for a while after another server came."""
         self._restarts.check(self._expect_loss)
-        if not self._can_make_again or time.monotonic() > self._reopening_until_s:
+        if not can_make_again(self._source) or time.monotonic() > self._reopening_until_s:
             return
         reopened = reopen_lost(self._client, self._writer.stream, set(self._opened.values()))
         self._tell_reopened(reopened)

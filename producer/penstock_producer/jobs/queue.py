@@ -33,7 +33,7 @@ from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
-from penstock_producer.jobs.task_runner import JobReport, SourceChanged, TaskRunner
+from penstock_producer.jobs.task_runner import JobReport, ShardLost, SourceChanged, TaskRunner
 from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, note_crash, sign
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
@@ -48,7 +48,7 @@ PAUSES_S = (0.0, 0.5, 2.0, 5.0)
 DEATHS = 15
 """Workers that may be killed in a row without any progress before their shard fails. A machine short of memory, or an
 impatient operator, kills some by chance. The watchdog finds a sample that kills workers before that."""
-CURED_BY_RETRY = (ServerUnavailable, SourceError, OSError, MemoryError, Refused)
+CURED_BY_RETRY = (ServerUnavailable, ShardLost, SourceError, OSError, MemoryError, Refused)
 ENDLESS = 1 << 30
 RESULT_TTL_S = 600
 FAILURE_TTL_S = 86_400
@@ -256,6 +256,8 @@ class ShardJob(Job):
             self.retries_left = 0
         else:
             self.count_failure()
+        if isinstance(error, ShardLost):
+            self.meta["at"] = error.committed  # what comes after it counts as progress again
         text = " ".join(str(error).split()) or type(error).__name__
         self.tell(
             text if isinstance(error, PenstockError) else f"{type(error).__name__}: {text}",

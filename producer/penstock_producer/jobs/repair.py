@@ -23,7 +23,7 @@ from penstock_common.wire.codec import encode
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
-from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source
+from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source, can_make_again
 from penstock_producer.write.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62
@@ -96,7 +96,7 @@ def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:
             f"{what} cannot be made again: it was written by a program or comes from an endless feed, not from a "
             "source that makes an item by its number; go on without what is missing: `penstock bad drop`"
         )
-    if source.unit == "item" or not source.repeatable:
+    if not can_make_again(source):
         raise NotRepairable(
             f"{what} cannot be repaired from this source: an iterator only goes forward; "
             "go on without what is missing: `penstock bad drop`"

@@ -17,6 +17,7 @@ from penstock_common.errors import (
     PenstockError,
     SampleError,
     ServerUnavailable,
+    ShardMismatch,
     SourceError,
     StreamConflict,
 )
@@ -45,7 +46,7 @@ from penstock_producer.jobs.task import ShardTask, job_id
 from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.protocol import AnySource, IterSource, Sample
+from penstock_producer.sources.protocol import AnySource, IterSource, Sample, can_make_again
 from penstock_producer.sources.transform import BlockTransform, seen_through
 from penstock_producer.write.quota import unfinished_shards
 from penstock_producer.write.shard import ShardWriter
@@ -61,6 +62,16 @@ class TaskOutdated(PenstockError, RuntimeError):
 
 class SourceChanged(SourceError):
     """The worker's source is not the one with which the epoch was planned."""
+
+
+class ShardLost(PenstockError, RuntimeError):
+    """The server lost samples of a shard that it had confirmed. The next run of the job makes them again."""
+
+    def __init__(self, loss: ShardMismatch) -> None:
+        assert loss.lost is not None
+        self.committed = loss.lost[0]
+        """The samples of the shard that the server still has."""
+        super().__init__(str(loss))
 
 
 def connect_patiently(url: str, notify: Notify) -> Client:
@@ -137,8 +148,8 @@ class TaskRunner:
         There is nothing to do if trainers have read the epoch and it was released. Then this job's last worker died, or
         was slow, after it completed the shard and before it said so.
 
-        Raises TaskOutdated, SourceChanged, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the writer
-        raises.
+        Raises TaskOutdated, SourceChanged, ShardLost, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the
+        writer raises.
         """
         self._report = report
         try:
@@ -159,8 +170,11 @@ class TaskRunner:
                 report.made(watch.good, watch.bad)
         except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull, DurabilityLost):
             raise
-        except BaseException:
+        except BaseException as error:
+            can_repeat = self._source is not None and can_make_again(self._source[1])
             self.close()  # an open connection or file may be the cause
+            if isinstance(error, ShardMismatch) and error.lost and can_repeat:
+                raise ShardLost(error) from error
             raise
 
     def earlier_jobs(self, task: ShardTask) -> list[str]:

@@ -7,7 +7,7 @@ them. A new kind of source inherits the test class of its shape in ``tests/contr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -142,3 +142,8 @@ class IterSource(_SourceInfo, Protocol):
 
 AnySource = Source | BatchSource | IterSource
 """Any source. ``unit`` tells the three shapes apart."""
+
+
+def can_make_again(source: AnySource) -> TypeGuard[Source | BatchSource]:
+    """Tell whether single samples that a server lost can be made again. An iterator only goes forward."""
+    return source.repeatable and source.unit != "item"

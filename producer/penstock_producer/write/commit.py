@@ -48,6 +48,7 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.feeds import retake_shard
+from penstock_common.stream.groups.losses import utc
 from penstock_common.stream.manifest import (
     ABANDONED,
     Manifest,
@@ -161,6 +162,8 @@ class Committer:
             self._begin()
         except ServerUnavailable as error:
             self._come_back(error)
+        self._found = 0 if token else self._progress.end
+        """The offset after what earlier runs had committed when this one began."""
 
     @property
     def position(self) -> int:
@@ -189,11 +192,7 @@ class Committer:
             if any(record.writer == self._token and record.end >= self._answered for record in records):
                 raise self._not_whole("behind this writer's records is another one")
             if self._unconfirmed.first != 0:
-                raise ShardMismatch(
-                    f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} is not this "
-                    f"writer's any more: the server lost data, and with it {self._answered} samples that it had "
-                    "confirmed; start again, and write what is missing"
-                )
+                raise self._lost(0, "is not this writer's any more")
         if sent is not None and not (kept and sent.block.end <= kept[-1].block.end):
             kept.append(KeptBlock(sent.block, sent.bad))
         return [(one.block, one.bad) for one in kept]
@@ -339,7 +338,7 @@ class Committer:
                     self._resume()  # a connection that was closed is not an outage
                 except ServerUnavailable as error:
                     self._come_back(error)
-                self._restore(self._answered)
+                self._restore(max(self._answered, self._found))
         if self._is_anothers or (records and all(record.writer != self._token for record in records)):
             raise self._taken()
         fault = first_fault(records, end, self._token)
@@ -415,7 +414,7 @@ class Committer:
         end = self._progress.end
         self._require_writable()
         if end < block.first:
-            raise self._lost(block.first)
+            raise self._lost_behind(block.first)
         if end > block.first and not self._was_cut:  # a broken connection may have committed it unanswered
             self._left_out[block.first] = min(end, block.end) - block.first
         if end >= block.end:
@@ -432,7 +431,7 @@ class Committer:
             self._require_writable()
             kept = self._unconfirmed.at(self._progress.end)
             if kept is None:
-                raise self._lost(upto)
+                raise self._lost_behind(upto)
             if not is_said:
                 is_said = True
                 self._notify(
@@ -443,10 +442,19 @@ class Committer:
             self._drain()
         self._stored_block = stored
 
-    def _lost(self, begin: int) -> ShardMismatch:
+    def _lost_behind(self, begin: int) -> ShardMismatch:
+        found = self._progress.end
+        return self._lost(found, f"is committed up to {found}, the next block starts at {begin}", begin)
+
+    def _lost(self, first: int, fault: str, begin: int = 0) -> ShardMismatch:
+        """Return the error for samples from ``first`` on that the server confirmed and has lost."""
+        end, where = max(begin, self._answered), self._client.node_of(self._partition.roster).where
+        remedy = "write those again that you have" if self._token else "abandon the epoch and produce it again"
         return ShardMismatch(
-            f"shard {self._shard} of epoch {self._manifest.epoch} is committed up to {self._progress.end}, the next "
-            f"block starts at {begin}: the server lost data; abandon the epoch and produce it again"
+            f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} {fault}: the server lost "
+            f"data, and with it {end - first} samples that it had confirmed (offsets {first}-{end - 1}, noticed at "
+            f"{utc(int(time.time() * 1000))}, at {where}); {remedy}",
+            (first, end),
         )
 
     def _require_writable(self) -> None:
@@ -660,7 +668,7 @@ class Committer:
         wait, roster = Wait(self._notify, clock=self._clock), self._partition.roster
         while True:
             try:
-                self._restore(self._answered)
+                self._restore(max(self._answered, self._found))
                 level, end = self._unconfirmed.level, self._progress.end
                 if not level.commands() or self._unconfirmed.confirmed >= end:
                     return

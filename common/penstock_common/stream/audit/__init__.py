@@ -6,22 +6,23 @@ unexplained.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from penstock_common.errors import DamagedKey
 from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit, UnreplicatedRange
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
-from penstock_common.stream.audit.survey import PartitionSurvey, survey_partition
+from penstock_common.stream.audit.survey import PartitionSurvey, read_indexes, survey_partition
 from penstock_common.stream.commands import Client, parse_id
-from penstock_common.stream.entries import has_entries
+from penstock_common.stream.entries import IndexRecord, has_entries
 from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
-__all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "survey_epoch"]
+__all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "find_unreplicated", "survey_epoch"]
 
 
 def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
@@ -91,27 +92,44 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
     left = [loss for loss in losses if loss not in made_again]
     audit.add_losses(left, "the server lost its newest writes", made_again)
-    audit.unreplicated.extend(unreplicated_ranges(manifest, surveys))
+    index = {shard: records for survey in surveys for shard, records in survey.index.items()}
+    audit.unreplicated.extend(unreplicated_ranges(stream, manifest, index))
     return audit
 
 
-def unreplicated_ranges(manifest: Manifest, surveys: list[PartitionSurvey]) -> list[UnreplicatedRange]:
+def unreplicated_ranges(
+    stream: Stream, manifest: Manifest, index: Mapping[int, Sequence[IndexRecord]]
+) -> list[UnreplicatedRange]:
     """Return the offsets that were written while their server had no replica, by shard.
 
     The manifest has the times of the oldest and the newest such entry of each partition. An entry's id is its time.
+
+    Args:
+        stream: The stream.
+        manifest: The epoch.
+        index: Shard -> its index records in order.
     """
     ranges: list[UnreplicatedRange] = []
-    for survey in surveys:
-        for writes in (one for one in manifest.unreplicated if one.partition == survey.number):
-            for shard, records in survey.index.items():
-                of_shard = [
-                    record
-                    for record in records
-                    if record.entry_id and writes.first_ms <= parse_id(record.entry_id)[0] <= writes.last_ms
-                ]
-                if of_shard:
-                    ranges.append(UnreplicatedRange(shard, of_shard[0].first, of_shard[-1].end, writes.server))
+    for writes in manifest.unreplicated:
+        for shard, records in index.items():
+            of_shard = [
+                record
+                for record in records
+                if record.entry_id and writes.first_ms <= parse_id(record.entry_id)[0] <= writes.last_ms
+            ]
+            if of_shard and stream.partition_of(shard).number == writes.partition:
+                ranges.append(UnreplicatedRange(shard, of_shard[0].first, of_shard[-1].end, writes.server))
     return sorted(ranges, key=lambda one: one.shard)
+
+
+def find_unreplicated(client: Client, stream: Stream, epoch: int) -> list[UnreplicatedRange]:
+    """Return `unreplicated_ranges` of an epoch, or none if it is gone. It reads indexes only if there are some."""
+    manifest = find_manifest(client, stream, epoch)
+    if manifest is None or not manifest.unreplicated:
+        return []
+    partitions = {writes.partition for writes in manifest.unreplicated}
+    mine = [s for s in begun_shards(client, stream, manifest) if stream.partition_of(s).number in partitions]
+    return unreplicated_ranges(stream, manifest, read_indexes(client, stream, manifest.epoch, mine))
 
 
 def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]) -> bool:

@@ -5,10 +5,13 @@ This file has values only. `judgement` fills them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_common.stream.groups.losses import Loss
+
+MOST_RANGES = 5
+"""Ranges of a server without a replica that one line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,14 @@ class UnreplicatedRange:
     """The end of the offsets [first, end)."""
     server: str
     """Its address, without a password."""
+
+
+def said_unreplicated(ranges: Sequence[UnreplicatedRange]) -> Iterator[str]:
+    """Yield a sentence for each server that had no replica, with the ranges that were written meanwhile."""
+    for server in dict.fromkeys(one.server for one in ranges):
+        found = [f"shard {one.shard} offsets {one.first}-{one.end - 1}" for one in ranges if one.server == server]
+        more = f" and {len(found) - MOST_RANGES} more, see --json" if len(found) > MOST_RANGES else ""
+        yield f"written while {server} had no replica: {', '.join(found[:MOST_RANGES])}{more}"
 
 
 @dataclass(slots=True)

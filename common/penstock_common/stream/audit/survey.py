@@ -113,7 +113,7 @@ def survey_partition(
     before = load_roster(client, partition)
     newest = _counts(client, partition, epoch).get(LAST, LATEST)
     held = {one.entry_id: one for one in _held(client, partition, epoch, spec, deep=deep, segments=segments)}
-    index = _indexes(client, stream, epoch, list(sizes))
+    index = read_indexes(client, stream, epoch, list(sizes))
     delivered = _counts(client, partition, epoch)
     pending: dict[str, frozenset[bytes]] = {}
     for name, record in before.groups.items():
@@ -190,8 +190,8 @@ def _counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[str, E
     return {name: parse_id(info["last-delivered-id"]) for name, info in group_counts(client, partition, epoch).items()}
 
 
-def _indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[IndexRecord]]:
-    """Return shard -> its records, with the first pages of many shards in one round trip."""
+def read_indexes(client: Client, stream: Stream, epoch: int, shards: list[int]) -> dict[int, list[IndexRecord]]:
+    """Return shard -> its index records, with the first pages of many shards in one round trip."""
     found: dict[int, list[IndexRecord]] = {}
     for begin in range(0, len(shards), INDEXES_AT_ONCE):
         some = shards[begin : begin + INDEXES_AT_ONCE]
