@@ -16,7 +16,7 @@ from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.manifest import load_manifest
-from penstock_common.stream.servers.durability import touch_partition
+from penstock_common.stream.servers.durability import touch_command
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import set_field
 from penstock_common.tuning import Tuning
@@ -158,7 +158,7 @@ def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: An
 
     def probe(limit_ms: int) -> list[Command]:
         limits.append(limit_ms)
-        return [touch_partition(stream.partitions[0]), (b"WAIT", b"1", b"%d" % limit_ms)]
+        return [touch_command(stream.partitions[0].roster), (b"WAIT", b"1", b"%d" % limit_ms)]
 
     outbox = Outbox(any_client, who, probe=probe)
     manifest = load_manifest(any_client, stream, 0)

@@ -11,7 +11,6 @@ const ROUND_MS = 1000;
 const SAFE_MS = 30_000;
 const LEVEL = /^(?:memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?)$/;
 const TOUCH = loadScript("touch");
-const TOUCH_PARTITION = loadScript("touch_partition");
 
 /** What must have happened to a write before it counts as committed. */
 export class Durability {
@@ -85,11 +84,8 @@ export class Durability {
   /** Return what is missing on the servers of the stream and of its partitions, which may be one. */
   async #lacking(server: Server, stream: Stream): Promise<string> {
     // a connection that has written nothing would get no answer
-    const touches = new Map<string, Argument[]>();
-    for (const { roster } of stream.partitions)
-      touches.set(server.placeOf(roster), ["EVAL", TOUCH_PARTITION, 1, roster]);
-    const { meta, events } = stream.keys;
-    touches.set(server.placeOf(meta), ["EVAL", TOUCH, 2, meta, events]);
+    const keys = [...stream.partitions.map(({ roster }) => roster), stream.keys.meta];
+    const touches = new Map(keys.map((key): [string, Argument[]] => [server.placeOf(key), ["EVAL", TOUCH, 1, key]]));
     const answers = await Promise.all([...touches.values()].map((touch) => server.sequence([touch, ...this.commands])));
     return answers
       .map((one) => this.shortfall(one.slice(1)))

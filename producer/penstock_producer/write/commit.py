@@ -57,7 +57,7 @@ from penstock_common.stream.manifest import (
     open_again,
     state_damage,
 )
-from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_partition, unconfirmed
+from penstock_common.stream.servers.durability import Durability, bear_shortfall, touch_command, unconfirmed
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
@@ -673,7 +673,7 @@ class Committer:
                 if not level.commands() or self._unconfirmed.confirmed >= end:
                     return
                 # the connection may have written nothing yet, and WAIT would say nothing then
-                self._channel.send([touch_partition(self._partition), *level.commands()])
+                self._channel.send([touch_command(roster), *level.commands()])
                 replies = [self._channel.read() for _ in range(1 + len(level.commands()))]
                 raise_errors(replies[:1], self._client, [roster])
                 lacking = self._note_safety(level, end, replies[1:])

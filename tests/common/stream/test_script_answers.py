@@ -325,8 +325,6 @@ ROSTERS = [
          [HOUR, HOUR, 1, "m:g:b", '{"inc": "i", "seen": 0}', "m:g:a", '{"inc": "i", "seen": 1}'], [],
          {"roster": {"m:g:b": {"inc": "i", "seen": 2}, "o:g:a": {"inc": "i", "seen": 2}, "r:a": {"epoch": 1, "till": 2},
                      "g:g": group(seen=2)}}),
-    Case("touch_partition", "nothing is made where there is no roster", {}, [], 0),
-    Case("touch_partition", "the bytes stay", {"roster": {"bytes": "7"}}, [], 1),
     Case("free_segments", "sealed segments without entries are freed",
          {"segments": {"a": "0", "s:a": "1", "b": "1", "s:b": "1", "c": "0", "s:d": "2", "s:e": "1", "f": "0",
                        "s:f": "2"}},
@@ -493,11 +491,8 @@ GROUPS = [
                         "4-0": ["e", "9-0"], "5-0": ["e", "10-0"]})}, ["1-0", 4], b"1-0 7-0 4-0 9-0"),
     Case("read_index", "a page", {"index": Log({"1-0": ["e", "7-0"], "2-0": ["e", "8-0"], "3-0": ["e", "9-0"]})},
          ["(1-0", 1], b'[["2-0",["e","8-0"]]]'),
-    Case("touch", "an event", {"meta": {"id": "s", "v": "3"}, "events": Log({"1-0": ["open", "1"]})}, [], 1,
-         {"events": [["open", "1"], ["durable", ""]]}),
-    Case("touch", "nothing is made where there are no events", {"meta": {"id": "s", "v": "3"}}, [], 1),
-    Case("touch", "nothing is made where there is nothing", {"events": "text"}, [], 1),
-    Case("touch", "a key that is no stream stays", {"meta": {"v": "3"}, "events": "text"}, [], 1),
+    Case("touch", "a hash stays", {"hash": {"id": "s"}}, [], 1),
+    Case("touch", "nothing is made where there is nothing", {}, [], 1),
 ]  # fmt: skip
 
 
@@ -828,9 +823,7 @@ EVERY = [*MANIFESTS, *ROSTERS, *POSITIONS, *GROUPS, *COMMITS, *REMOVALS, *MEMBER
 CASES = {case.name: case for case in EVERY}
 
 
-@pytest.mark.parametrize(
-    "name", ["touch: an event", "touch: a key that is no stream stays", "touch_partition: the bytes stay"]
-)
+@pytest.mark.parametrize("name", ["touch: a hash stays", "touch: nothing is made where there is nothing"])
 def test_a_touch_writes_each_time(any_client: redis.Redis, name: str) -> None:
     """WAIT answers for the last write of its connection. Without one it would answer for a block of long ago."""
     server = Server(any_client, CASES[name])

@@ -21,7 +21,6 @@ from penstock_common.stream.servers.durability import (
     ReplicaWatch,
     bear_shortfall,
     touch_command,
-    touch_partition,
     unconfirmed,
 )
 from penstock_common.stream.streams import Stream
@@ -74,7 +73,7 @@ class Confirmer:
         They are a write and a WAIT of at most ``limit_ms``. One WAIT cannot answer for partitions that moved apart.
         """
         replicas = 0 if self.are_apart(*partitions) else self._level(partitions[0]).replicas
-        return [touch_partition(partitions[0]), (b"WAIT", b"%d" % replicas, b"%d" % limit_ms)] if replicas else []
+        return [touch_command(partitions[0].roster), (b"WAIT", b"%d" % replicas, b"%d" % limit_ms)] if replicas else []
 
     def question(self, places: Sequence[Place]) -> Question:
         """Return the question whether what is written from now on, or was read since, is on replicas."""
@@ -119,10 +118,9 @@ class Confirmer:
             return ""
         if node.where != where:
             return f"the keys have moved from {where} to {node.where}"
-        touch = touch_command(self._stream) if isinstance(place, Stream) else touch_partition(place)
         try:
             with node.impatient().pipeline(transaction=False) as pipe:
-                for command in (touch, *safety):
+                for command in (touch_command(_key_of(place)), *safety):
                     pipe.execute_command(*command)
                 touched, *replies = pipe.execute(raise_on_error=False)
             if isinstance(touched, ResponseError):

@@ -22,13 +22,11 @@ from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import address, server_at, translate_reply
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client
-from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import AUTO, Stream
 from penstock_common.waiting import Notify, Wait
 
 _LOG = logging.getLogger("penstock")
 _TOUCH = load_script("touch")
-_TOUCH_PARTITION = load_script("touch_partition")
 
 ROUND_MS: Final = 1000
 """The longest time that the server may take for one answer. A shortfall is reported, and the server asked again."""
@@ -100,14 +98,9 @@ class Durability:
         return " and ".join(lacking)
 
 
-def touch_command(stream: Stream) -> Command:
-    """Return a harmless write for a connection that has written nothing yet."""
-    return (b"EVAL", _TOUCH.encode(), b"2", stream.keys.meta.encode(), stream.keys.events.encode())
-
-
-def touch_partition(partition: PartitionKeys) -> Command:
-    """Return a harmless write to the server of a partition."""
-    return (b"EVAL", _TOUCH_PARTITION.encode(), b"1", partition.roster.encode())
+def touch_command(key: str) -> Command:
+    """Return a harmless write to the server of a hash, for a connection that may have written nothing yet."""
+    return (b"EVAL", _TOUCH.encode(), b"1", key.encode())
 
 
 def require_durable(client: Client, durability: Durability) -> None:
@@ -221,19 +214,17 @@ def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
 
 def _lacking(client: Client, stream: Stream, durability: Durability, watch: ReplicaWatch) -> dict[str, str]:
     """Return what is missing on the servers of the stream and of its partitions, by a key of each server."""
-    touches = {client.node_of(part.roster).where: (part.roster, touch_partition(part)) for part in stream.partitions}
-    touches[client.node_of(stream.keys.meta).where] = stream.keys.meta, touch_command(stream)
-    asked = {key: (touch, watch.level(durability, key)) for key, touch in touches.values()}
-    asked = {key: (touch, level) for key, (touch, level) in asked.items() if level.commands()}
+    keys = {client.node_of(key).where: key for key in (*(part.roster for part in stream.partitions), stream.keys.meta)}
+    asked = {key: level for key in keys.values() if (level := watch.level(durability, key)).commands()}
     if not asked:
         return {}
     with client.pipeline(transaction=False) as pipe:
-        for touch, level in asked.values():
-            for command in (touch, *level.commands()):
+        for key, level in asked.items():
+            for command in (touch_command(key), *level.commands()):
                 pipe.execute_command(*command)
         replies = iter(pipe.execute(raise_on_error=False))
     lacking = {}
-    for key, (_, level) in asked.items():
+    for key, level in asked.items():
         next(replies)
         lacking[key] = level.shortfall([next(replies) for _ in level.commands()], client)
     return {key: what for key, what in lacking.items() if what}
