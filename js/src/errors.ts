@@ -71,9 +71,6 @@ export class BudgetRefused extends PenstockError {}
 /** A writer waited for room longer than it may. What it committed stands. */
 export class BudgetFull extends PenstockError {}
 
-/** A write is committed, and not as safe as the stream's durability says. */
-export class DurabilityLost extends PenstockError {}
-
 /** Entries of the epoch were removed during its replay, or the replay's lease lapsed. */
 export class ReplayTruncated extends PenstockError {}
 

@@ -41,7 +41,7 @@ from penstock_producer.write.quota import (
     explain_quota,
     pause_s,
 )
-from tests.clusters import PASSWORD, Cluster, started_cluster
+from tests.clusters import PASSWORD, Cluster, started_cluster, until
 from tests.sentinels import Service, started_service
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -235,6 +235,16 @@ def start_server(directory: str, port: int | None = None) -> list[Any]:
     server = EmbeddedServer(appendonly=True, directory=directory, port=port)
     SERVERS.append(server)
     return [server.url, urlsplit(server.url).port]
+
+
+def start_replica() -> int:
+    """Start a replica of the server that was started last, and return its process id once it follows."""
+    primary = SERVERS[-1]
+    follow = {"replicaof": f"127.0.0.1 {urlsplit(primary.url).port}", "masterauth": primary.password}
+    SERVERS.append(EmbeddedServer(extra=follow))
+    with connect(primary.url) as client:
+        until(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
+    return SERVERS[-1].pid
 
 
 def kill_server() -> None:

@@ -353,6 +353,46 @@ test("a server that is killed and comes back with its data has each sample once"
   await peer.ask("kill_server");
 });
 
+test("a replica that stands still is waited for without end, and named", async () => {
+  const [url] = await peer.ask("start_server", { directory: mkdtempSync(join(folder, "primary-")) });
+  const replica = await peer.ask("start_replica");
+  const writer = await begin("safe", { url, spec: FEED, durability: "replicas=1" });
+  const epoch = await writer.epoch();
+  await epoch.write(one(0));
+  await epoch.flush();
+  assert.deepEqual(writer.said, []);
+  const clock = performance.now;
+  process.kill(replica, "SIGSTOP");
+  try {
+    await epoch.write(one(1));
+    let hasEnded = false;
+    const flushed = epoch.flush().finally(() => {
+      hasEnded = true;
+    });
+    for (let minutes = 1; minutes <= 3; minutes += 1) {
+      performance.now = () => clock.call(performance) + 60_000 * minutes;
+      while (writer.said.length < minutes && !hasEnded) await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    assert.equal(hasEnded, false);
+    for (const line of writer.said) {
+      assert.match(line, /^waiting: durability 'replicas=1': 0 of 1 replicas have it$/);
+    }
+    const second = await begin("safe", { url }); // the level is the stream's, and no later writer is refused for it
+    await second.close();
+    process.kill(replica, "SIGCONT");
+    await flushed;
+  } finally {
+    performance.now = clock;
+    process.kill(replica, "SIGCONT");
+  }
+  await epoch.close();
+  assert.deepEqual(await numbers("safe", 0, url), [0, 1]);
+  assert.deepEqual(await audit("safe", url), { produced: 2, bad: 0, lost: 0, duplicate: 0 });
+  await writer.close();
+  await peer.ask("kill_server");
+  await peer.ask("kill_server");
+});
+
 test("a server that comes back without the stream is told, and nothing is written there", async () => {
   const writer = await begin("forgotten", { spec: FEED });
   const epoch = await writer.epoch();

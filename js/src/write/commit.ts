@@ -399,7 +399,7 @@ export class Committer {
     this.#lacking = what;
   }
 
-  /** Return once what is committed is as safe as the stream's durability says. Raises DurabilityLost. */
+  /** Return once what is committed is as safe as the stream's durability says. */
   async #awaitSafety(): Promise<void> {
     if (this.#lacking === "") return;
     this.#unsafe ??= new Wait(this.#context.notify, null);

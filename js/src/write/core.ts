@@ -67,7 +67,7 @@ export class WriterCore {
     this.#context = { ...this.#context, stream: await loadStream(this.control, this.stream.name) };
   }
 
-  /** Return once everything written so far is as safe as the stream's durability says. Raises DurabilityLost. */
+  /** Return once everything written so far is as safe as the stream's durability says. */
   async makeSafe(): Promise<void> {
     await new Durability(this.stream.durability).makeSafe(this.control, this.stream, this.notify);
   }

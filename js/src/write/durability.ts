@@ -1,4 +1,4 @@
-import { BadOption, DurabilityLost, PenstockError, ReplyError, ServerUnsuitable, WaitTimeout } from "../errors.js";
+import { BadOption, PenstockError, ReplyError, ServerUnsuitable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import type { Argument, Server } from "../server/server.js";
 import { textOf } from "../server/server.js";
@@ -7,8 +7,6 @@ import { type Notify, Wait } from "../waiting.js";
 
 /** The longest time that the server may take for one answer. A shortfall is reported, and the server is asked again. */
 const ROUND_MS = 1000;
-/** The longest wait for missing replicas, or for a disk that is too slow. */
-const SAFE_MS = 30_000;
 const LEVEL = /^(?:memory|(fsync)?(?:(?:(?<=c)\+|^)replicas=([1-9]\d{0,2}))?)$/;
 const TOUCH = loadScript("touch");
 
@@ -51,8 +49,12 @@ export class Durability {
     return missing.join(" and ");
   }
 
-  /** Raise ServerUnsuitable if the server cannot keep the level. */
-  async require(server: Server): Promise<void> {
+  /**
+   * Raise ServerUnsuitable if the server cannot keep the level.
+   *
+   * @param isStored Whether the stream has the level already. Its writers wait for replicas, which are few after a failover.
+   */
+  async require(server: Server, isStored: boolean): Promise<void> {
     const start = `durability '${this.text}' cannot be kept by this server`;
     if (this.#isSynced) {
       const [answer] = await server.sequence([["WAITAOF", 1, 0, 1]]);
@@ -60,7 +62,7 @@ export class Durability {
       if (answer instanceof Error)
         throw new ServerUnsuitable(`${start} (${answer.message}): choose memory or replicas=K`);
     }
-    if (this.#replicas === 0) return;
+    if (this.#replicas === 0 || isStored) return;
     const online = Math.min(...(await server.onEach(replicasOf)));
     if (online < this.#replicas) {
       throw new ServerUnsuitable(
@@ -70,7 +72,7 @@ export class Durability {
     }
   }
 
-  /** Return once everything written so far is as safe as the level demands. Raises DurabilityLost. */
+  /** Return once everything written so far is as safe as the level demands. It waits without end, and says so. */
   async makeSafe(server: Server, stream: Stream, notify: Notify): Promise<void> {
     if (this.commands.length === 0) return;
     const wait = new Wait(notify, null);
@@ -93,17 +95,9 @@ export class Durability {
       .join(" and ");
   }
 
-  /** Say what a write waits for. Raises DurabilityLost after 30 s. */
+  /** Say what a write waits for, if a line is due. */
   async bear(wait: Wait, lacking: string): Promise<void> {
-    try {
-      await wait.because("durability", () => `durability '${this.text}': ${lacking}`, { limitMs: SAFE_MS });
-    } catch (error) {
-      if (!(error instanceof WaitTimeout)) throw error;
-      throw new DurabilityLost(
-        `${error.message}. It is committed, and not as safe as promised: see the server's replicas and disk, then ` +
-          "start again; what is committed is not written twice",
-      );
-    }
+    await wait.because("durability", () => `durability '${this.text}': ${lacking}`);
   }
 }
 

@@ -133,7 +133,7 @@ async function prepare(
     );
   }
   const level = new Durability(options.durability ?? found?.durability ?? "memory");
-  await level.require(server);
+  await level.require(server, found?.durability === level.text);
   const budgetBytes = await admitStream(server, name, options.budgetBytes, options.notify);
   const durability = options.durability === undefined ? undefined : level.text;
   return { stream: await createStream(server, name, { ...options, budgetBytes, durability }) };
