@@ -20,7 +20,11 @@ from penstock_common.errors import ServerUnavailable
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
+from penstock_common.stream.servers.confirmed import Confirmer
+from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.servers.embedded import find_servers, server_label
+from penstock_common.stream.streams import create_stream
 from tests.common.server.test_tls import made_certificate
 from tests.sentinels import SENTINEL_PASSWORD, SERVER_PASSWORD, Service, asked, has_tls, started_service, until
 
@@ -188,6 +192,35 @@ def test_a_primary_that_stands_still_is_left_once_another_one_is_named(tmp_path:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+
+def test_a_primary_that_took_over_does_not_answer_for_what_another_one_was_told(tmp_path: Path) -> None:
+    """Its address is that of the service, too. It may lack the write, and may have no replica itself."""
+    with started_service(find_servers()[0], tmp_path) as service, connect(service.url) as client:
+        former = service.primary()
+        stream = create_stream(client, "train", durability="auto")
+        watch = ReplicaWatch(client)
+        confirmer = Confirmer(client, stream, lambda _: None, watch=watch)
+        before = confirmer.question(confirmer.everywhere)
+        assert client.server == f"redis://127.0.0.1:{former.port}"
+        assert before.lacking() == {}
+        service.fail("kill")
+        until(lambda: service.primary() is not former)
+        (now,) = (server for server in service.servers if server is not former)
+        until(lambda: answers(client))
+        assert client.server == f"redis://127.0.0.1:{now.port}"
+        moved = f"the keys have moved from redis://127.0.0.1:{former.port} to {client.server}"
+        assert set(before.lacking().values()) == {moved}
+        assert str(watch.level(Durability.parse("auto"), stream.keys.meta)) == "memory"
+        assert confirmer.question(confirmer.everywhere).lacking() == {}
+
+
+def answers(client: Client) -> bool:
+    """Whether the primary answers by now."""
+    try:
+        return bool(client.ping())
+    except ServerUnavailable:
+        return False
 
 
 def test_a_failover_that_an_operator_orders_costs_no_sample(tmp_path: Path) -> None:

@@ -193,6 +193,14 @@ class ControlClient(redis.Redis):
             self._where = address(self)
         return self._where
 
+    @property
+    def server(self) -> str:
+        """The address of the server that answers, without its password. Of a service it is the primary that answered
+        the last new connection, where `where` names the service.
+        """
+        service = self.connection_pool.connection_kwargs.get("service")
+        return self.where if service is None else service.primary or self.where
+
     def request(self) -> PendingRequest:
         """Return a mark for the stall detector that an answer of the server is awaited."""
         return PendingRequest(self.where, self.patience.notify)

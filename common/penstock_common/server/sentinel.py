@@ -50,6 +50,8 @@ class SentinelService:
     """The options of TLS, for servers and Sentinels, as arguments of redis-py."""
     _in_turn: list[Address] = field(default_factory=list, compare=False)
     """The Sentinels in the order in which they are asked: the one that answered last comes first."""
+    _led_to: list[Address] = field(default_factory=list, compare=False)
+    """The server that answered as the primary to the last new connection, if there was one."""
 
     def __repr__(self) -> str:
         """Return the address without passwords."""
@@ -60,6 +62,15 @@ class SentinelService:
         """Return the address without logins, for messages."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{self.scheme}+sentinel://{hosts}/{quote(self.name, safe='')}"
+
+    @property
+    def primary(self) -> str:
+        """Return the address of the server that answered as the primary last, without a login, or '' before that."""
+        return "".join(f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in self._led_to)
+
+    def leads_to(self, primary: Address) -> None:
+        """Note which server answered a new connection as the primary."""
+        self._led_to[:] = [primary]
 
     def find_primary(self, within_s: float = ASK_S) -> Address:
         """Return host and port of the primary, from the first Sentinel that knows them.
@@ -149,6 +160,7 @@ class _AsksForPrimary:
             raise foreign.ConnectionError(
                 f"{self.host}:{self.port} is no primary at this moment, the connection closed"
             )
+        self._service.leads_to(self.leads_to)
         WATCHERS.leave_others(self)
 
     @property

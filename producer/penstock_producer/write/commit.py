@@ -360,8 +360,8 @@ class Committer:
         if not self._durability.is_auto or not ids:
             return None
         times = [parse_id(entry_id)[0] for entry_id in ids]
-        where = self._client.node_of(self._partition.roster).where
-        return UnreplicatedWrites(self._partition.number, min(times), max(times), where)
+        server = self._client.node_of(self._partition.roster).server
+        return UnreplicatedWrites(self._partition.number, min(times), max(times), server)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
         epoch, name = self._manifest.epoch, self._stream.name
@@ -448,12 +448,12 @@ class Committer:
 
     def _lost(self, first: int, fault: str, begin: int = 0) -> ShardMismatch:
         """Return the error for samples from ``first`` on that the server confirmed and has lost."""
-        end, where = max(begin, self._answered), self._client.node_of(self._partition.roster).where
+        end, server = max(begin, self._answered), self._client.node_of(self._partition.roster).server
         remedy = "write those again that you have" if self._token else "abandon the epoch and produce it again"
         return ShardMismatch(
             f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} {fault}: the server lost "
             f"data, and with it {end - first} samples that it had confirmed (offsets {first}-{end - 1}, noticed at "
-            f"{utc(int(time.time() * 1000))}, at {where}); {remedy}",
+            f"{utc(int(time.time() * 1000))}, at {server}); {remedy}",
             (first, end),
         )
 
@@ -683,4 +683,4 @@ class Committer:
                 continue
             if lacking and not bear_shortfall(wait, self._durability, lacking, self._should_stop):
                 self._resources.replicas.lost(roster)
-                self._notify(unconfirmed(self._stream.name, self._client.node_of(roster).where))
+                self._notify(unconfirmed(self._stream.name, self._client.node_of(roster).server))

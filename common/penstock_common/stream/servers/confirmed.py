@@ -100,7 +100,7 @@ class Confirmer:
     def _give_up(self, lacking: dict[str, str]) -> None:
         for key in lacking:
             self._watch.lost(key)
-            self._notify(unconfirmed(self._stream.name, self._client.node_of(key).where))
+            self._notify(unconfirmed(self._stream.name, self._client.node_of(key).server))
 
     # --- for a question ---
 
@@ -108,16 +108,16 @@ class Confirmer:
         """Return a place for each server that has some of these now, by its address."""
         found: dict[str, Place] = {}
         for place in places:
-            found.setdefault(self._client.node_of(_key_of(place)).where, place)
+            found.setdefault(self._client.node_of(_key_of(place)).server, place)
         return found
 
-    def lacking_at(self, where: str, place: Place) -> str:
-        """Return what the replicas of the server ``where`` lack, or ''."""
+    def lacking_at(self, server: str, place: Place) -> str:
+        """Return what the replicas of a server lack, or ''."""
         node, safety = self._client.node_of(_key_of(place)), self._level(place).commands()
+        if node.server != server:
+            return _moved(server, node.server)
         if not safety:
             return ""
-        if node.where != where:
-            return f"the keys have moved from {where} to {node.where}"
         try:
             with node.impatient().pipeline(transaction=False) as pipe:
                 for command in (touch_command(_key_of(place)), *safety):
@@ -125,6 +125,8 @@ class Confirmer:
                 touched, *replies = pipe.execute(raise_on_error=False)
             if isinstance(touched, ResponseError):
                 return str(touched)
+            if node.server != server:  # a new connection led to another one
+                return _moved(server, node.server)
             return self._level(place).shortfall(replies, node)
         except ServerUnavailable as error:
             return str(error)
@@ -156,7 +158,7 @@ class Question:
 
     def lacking(self) -> dict[str, str]:
         """Ask each server once, and return what its replicas lack, by a key of it."""
-        found = {_key_of(place): self._confirmer.lacking_at(where, place) for where, place in self._places.items()}
+        found = {_key_of(place): self._confirmer.lacking_at(server, place) for server, place in self._places.items()}
         return {key: lack for key, lack in found.items() if lack}
 
     def is_answered(self) -> bool:
@@ -167,6 +169,10 @@ class Question:
 def said(lacking: dict[str, str]) -> str:
     """Return what replicas lack, as one text."""
     return " and ".join(dict.fromkeys(lacking.values()))
+
+
+def _moved(server: str, successor: str) -> str:
+    return f"the keys have moved from {server} to {successor}"
 
 
 def _key_of(place: Place) -> str:

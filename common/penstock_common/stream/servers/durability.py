@@ -145,13 +145,14 @@ class ReplicaWatch:
         return durability.on(self._is_followed(key)) if durability.is_auto else durability
 
     def _is_followed(self, key: str) -> bool:
-        node = self._client.node_of(key)
-        where, now = node.where, self._clock()
-        if not self._followed.get(where) and now - self._looked_at.get(where, -math.inf) >= LOOK_S:
-            self._looked_at[where] = now
+        node, now = self._client.node_of(key), self._clock()
+        server = node.server
+        if not self._followed.get(server) and now - self._looked_at.get(server, -math.inf) >= LOOK_S:
+            self._looked_at[server] = now
             with suppress(PenstockError, ResponseError):  # a server that is away, or does not say so, has none for now
-                self._followed[where] = _online(node.impatient().info("replication"), LAG_S) > 0
-        return self._followed.get(where, False)
+                is_followed = _online(node.impatient().info("replication"), LAG_S) > 0
+                self._followed[node.server] = is_followed  # a new connection may lead to another server
+        return self._followed.get(node.server, False)
 
     def look(self, durability: Durability, stream: Stream) -> None:
         """Learn which servers of a stream have replicas, and log those without one, for the level `auto`.
@@ -159,7 +160,7 @@ class ReplicaWatch:
         A replica that is cut off later is then waited for.
         """
         alone = {
-            self._client.node_of(key).where
+            self._client.node_of(key).server
             for key in (stream.keys.meta, *(partition.roster for partition in stream.partitions))
             if durability.is_auto and not self._is_followed(key)
         }
@@ -168,8 +169,8 @@ class ReplicaWatch:
 
     def lost(self, key: str) -> None:
         """Note that a replica of the key's server did not answer in time: the server counts as one without."""
-        where = self._client.node_of(key).where
-        self._followed[where], self._looked_at[where] = False, self._clock()
+        server = self._client.node_of(key).server
+        self._followed[server], self._looked_at[server] = False, self._clock()
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
@@ -248,7 +249,7 @@ def make_safe(
         if not bear_shortfall(wait, durability, " and ".join(lacking.values()), should_stop):
             for key in lacking:
                 watch.lost(key)
-                notify(unconfirmed(stream.name, client.node_of(key).where))
+                notify(unconfirmed(stream.name, client.node_of(key).server))
 
 
 def unconfirmed(name: str, where: str) -> str:
