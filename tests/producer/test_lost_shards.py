@@ -19,7 +19,7 @@ from tests.contracts.feed import open_stream, replayed
 from tests.contracts.ordered import planned_writer, write_shard
 from tests.producer.made import SAMPLES
 from tests.producer.test_jobs import dataset, numbers_in, options_of
-from tests.torn_slots import SlotState, partition_slot
+from tests.torn_slots import SlotState, partition_slot, stream_slot
 
 
 def plan_of(**settings: Any) -> ProductionPlan:
@@ -112,6 +112,26 @@ def produce_torn(url: str, client: Any, source: SourceConfig) -> None:
                 client.client_kill_filter(_type="normal", skipme=True)
                 is_torn = True
     assert is_torn
+
+
+def test_an_epoch_that_a_server_lost_as_a_whole_is_opened_and_made_again(any_url: str, any_client: Any) -> None:
+    """It was said that somebody had abandoned or removed it."""
+    plan = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=SAMPLES // 2, partitions=1)
+    said: list[str] = []
+    is_torn = False
+    with Production(plan, options_of(any_url), workers=1, notify=said.append) as production:
+        stream = open_stream(any_client, "train")
+        before = stream_slot(any_client, stream), partition_slot(any_client, stream, 0)
+        for look in production.run():
+            if not is_torn and look.epochs[0].done:
+                for state in before:
+                    state.restore(any_client)
+                any_client.client_kill_filter(_type="normal", skipme=True)
+                is_torn = True
+    assert is_torn
+    assert any("the server lost epoch 0 of 'train' as a whole" in line for line in said), said
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
+    assert audit_stream(any_client, "train").is_clean
 
 
 def test_a_job_makes_again_what_a_server_lost_of_its_shard(any_url: str, any_client: Any) -> None:

@@ -109,8 +109,8 @@ class Production:
         self._opening: list[ShardTask] = []
         """The tasks of an epoch whose jobs are being queued: some may be in the queue already if this is interrupted.
         """
-        self._opened: dict[int, str] = {}
-        """Epoch -> id of its manifest, of all that this run opened: another epoch may have the number later."""
+        self._opened: dict[int, Manifest] = {}
+        """Epoch -> its manifest as this run opened it. Another epoch may have the number later."""
         self._finished: list[EpochProgress] = []
         self._job_ids: set[str] = set()
         """The jobs that the queue's server still knows."""
@@ -250,9 +250,9 @@ class Production:
     def abandon(self) -> None:
         """Declare that what is unfinished will not come, so that trainers end."""
         states = retained_epochs(self._client, self._writer.stream)
-        for epoch, manifest_id in self._opened.items():
+        for epoch, opened in self._opened.items():
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
-                abandon_epoch(self._client, self._writer.stream, epoch, manifest_id)
+                abandon_epoch(self._client, self._writer.stream, epoch, opened.id)
         if not self._plan.is_endless:
             set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
@@ -340,16 +340,36 @@ class Production:
         self._restarts.check(self._expect_loss)
         if not can_make_again(self._source) or time.monotonic() > self._reopening_until_s:
             return
-        reopened = reopen_lost(self._client, self._writer.stream, set(self._opened.values()))
+        for epoch in [seen.epoch for seen in self._finished]:
+            if self._find(epoch) is None and not is_released(self._client, self._writer.stream, epoch):
+                self._take_up(self._open_again(epoch))
+        reopened = reopen_lost(self._client, self._writer.stream, {manifest.id for manifest in self._opened.values()})
         self._tell_reopened(reopened)
         for epoch in reopened:
-            manifest = self._find(epoch)
-            if manifest is None or epoch in self._live or manifest.sizes is None:
-                continue
-            self._finished = [seen for seen in self._finished if seen.epoch != epoch]
-            self._live[epoch] = [self._task(manifest, shard) for shard in range(len(manifest.sizes))]
-            self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
-            self._job_ids |= {task.job_id for task in self._live[epoch]}
+            self._take_up(self._find(epoch))
+
+    def _take_up(self, manifest: Manifest | None) -> None:
+        """Have the shards made of an epoch that was produced before, unless it is gone or is being made."""
+        if manifest is None or manifest.epoch in self._live or manifest.sizes is None:
+            return
+        epoch = manifest.epoch
+        self._finished = [seen for seen in self._finished if seen.epoch != epoch]
+        self._live[epoch] = [self._task(manifest, shard) for shard in range(len(manifest.sizes))]
+        self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
+        self._job_ids |= {task.job_id for task in self._live[epoch]}
+
+    def _open_again(self, epoch: int) -> Manifest | None:
+        """Open an epoch again that the server lost as a whole. None if it cannot be made again, or its number is taken.
+
+        Trainers learn again which epoch is the last.
+        """
+        stream = self._writer.stream
+        if not can_make_again(self._source) or find_manifest(self._client, stream, epoch) is not None:
+            return None
+        self._notify(f"the server lost epoch {epoch} of {stream.name!r} as a whole: making it again")
+        manifest = WriterHooks(self._writer).open_again(self._opened[epoch])
+        self._announce()
+        return manifest
 
     def _expect_loss(self) -> None:
         self._reopening_until_s = time.monotonic() + RECONCILE_S
@@ -381,7 +401,7 @@ class Production:
             sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
             opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
             manifest = opened.manifest
-            self._opened[epoch] = manifest.id
+            self._opened[epoch] = manifest
             tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
             self._planned_tasks.give(tasks[0])
             known, self._opening = self._dispatcher.known(), tasks
@@ -422,6 +442,8 @@ class Production:
             if manifest is None:
                 require_there(self._client, self._writer.stream)
             is_read = manifest is None and self._was_released(epoch)
+            if manifest is None and not is_read:
+                manifest = self._open_again(epoch)
             if not is_read and (manifest is None or manifest.state == ABANDONED):
                 raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
             if manifest is None:
@@ -444,7 +466,7 @@ class Production:
     def _find(self, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch in work, or None if it is gone, even if another epoch has its number."""
         found = find_manifest(self._client, self._writer.stream, epoch)
-        return found if found is not None and found.id == self._opened[epoch] else None
+        return found if found is not None and found.id == self._opened[epoch].id else None
 
     def _live_jobs(self) -> list[str]:
         return [task.job_id for tasks in (*self._live.values(), self._opening) for task in tasks]

@@ -14,6 +14,7 @@ from typing import Any
 from penstock_common.errors import (
     BudgetFull,
     DurabilityLost,
+    EpochAbandoned,
     PenstockError,
     SampleError,
     ServerUnavailable,
@@ -65,11 +66,10 @@ class SourceChanged(SourceError):
 
 
 class ShardLost(PenstockError, RuntimeError):
-    """The server lost samples of a shard that it had confirmed. The next run of the job makes them again."""
+    """The server lost samples of a shard, or its epoch as a whole. The next run of the job makes them again."""
 
-    def __init__(self, loss: ShardMismatch) -> None:
-        assert loss.lost is not None
-        self.committed = loss.lost[0]
+    def __init__(self, loss: PenstockError, committed: int) -> None:
+        self.committed = committed
         """The samples of the shard that the server still has."""
         super().__init__(str(loss))
 
@@ -168,13 +168,15 @@ class TaskRunner:
                 run(writer, manifest, task, source, watch)  # type: ignore[arg-type]
             finally:
                 report.made(watch.good, watch.bad)
-        except (TooManyBad, SampleError, TaskOutdated, SourceChanged, BudgetFull, DurabilityLost):
+        except (TooManyBad, SampleError, SourceChanged, BudgetFull, DurabilityLost):
             raise
         except BaseException as error:
-            can_repeat = self._source is not None and can_make_again(self._source[1])
-            self.close()  # an open connection or file may be the cause
-            if isinstance(error, ShardMismatch) and error.lost and can_repeat:
-                raise ShardLost(error) from error
+            try:
+                lost = self._lost(task, error)
+            finally:
+                self.close()  # an open connection or file may be the cause
+            if lost is not None:
+                raise lost from error
             raise
 
     def earlier_jobs(self, task: ShardTask) -> list[str]:
@@ -226,6 +228,20 @@ class TaskRunner:
         if manifest is None or manifest.id != task.manifest_id:
             raise TaskOutdated(f"epoch {task.epoch} of {task.stream!r} is not the one this job was planned for")
         return writer, manifest
+
+    def _lost(self, task: ShardTask, error: BaseException) -> ShardLost | None:
+        """Return the error for a loss that the next run makes good, or None if this error is none."""
+        if self._source is not None and not can_make_again(self._source[1]):
+            return None
+        if isinstance(error, ShardMismatch) and error.lost:
+            return ShardLost(error, error.lost[0])
+        if not isinstance(error, EpochAbandoned | TaskOutdated) or self._writer is None:
+            return None
+        client, stream = self._writer.client, self._writer.stream
+        found = find_manifest(client, stream, task.epoch)  # the production opens a lost epoch again, or did so already
+        is_there = found is not None and found.id == task.manifest_id and found.state != ABANDONED
+        is_lost = found is None and not is_released(client, stream, task.epoch)
+        return ShardLost(error, 0) if is_there or is_lost else None
 
     def _tell(self, text: str) -> None:
         self._report.waits(text)

@@ -233,20 +233,23 @@ class Writer:
         self._require_open()
         number = None if number is None else whole("number", number, None)
         sizes = None if sizes is None else _checked_sizes(sizes)
-        opened: Manifest | None = None
+        manifest = self._opened(None, number, seed=seed, sizes=sizes, fingerprint=fingerprint)
+        epoch = EpochWriter(self, manifest, owns=number is None)
+        self._begun = weakref.ref(epoch)
+        return epoch
+
+    def _opened(self, opened: Manifest | None, number: int | None, **plan: Any) -> Manifest:
+        """Open an epoch. ``opened`` is the manifest that an earlier call returned, which the server has lost."""
 
         def open_there() -> Manifest:
             nonlocal opened  # opened again after a failover, it has the same number and the same id
             opened = open_epoch(
-                self._client, self.stream, number if opened is None else opened.epoch,
-                seed=seed, sizes=sizes, fingerprint=fingerprint, again=opened,
-            )  # fmt: skip
+                self._client, self.stream, number if opened is None else opened.epoch, again=opened, **plan
+            )
             return opened
 
         confirmer = self._confirmer()
-        epoch = EpochWriter(self, confirmer.run(confirmer.everywhere, open_there), owns=number is None)
-        self._begun = weakref.ref(epoch)
-        return epoch
+        return confirmer.run(confirmer.everywhere, open_there)
 
     # --- the endless feed ---
 
@@ -492,6 +495,14 @@ class WriterHooks:
     def require_spec(self, sample: Mapping[str, Any] | Spec) -> Spec:
         """Return the stream's spec. If it has none, infer it from this sample, report it and store it."""
         return self._writer._require_spec(sample)
+
+    def open_again(self, lost: Manifest) -> Manifest:
+        """Open an epoch that the server lost as a whole once more, with its number and its id. Its shards are empty.
+
+        Raises EpochNumberTaken if another writer has the number since.
+        """
+        plan = {"seed": lost.seed, "sizes": lost.sizes, "fingerprint": lost.fingerprint}
+        return self._writer._opened(lost, lost.epoch, **plan)
 
     def open_shard(self, manifest: Manifest, shard: int) -> ShardWriter:
         """Return the writer of one shard, at its progress. The stream must have a spec."""
