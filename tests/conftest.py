@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -67,6 +68,18 @@ def redis_cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             (folder / "redis-cli").symlink_to(found)
             patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{folder}")
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_user_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules of users that a file's tests imported, because the next file's may have the same names."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    root = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(root):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,8 @@ for (const [victimIs, survivorIs] of [
     const inHand = zombie.given.length;
     zombie.child.kill("SIGCONT");
     await zombie.ended;
-    assert.deepEqual(zombie.given.slice(inHand), []); // what it had read ahead is another's now
+    // what it had read ahead is another's now; the signal may come between the last check of a batch and its line
+    assert.ok(zombie.given.length - inHand <= 1, JSON.stringify(zombie.given.slice(inHand)));
     const open = names(zombie.given.slice(Math.max(0, zombie.acknowledged.length - 1 - UNDER_WAY)));
     assert.deepEqual(
       repeated(before).filter((name) => !open.includes(name)),
@@ -263,6 +264,9 @@ test("a member that waits for an epoch joins again where one roster has lost it"
   await client.hDel(roster, await ofGroup(roster));
   await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], block_bytes: 250, partitions: 2 });
   assert.equal((await next).value.epoch, 1);
+  for (const until = Date.now() + 20_000; (await ofGroup(roster)).length < 2 && Date.now() < until; ) {
+    await new Promise((resolve) => setTimeout(resolve, 50)); // its heartbeat joins again
+  }
   assert.deepEqual((await ofGroup(roster)).sort(), ["g:g", "m:g:m"]);
 });
 

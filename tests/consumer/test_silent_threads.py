@@ -32,17 +32,16 @@ def train_until_told(loader: Loader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "opened", "made"),
+    ("opened", "made"),
     [
-        (penstock_consumer.read.heartbeat, lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
-        (penstock_consumer.read.heartbeat, lambda url: rank_of(url, batch=1, lease_s=0.6), None),
+        (lambda url: loader_of(url, lease_s=0.6, batch_size=1), produce),
+        (lambda url: rank_of(url, batch=1, lease_s=0.6), None),
     ],
-    ids=["keeper", "pulse"],
+    ids=["shared", "ordered"],
 )
 def test_whatever_ends_the_thread_that_renews_reaches_the_training_loop(
     any_url: str,
     monkeypatch: pytest.MonkeyPatch,
-    module: Any,
     opened: Callable[[str], AbstractContextManager[Loader]],
     made: Callable[..., Any] | None,
 ) -> None:
@@ -53,5 +52,5 @@ def test_whatever_ends_the_thread_that_renews_reaches_the_training_loop(
         plan(any_url, [2000])
     with pytest.raises(ZeroDivisionError, match="nobody expects"), opened(any_url) as loader:
         next(iter(loader))
-        monkeypatch.setattr(module, "beat", breaks)
+        monkeypatch.setattr(penstock_consumer.read.heartbeat, "beat_each", breaks)
         train_until_told(loader)
