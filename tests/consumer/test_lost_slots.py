@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
 from penstock_producer.write.retention import parse_policy
 from tests.contracts.feed import loader_of, numbers, open_stream, writer_of
-from tests.contracts.ordered import plan, planned_writer, rank_of, write_shard
+from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, write_shard
 from tests.torn_slots import partition_slot, stream_slot
 
 SIZES = [20, 20]
@@ -236,6 +236,67 @@ def test_of_two_processes_with_one_name_only_one_goes_on(any_url: str, any_clien
     assert [who.incarnation for who, *_ in living] == ["newer" if who_lives == "both" else who_lives]
     for partition in stream.partitions:
         beat(any_client, living[0][0], partition, {})
+
+
+class NewerRank(Thread):
+    """A rank of two. After its first batch it waits until ``goes_on`` is set, and so do the others at ``begun``."""
+
+    def __init__(self, url: str, rank: int, begun: Barrier, goes_on: Event) -> None:
+        super().__init__()
+        self._url, self._rank, self._begun, self._goes_on = url, rank, begun, goes_on
+        self.found: list[list[int]] = []
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Read slowly, so that heartbeats come between batches."""
+        try:
+            with rank_of(self._url, self._rank, 2, 4, lease_s=3.0) as loader:
+                for batch in loader:
+                    self.found.append(batch["y"].tolist())
+                    if len(self.found) == 1:
+                        self._begun.wait(20)
+                        self._goes_on.wait(20)
+                    time.sleep(0.5)
+        except (MemberReplaced, GroupNotFound) as error:
+            self.error = error
+
+
+@pytest.mark.parametrize(
+    ("number", "who_lives"), [(0, "newer"), (1, "newer"), (0, "older"), (1, "older"), (0, "nobody knows")]
+)
+def test_a_roster_of_before_the_number_of_ranks_changed_takes_the_new_one(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, number: int, who_lives: str
+) -> None:
+    """The newer ranks ended, or one of them was not counted, so that its samples could be released unread."""
+    monkeypatch.setattr(roster, "REJOIN_QUIET_S", 1.0)
+    monkeypatch.setattr(roster, "REJOIN_ALIVE_MS", 5000 if (number, who_lives) == (0, "older") else 800)
+    plan(any_url, SIZES, partitions=2)
+    stream = open_stream(any_client, "t")
+    older, partition = Membership(stream, "g", "rank-0", "older", RankOrder(0, 1, 4)), stream.partitions[number]
+    join_group(any_client, older)
+    before, begun, goes_on = partition_slot(any_client, stream, number), Barrier(3), Event()
+    ranks = [NewerRank(any_url, rank, begun, goes_on) for rank in (0, 1)]
+    begun.wait(20)
+    if who_lives != "nobody knows":  # that the server of the partition was replaced
+        monkeypatch.setattr("penstock_common.stream.groups.losses.read_run_id", lambda *_: "another run")
+    before.restore(any_client)
+    goes_on.set()
+    ends_s = time.monotonic() + (30 if number == 0 else 2)  # the first partition does not know it, so it ends
+    while who_lives == "older" and any(rank.is_alive() for rank in ranks) and time.monotonic() < ends_s:
+        beat(any_client, older, partition, {})
+        time.sleep(0.1)
+    for rank in ranks:
+        rank.join(30)
+    rosters = [load_roster(any_client, one) for one in stream.partitions]
+    if who_lives == "newer" or (who_lives, number) == ("older", 1):
+        assert [rank.error for rank in ranks] == [None, None]
+        assert interleaved([rank.found for rank in ranks]) == list(range(40))
+    if who_lives == "newer":
+        assert [(one.groups["g"].world, ("g", 0) in one.closed) for one in rosters] == [(2, True)] * 2
+    if number == 0 and who_lives != "newer":
+        assert all(rank.error for rank in ranks)
+        assert rosters[0].groups["g"].world == 1
 
 
 def test_two_threads_of_a_member_may_join_again_at_once(any_url: str, any_client: Any) -> None:

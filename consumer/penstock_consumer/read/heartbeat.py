@@ -171,8 +171,8 @@ class Heartbeat:
         """The partitions on the server."""
         self._is_only = len(self.partitions) == len(who.stream.partitions)
         """Whether this server has the whole stream."""
-        self._rejoining = Rejoining(self._client, who, clock)
         self._runs = runs or ServerRuns(client, who.stream, [])
+        self._rejoining = Rejoining(self._client, who, clock, self._runs.is_replaced)
         self._loss_detector = loss_detector
         self._losses = Aside[None](is_elsewhere=not self._is_only)
         self._leads = loop is None

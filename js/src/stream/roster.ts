@@ -360,8 +360,9 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
     if (record === undefined) return false;
     const named = textOf(await server.call("HGET", partition.roster, `m:${who.group}:${who.member}`)) ?? "";
     const isBack = named !== "" && JSON.parse(named).inc === who.incarnation; // another call was first
-    const lives = before !== null && named !== before;
-    if (!isBack && (before === null || (lives && (others[at] as PartitionKeys).number < partition.number))) {
+    const lives = before !== null && named !== before && named !== ""; // else another rank has removed it
+    const isFirstLook = before === null || (named !== before && named === "");
+    if (!isBack && (isFirstLook || (lives && (others[at] as PartitionKeys).number < partition.number))) {
       [before, since] = [named, now()];
     } else if (isBack || lives || now() - since >= (named === "" ? REJOIN_SETTLE_MS : QUIET_MS)) {
       return await restoreGroup(server, who, partition, record, closedBy(rosters, who.group), before ?? "");

@@ -332,11 +332,18 @@ class ServerRuns:
         for numbers in self._servers:
             self._ids |= dict.fromkeys(numbers, self._run_of(numbers[0]))
 
+    def is_replaced(self, partition: PartitionKeys) -> bool:
+        """Return whether the server of a partition was restarted or replaced since the join.
+
+        Raises ServerUnavailable.
+        """
+        joined, now = self._ids.get(partition.number), self._run_of(partition.number)
+        return joined is not None and now is not None and joined != now
+
     def explained(self, error: PenstockError, partition: PartitionKeys) -> PenstockError:
         """Return an error of a partition's roster, with server and time if the server was restarted or replaced."""
         with suppress(ServerUnavailable):
-            joined, now = self._ids.get(partition.number), self._run_of(partition.number)
-            if joined is not None and now is not None and joined != now:
+            if self.is_replaced(partition):
                 where, at = self._client.node_of(partition.roster).where, utc(int(self._clock() * 1000))
                 return type(error)(
                     f"{error}. The server {where}, which has partition {partition.number} of {self._stream.name!r}, "

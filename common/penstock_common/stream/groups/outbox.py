@@ -278,7 +278,7 @@ class Outbox:
             return
         if isinstance(reply, ResponseError):
             # only a rank's report is refused so, and that goes to the first partition
-            if has_lost_place(reply) and rejoin(self._client, self._who, self._who.stream.partitions[0]):
+            if has_lost_place(reply) and self._rejoins():
                 self._send_again(None)
                 return
             failure = self._failure_of(reply)
@@ -289,6 +289,14 @@ class Outbox:
             return
         self._unanswered.popleft()
         self._outage.over()
+
+    def _rejoins(self) -> bool:
+        """Return whether the member is on the first roster again, or False if it must end."""
+        while True:
+            try:
+                return rejoin(self._client, self._who, self._who.stream.partitions[0], self._runs.is_replaced)
+            except ServerUnavailable as error:
+                self._outage.bear(error)
 
     def _failure_of(self, reply: ResponseError) -> PenstockError:
         """Return the error of a refused acknowledgement."""

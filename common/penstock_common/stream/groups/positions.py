@@ -153,8 +153,8 @@ def _run(
 
 
 def has_lost_place(error: Exception) -> bool:
-    """Return whether a report was refused because the roster has another member, or none: `roster.rejoin` may help."""
-    return is_script_error(error, "replaced") or is_script_error(error, "gone")
+    """Return whether the roster has another member, or none, or other ranks: `roster.rejoin` may help."""
+    return any(is_script_error(error, word) for word in ("replaced", "gone", "rank"))
 
 
 def refusal_of(error: Exception, who: Membership) -> PenstockError | None:
@@ -165,7 +165,8 @@ def refusal_of(error: Exception, who: Membership) -> PenstockError | None:
         )
     if is_script_error(error, "rank"):
         return MemberReplaced(
-            f"group {who.group!r} is read by another number of ranks now: this one, {who.member!r}, stops"
+            f"group {who.group!r} is read by another number of ranks now: this one, {who.member!r}, stops; start all "
+            "ranks with one world_size"
         )
     if is_script_error(error, "gone"):
         return GroupNotFound(

@@ -391,6 +391,8 @@ REJOIN_SETTLE_S = 1.0
 REJOIN_QUIET_S = QUIET_MS / 1000
 """The same where the roster names another process: one that lives gives a heartbeat meanwhile."""
 REJOIN_LOOK_S = 0.25
+REJOIN_ALIVE_MS = 2500
+"""A rank of another number of ranks that was seen more recently is at work. A member renews every two seconds."""
 
 
 class Rejoining:
@@ -400,45 +402,82 @@ class Rejoining:
     member: a group that was dropped is on no roster, and a process that took over the name is on all. A process that
     the roster names must give no heartbeat between the looks. Of two that live, the one that a lower partition names
     goes on.
+
+    A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another
+    one than at the join, and no rank that it names lives.
     """
 
-    def __init__(self, client: Client, who: Membership, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client, self._who, self._clock = client, who, clock
+    def __init__(
+        self,
+        client: Client,
+        who: Membership,
+        clock: Callable[[], float] = time.monotonic,
+        is_replaced: Callable[[PartitionKeys], bool] = lambda _: False,
+    ) -> None:
+        """``is_replaced`` tells whether the server of a partition is another run than at the join."""
+        self._client, self._who, self._clock, self._is_replaced = client, who, clock, is_replaced
         self._looked: dict[int, tuple[bytes, float]] = {}
         """Partition -> the record of the member that its roster had at the first look, and when that was."""
 
     def is_back(self, partition: PartitionKeys) -> bool | None:
         """Return whether the member is on a partition's roster again, or None if another look is due."""
-        who, name = self._who, (self._who.group, self._who.member)
+        who = self._who
         rosters = {one.number: load_roster(self._client, one) for one in who.stream.partitions if one != partition}
-        records = {
-            number: roster.groups[who.group]
-            for number, roster in rosters.items()
-            if who.group in roster.groups and roster.incarnations.get(name) == who.incarnation
-        }
+        records = {number: roster.groups[who.group] for number, roster in rosters.items() if self._is_known(roster)}
         if not records:
             self._looked.pop(partition.number, None)
+            return False
+        record = records[min(records)]
+        if (is_older := self._has_other_ranks(partition, record)) and not self._is_replaced(partition):
             return False
         named: bytes = self._client.hget(partition.roster, f"m:{who.group}:{who.member}") or b""
         before, since_s = self._looked.get(partition.number, (None, 0.0))
         is_back = bool(named) and json.loads(named)["inc"] == who.incarnation  # another thread was first
-        lives = before is not None and named != before
-        if not is_back and (before is None or (lives and min(records) < partition.number)):
+        has_changed = before is not None and named != before
+        lives = has_changed and bool(named)  # else another rank that joined again has removed it
+        is_first_look = before is None or (has_changed and not named)
+        if not is_back and (is_first_look or (lives and min(records) < partition.number)):
             self._looked[partition.number] = named, self._clock()
             return None
-        if not (is_back or lives) and self._clock() - since_s < (REJOIN_QUIET_S if named else REJOIN_SETTLE_S):
+        quiet_s = REJOIN_QUIET_S if named or is_older else REJOIN_SETTLE_S
+        if not (is_back or lives) and self._clock() - since_s < quiet_s:
             return None
         self._looked.pop(partition.number, None)
+        if is_older and (lives or not self._change_ranks(partition, record)):
+            return None if min(records) < partition.number else False
         closed = {epoch for roster in rosters.values() for group, epoch in roster.closed if group == who.group}
-        record, seen = records[min(records)], before or b""
+        seen = before or b""
         return restore_group(self._client, partition, who.group, record, closed, who.member, who.incarnation, seen)
+
+    def _is_known(self, roster: Roster) -> bool:
+        """Return whether a roster knows this process as the member, and its number of ranks."""
+        record, order = roster.groups.get(self._who.group), self._who.order
+        is_mine = roster.incarnations.get((self._who.group, self._who.member)) == self._who.incarnation
+        return record is not None and is_mine and (order is None or order.world == record.world)
+
+    def _has_other_ranks(self, partition: PartitionKeys, record: GroupRecord) -> bool:
+        here = load_roster(self._client, partition).groups.get(self._who.group)
+        return here is not None and here.world not in (0, record.world)
+
+    def _change_ranks(self, partition: PartitionKeys, record: GroupRecord) -> bool:
+        """Join with this number of ranks, as at the first time. Return False if a rank of the others lives."""
+        try:
+            _join(self._client, self._who, partition, record.first, [False, False, True], REJOIN_ALIVE_MS)
+        except GroupBusy:
+            return False
+        return True
 
 
 def rejoin(
-    client: Client, who: Membership, partition: PartitionKeys, *, sleep: Callable[[float], None] = time.sleep
+    client: Client,
+    who: Membership,
+    partition: PartitionKeys,
+    is_replaced: Callable[[PartitionKeys], bool] = lambda _: False,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
     """Put a member back on a roster that lost it, and wait for that. Returns False if it must end; see `Rejoining`."""
-    rejoining = Rejoining(client, who)
+    rejoining = Rejoining(client, who, is_replaced=is_replaced)
     while (is_back := rejoining.is_back(partition)) is None:
         sleep(REJOIN_LOOK_S)
     return is_back
