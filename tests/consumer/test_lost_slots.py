@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupKindMismatch, GroupNotFound, MemberReplaced
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.roster import Membership, RankOrder, Rejoining, beat, join_group, load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, Rejoining, beat, join_group, leave, load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read.canonical import RowRange
@@ -297,6 +297,26 @@ def test_a_roster_of_before_the_number_of_ranks_changed_takes_the_new_one(
     if number == 0 and who_lives != "newer":
         assert all(rank.error for rank in ranks)
         assert rosters[0].groups["g"].world == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_member_whose_dead_predecessor_is_signed_off_joins_again(any_url: str, any_client: Any, number: int) -> None:
+    """It took the record's end for a heartbeat, and its training ended with GroupNotFound."""
+    plan(any_url, SIZES, partitions=2)
+    stream, now = open_stream(any_client, "t"), [0.0]
+    older, newer = (Membership(stream, "g", "m", one) for one in ("older", "newer"))
+    join_group(any_client, older)
+    partition, before = stream.partitions[number], partition_slot(any_client, stream, number)
+    join_group(any_client, newer)
+    before.restore(any_client)
+    rejoining = Rejoining(any_client, newer, lambda: now[0])
+    assert rejoining.is_back(partition) is None
+    assert leave(any_client, older, partition, {})
+    now[0] = 1.0
+    assert rejoining.is_back(partition) is None
+    now[0] += roster.REJOIN_SETTLE_S
+    assert rejoining.is_back(partition)
+    beat(any_client, newer, partition, {})
 
 
 def test_two_threads_of_a_member_may_join_again_at_once(any_url: str, any_client: Any) -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from threading import Thread
+from typing import Any
+
+import pytest
+
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.worker_shares import WorkerShares, read_share
 from penstock_producer.write.shard import ShardWriter
+from tests.clusters import until
 from tests.contracts.feed import numbers, sample
 from tests.contracts.ordered import planned_writer, rank_of
+
+PATIENCE_S = 1.0
+"""The longest outage in a test."""
 
 
 def fill(shard: ShardWriter, start: int, count: int) -> None:
@@ -53,3 +63,31 @@ def test_a_shard_that_was_begun_after_the_one_before_it_was_complete_is_read(any
         with epoch.shard(1) as shard:
             fill(shard, 8, 8)
             assert numbers([next(batches)]) == list(range(8, 16))
+
+
+def test_each_outage_of_a_long_wait_has_its_own_time(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one seemed to last since the first, and ended the training at once."""
+    monkeypatch.setattr("penstock_common.waiting.OUTAGE_S", PATIENCE_S)
+    found: list[int] = []
+
+    def is_waiting() -> bool:
+        return any(one["cmd"] == "xread" for one in any_client.client_list())
+
+    with planned_writer(any_url, block_samples=4) as writer, rank_of(any_url) as loader:
+        shard = writer.epoch(sizes=[16]).shard(0)
+        fill(shard, 0, 8)
+        batches = iter(loader)
+        assert numbers([next(batches)]) == list(range(8))
+        reading = Thread(target=lambda: found.extend(numbers(batches)))
+        reading.start()
+        for _ in range(2):
+            until(is_waiting)
+            any_client.client_kill_filter(_type="normal", skipme=True)
+            until(is_waiting)
+            time.sleep(1.5 * PATIENCE_S)
+        fill(shard, 8, 8)
+        shard.close()
+        reading.join(20)
+    assert found == list(range(8, 16))

@@ -385,6 +385,7 @@ class OrderedReader:
         # a bad entry that stays there, of no step of this rank or of an unknown shard, must not hide the notice
         self.queue.reader_times.to("producers")
         self._plan.wait(self._connection)
+        self._connection.answered()  # else a later outage would seem to last since the first one of this wait
         self.queue.reader_times.to("reader")
 
     # --- fetching ---
