@@ -77,7 +77,7 @@ async function writeShards(writer, spec, sizes, holes = []) {
   const epoch = await writer.epoch(0, { sizes });
   for (const [number, size] of sizes.entries()) {
     const shard = await epoch.shard(number);
-    for (let offset = 0; offset < size; offset += 1) {
+    for (let offset = shard.position; offset < size; offset += 1) {
       if (holes.includes(offset)) await shard.quarantine("made bad on purpose");
       else await shard.write(sampleOf(spec, 1000 * number + offset));
     }
