@@ -14,7 +14,7 @@ from chaos.sweeper import sweep
 
 PASSES = 3
 """The cleaner's passes, as many as writers make in half a minute."""
-MARK = "stream"
+OWN = {"stream", "stream.checked"}
 
 
 def leftovers(url: str, stream: str) -> list[str]:
@@ -34,7 +34,7 @@ def leftovers(url: str, stream: str) -> list[str]:
             for epoch in rostered(client, partition):
                 wrong += _count(client, partition, epoch, folder, refers)
                 known.update(segments(client, partition, epoch))
-    names = {path.name for path in folder.iterdir()} - {MARK}
+    names = {path.name for path in folder.iterdir()} - OWN
     spare = {name for name in names if name.startswith("free-") and name.endswith(".seg")}
     there = {name for name in names - spare if name.endswith(".seg") and not name.startswith("new-")}
     wrong += [f"{name}: {known[name]} entries by the registry, {count} refer to it"

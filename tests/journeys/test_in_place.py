@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import BudgetFull, PenstockError, ShardMismatch, TooLarge
+from penstock_common.segments.checked import NOTES
 from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.mapping import lies_in_memory
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.stream.client import connect
 from penstock_common.stream.payloads import registered_segments, segments_of
@@ -249,3 +251,32 @@ def test_a_flush_does_not_let_others_in_beside_reserved_samples(any_url: str, pa
         epoch.write({name: value[0] for name, value in rows.items()})
     with Replay("t", url=any_url, epoch=0, batch_size=5, **tuned("Replay", QUIET)) as replay:
         assert [n for batch in replay for n in check(batch)] == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_the_first_reader_of_a_host_verifies_a_block_for_all(any_url: str, memory_path: Path, views: bool) -> None:
+    """Of several trainers on a host one hashes each byte. Without its notes every reader does."""
+    if not lies_in_memory(memory_path):
+        pytest.skip("no memory file system here")
+
+    def read() -> list[int]:
+        with Replay("t", epoch=0, url=any_url, batch_size=20, **tuned("Replay", {"views": views, **QUIET})) as replay:
+            return [number for batch in replay for number in batch["y"].tolist()]
+
+    with writer_of(any_url, f"segments:{memory_path}") as writer:
+        with writer.epoch() as epoch, epoch.reserve(20) as rows:
+            fill(rows, 0)
+        folder = segments_of(writer.stream)
+        assert folder is not None
+        assert read() == list(range(20))
+        [name] = folder.names()
+        path = folder.path / name
+        content, row = path.read_bytes(), np.arange(20, dtype=np.int64).tobytes()
+        assert content.count(row) == 1
+        with path.open("r+b") as file:
+            file.seek(content.index(row))
+            file.write(b"\x63")
+        assert read() == [99, *range(1, 20)]
+        (folder.path / NOTES).unlink()
+        with pytest.raises(PenstockError, match="xxh3"):
+            read()

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
+from penstock_common.segments.checked import CheckedBlocks
 from penstock_common.segments.folder import OpenSegment, unreadable
 from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
 from penstock_common.wire.header import FILE_PAGE, Header, SegmentRef, parse_header
@@ -95,8 +96,13 @@ class PayloadFolder(Protocol):
 class SegmentReader:
     """Reads the payloads of entries. For use by one thread."""
 
-    def __init__(self, folder: PayloadFolder, *, gives_views: bool = False, maps: SegmentMaps | None = None) -> None:
+    def __init__(
+        self, folder: PayloadFolder, *, gives_views: bool = False, maps: SegmentMaps | None = None,
+        checked: CheckedBlocks | None = None,
+    ) -> None:  # fmt: skip
         self._folder, self.gives_views, self._maps = folder, gives_views, maps or SegmentMaps()
+        self.checked = checked
+        """The notes on blocks whose checksum needs no comparison here; None where none are kept."""
         self._held: OrderedDict[str, tuple[OpenSegment, NDArray[np.uint8]]] = OrderedDict()
         """Name to a locked file and its array, which owns the descriptor."""
         self._open: OrderedDict[str, _Source] = OrderedDict()

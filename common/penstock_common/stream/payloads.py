@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_common.errors import SegmentsUnseen
+from penstock_common.segments.checked import CheckedBlocks
 from penstock_common.segments.folder import INLINE, SegmentFolder, folder_of
 from penstock_common.segments.mapping import SegmentMaps, maps_of
 from penstock_common.segments.reader import SegmentReader
@@ -43,7 +44,8 @@ def reader_of(stream: Stream, *, must_see: bool = True, gives_views: bool = Fals
         if must_see:
             raise
         return None
-    return SegmentReader(folder, gives_views=gives_views, maps=maps_of(folder.path))
+    checked = CheckedBlocks(folder.path)
+    return SegmentReader(folder, gives_views=gives_views, maps=maps_of(folder.path), checked=checked)
 
 
 def maps_of_stream(stream: Stream) -> SegmentMaps | None:

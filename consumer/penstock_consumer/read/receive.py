@@ -289,11 +289,15 @@ def read_by_id(connection: ReaderConnection, sink: EntrySink, reader_times: Read
 class IncomingEntry:
     """One entry while it is received: its header, its fields so far, and what is wrong with it."""
 
-    __slots__ = ("_came", "_due", "entry_id", "error", "fields", "header", "is_fixed", "nbytes", "received", "wanted")
+    __slots__ = (
+        "_came", "_due", "entry_id", "error", "fields", "header", "is_fixed", "meta", "nbytes", "received", "wanted",
+    )  # fmt: skip
 
     def __init__(self, entry_id: bytes) -> None:
         self.entry_id = entry_id
         self.header: Header | None = None
+        self.meta = b""
+        """The header's bytes."""
         self.error: BadEntry | None = None
         self.wanted: NDArray[np.bool_] | NDArray[np.int64] | None = None
         """See `ReadScope.wanted`."""
@@ -330,9 +334,9 @@ class IncomingEntry:
         self.is_fixed = announced is not None
         return True
 
-    def open(self, header: Header, wanted: NDArray[np.bool_] | NDArray[np.int64] | None) -> None:
-        """Expect the fields that the header announces."""
-        self.wanted = wanted
+    def open(self, header: Header, meta: bytes, wanted: NDArray[np.bool_] | NDArray[np.int64] | None) -> None:
+        """Expect the fields that the header announces. ``meta`` is the header's bytes."""
+        self.meta, self.wanted = meta, wanted
         self._due = header.fields() if header.ref is None else ()
         self.header = header
 
@@ -426,7 +430,7 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            self._entry.open(header, self._scope.wanted(header, self._entry.entry_id))
+            self._entry.open(header, data, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)
         except BadEntry as error:
@@ -454,7 +458,7 @@ class Receiver:
             if self._is_view(header):
                 return self._adopt(header, header.ref)
             self._fetch(header, header.ref)
-        verify(header, entry.received)
+        self._verify(header, entry.received)
         self._require_committed(header)
         if entry.wanted is None:
             return self._accept(header)
@@ -491,13 +495,21 @@ class Receiver:
         assert self._segments is not None
         with self._named(self._segments, header):
             views = self._segments.views(ref)
-        verify(header, views)
+        self._verify(header, views)
         self._require_committed(header)
         self._entry.adopt(header, ref, views)
         lease = self._lease(header, header.count)
         spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
         self._assembler.adopt(self._columns(header), spans)
         return lease
+
+    def _verify(self, header: Header, payload: Sequence[Any]) -> None:
+        """Compare the checksum, unless a process of this host has done so with the same bytes of a segment."""
+        checked = self._segments.checked if self._segments is not None and header.ref is not None else None
+        if checked is None or not checked.has(self._entry.meta):
+            verify(header, payload)
+            if checked is not None:
+                checked.note(self._entry.meta)
 
     @contextmanager
     def _named(self, segments: SegmentReader, header: Header) -> Iterator[None]:
