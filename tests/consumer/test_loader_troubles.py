@@ -8,7 +8,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -18,6 +20,7 @@ from penstock_common.errors import (
     EpochNotFound,
     GroupFinished,
     MemberReplaced,
+    PenstockError,
     ServerUnavailable,
     StreamNotFound,
     WaitTimeout,
@@ -27,6 +30,7 @@ from penstock_common.stream.groups.ledger import uncovered
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import set_plan
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
@@ -497,3 +501,20 @@ def test_a_group_that_is_gone_while_it_reads_is_told_with_all_its_causes(any_url
         any_client.xgroup_destroy(open_stream(any_client, "t").partitions[0].entries(0), "g")
         with pytest.raises(EpochNotFound, match="was released, or its group dropped, or the server came back without"):
             next(batches)
+
+
+@pytest.mark.parametrize("order", [None, "canonical"])
+def test_why_a_loop_waits_is_told_without_a_server(fresh_server: Callable[..., EmbeddedServer], order: Any) -> None:
+    """The explanation waited for the server for a minute, and its error ended the training."""
+    server, said = fresh_server(), list[str]()
+    produce(server.url, "t", 20)
+    with suppress(PenstockError), loader_of(server.url, batch_size=10, order=order) as loader:  # its group is gone
+        next(iter(loader))
+        run = loader._joined().run
+        assert run is not None
+        server.kill()
+        began_s = time.monotonic()
+        said.append(run.reader.why_waiting(3.0))
+        assert time.monotonic() - began_s < 10
+        fresh_server(port=server.port, password=urlsplit(server.url).password)
+    assert "epoch 0 of 't'" in said[0]

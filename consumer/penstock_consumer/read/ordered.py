@@ -340,7 +340,7 @@ class OrderedReader:
                 f"producer has not said so. If it died: `penstock epochs close {name} {self.epoch}`"
             )
         where = plan.index.walk.where()
-        if full := why_no_room(self.claim.client, self.claim.stream):
+        if full := why_no_room(self.claim.client.impatient(), self.claim.stream):
             return f"{where} of epoch {self.epoch} of {name!r}; none came for {seconds:.0f} s: {full}"
         return (
             f"{where} of epoch {self.epoch} of {name!r}, which is next in order (step {step} ends at "

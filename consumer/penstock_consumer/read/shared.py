@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -291,9 +292,11 @@ class SharedReader:
                 f"what {', '.join(sorted(self._silent))} was given of epoch {self.epoch} of {name!r} and did not "
                 "acknowledge: it is handed out here once its lease has lapsed"
             )
-        manifest = find_manifest(self.claim.client, self.claim.stream, self.epoch) or self._manifest
+        client, manifest = self.claim.client.impatient(), self._manifest
+        with suppress(PenstockError):  # an explanation neither fails nor waits
+            manifest = find_manifest(client, self.claim.stream, self.epoch) or manifest
         done = "" if manifest.sizes is None else f" ({len(manifest.done)} of {len(manifest.sizes)} shards are done)"
-        if full := why_no_room(self.claim.client, self.claim.stream):
+        if full := why_no_room(client, self.claim.stream):
             return f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: {full}"
         if manifest.is_ended:  # so no producer is missing
             at = "is at work" if (doing := self.queue.reader_times.doing) == "reader" else f"waits for the {doing}"
