@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import redis
 
 from penstock_common.errors import EpochsReleased, GroupFinished, PenstockError, StreamNotFound
+from penstock_common.server import scripts
+from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.keys import PartitionKeys
@@ -28,6 +31,9 @@ from tests.histories.step import FEEDERS, PLANS, Step
 
 JUMP_MS = 4_000_000_000_000
 """A clock that was set to the year 2096: ids count on from there, so that a loss brings the same ids again."""
+
+
+SCRIPTS = Path(scripts.__file__).parent
 
 
 @dataclass(slots=True)
@@ -59,6 +65,8 @@ class Arena:
         self.url = url
         self.admin: Any = redis.Redis.from_url(url)
         self.admin.flushall()
+        for path in SCRIPTS.glob("*.lua"):  # a script that the server does not know yet costs a point more
+            self.admin.script_load(load_script(path.stem))
         with open_writer(url) as writer:
             self.slots = SlotStore(self.admin, writer.stream)
         self._empty = self.slots.save()
