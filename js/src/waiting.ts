@@ -79,15 +79,22 @@ export class Wait {
   }
 }
 
+/** One outage: when it began, and the pause before the next try. */
+interface Trouble {
+  began: number | null;
+  pauseMs: number;
+}
+
 /** A server that is away. It is reported, waited for until a limit, and then raised as an error. */
 export class Outage {
   readonly #notify: Notify;
   readonly #doing: string;
   /** The limit. A process that ends makes it shorter. */
   patienceMs: number;
-  #began: number | null = null;
+  readonly #trouble: Trouble = { began: null, pauseMs: 0 };
   #toldAt: number | null = null;
-  #pauseMs = 0;
+  /** The calls of `through` that fail now. */
+  #failing = 0;
 
   /**
    * @param notify Takes the lines.
@@ -102,9 +109,13 @@ export class Outage {
 
   /** Wait after a failure until it is time to try again. Raises the error once the outage lasts too long. */
   async bear(error: ServerUnavailable): Promise<void> {
+    await this.#bear(error, this.#trouble);
+  }
+
+  async #bear(error: ServerUnavailable, trouble: Trouble): Promise<void> {
     const isLoading = error.message.startsWith("LOADING"); // such a server lives
-    if (this.#began === null || isLoading) this.#began = now();
-    if (now() - this.#began > this.patienceMs) throw error;
+    if (trouble.began === null || isLoading) trouble.began = now();
+    if (now() - trouble.began > this.patienceMs) throw error;
     if (this.#toldAt === null || now() - this.#toldAt >= REPEAT_MS) {
       this.#toldAt = now();
       const tries = `trying again for ${seconds(this.patienceMs)} s`;
@@ -114,28 +125,33 @@ export class Outage {
           : `${error.isSaid ? "the server refused" : "the connection broke"} while ${this.#doing} (${error.message}); ${tries}`,
       );
     }
-    await sleep(this.#pauseMs);
-    this.#pauseMs = Math.min(Math.max(FIRST_PAUSE_MS, 2 * this.#pauseMs), BETWEEN_TRIES_MS);
+    await sleep(trouble.pauseMs);
+    trouble.pauseMs = Math.min(Math.max(FIRST_PAUSE_MS, 2 * trouble.pauseMs), BETWEEN_TRIES_MS);
   }
 
-  /** Do something again while the server is away. It must be safe to repeat. */
+  /** Do something again while its server is away. It must be safe to repeat. An answer of another server ends nothing. */
   async through<T>(act: () => Promise<T>): Promise<T> {
-    for (;;) {
-      try {
-        const answer = await act();
-        this.over();
-        return answer;
-      } catch (error) {
-        if (!(error instanceof ServerUnavailable)) throw error;
-        await this.bear(error);
+    const trouble: Trouble = { began: null, pauseMs: 0 };
+    try {
+      for (;;) {
+        try {
+          return await act();
+        } catch (error) {
+          if (!(error instanceof ServerUnavailable)) throw error;
+          if (trouble.began === null) this.#failing += 1;
+          await this.#bear(error, trouble);
+        }
       }
+    } finally {
+      if (trouble.began !== null) this.#failing -= 1;
+      if (trouble.began !== null && this.#failing === 0) this.#toldAt = null;
     }
   }
 
   /** Note that the server answered. */
   over(): void {
-    this.#began = this.#toldAt = null;
-    this.#pauseMs = 0;
+    this.#trouble.began = this.#toldAt = null;
+    this.#trouble.pauseMs = 0;
   }
 }
 

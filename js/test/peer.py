@@ -41,7 +41,7 @@ from penstock_producer.write.quota import (
     explain_quota,
     pause_s,
 )
-from tests.clusters import PASSWORD, Cluster, started_cluster, until
+from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
 from tests.sentinels import Service, started_service
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -258,10 +258,12 @@ CLUSTER: list[Cluster] = []
 """The clusters that were started, the last one last."""
 
 
-def start_cluster(replicas: int = 0) -> list[str]:
+def start_cluster(replicas: int = 0, node_timeout_ms: int = NODE_TIMEOUT_MS) -> list[str]:
     """Start a cluster of three masters, and return its URL and that of each master."""
     CLUSTERS.append(ExitStack())
-    CLUSTER.append(CLUSTERS[-1].enter_context(started_cluster(find_servers()[0], replicas=replicas)))
+    settings = {"cluster-node-timeout": str(node_timeout_ms)}
+    started = started_cluster(find_servers()[0], replicas=replicas, settings=settings)
+    CLUSTER.append(CLUSTERS[-1].enter_context(started))
     return [CLUSTER[-1].url, *(node.url for node in CLUSTER[-1].masters)]
 
 

@@ -54,28 +54,37 @@ export function tooOld(who: Membership, epoch: number, entryId: string, error: B
   );
 }
 
+/** What the readers of one epoch know together. */
+export interface EpochKnowledge {
+  /** Whether an entry could be read: what could not be is bad in itself. */
+  isReadable: boolean;
+  /** Whether the user was told that it was released while it was read. */
+  isReleaseTold: boolean;
+}
+
 /** The bad entries that one reader finds in one epoch. */
 export class DeadLetters {
   readonly #member: Member;
   readonly #notify: Notify;
+  readonly #known: EpochKnowledge;
   readonly #held: Held[] = [];
-  #canRead = false;
   #gaveUp = false;
 
-  constructor(member: Member, notify: Notify) {
+  constructor(member: Member, notify: Notify, known: EpochKnowledge) {
     this.#member = member;
     this.#notify = notify;
+    this.#known = known;
   }
 
   /** Note that an entry could be read: what could not be is bad in itself. */
   async sawGood(): Promise<void> {
-    this.#canRead = true;
+    this.#known.isReadable = true;
     await this.#addHeld();
   }
 
   /** Make an entry a dead letter, or hold it back while nothing could be read. */
   async bury(manifest: Manifest, partition: PartitionKeys, entryId: string, reason: string): Promise<void> {
-    if (this.#canRead) return await this.addNow(manifest, partition, entryId, reason);
+    if (this.#known.isReadable) return await this.addNow(manifest, partition, entryId, reason);
     // held like any other, so that it is renewed, and handed back when this reader gives up
     this.#member.leases.add(new Lease(partition.number, manifest.epoch, -1, entryId, 0));
     this.#held.push({ manifest, partition, entryId, reason });
@@ -83,7 +92,7 @@ export class DeadLetters {
 
   /** Raise TooManyDeadLetters, once, when too much is held back. */
   requireHope(): void {
-    if (this.#held.length < HOPELESS_ENTRIES || this.#gaveUp) return;
+    if (this.#held.length < HOPELESS_ENTRIES || this.#gaveUp || this.#known.isReadable) return;
     this.#gaveUp = true;
     throw this.#hopeless(`none of the first ${this.#held.length} entries`);
   }
@@ -99,7 +108,7 @@ export class DeadLetters {
   /** End the epoch: what is held back is buried, unless nothing at all of the epoch could be read by anyone. */
   async end(manifest: Manifest, isAlone: boolean): Promise<void> {
     if (this.#held.length === 0) return;
-    if (isAlone && (await this.#isNothingDone(manifest)))
+    if (isAlone && !this.#known.isReadable && (await this.#isNothingDone(manifest)))
       throw this.#hopeless(`none of the ${this.#held.length} entries`);
     await this.#addHeld();
   }

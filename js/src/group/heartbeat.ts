@@ -15,6 +15,8 @@ import {
   snapshotOf,
 } from "../stream/roster.js";
 import { type Notify, now, Outage } from "../waiting.js";
+import { Aside } from "./aside.js";
+import type { LoaderBatch } from "./batch.js";
 import { Lease, type LeaseSighting, type Leases, planReclaim } from "./leases.js";
 
 /** Renewals are cheap, and their rhythm decides how soon others see that a member lives. */
@@ -26,16 +28,15 @@ const LONGEST_LOOK_MS = 2000;
 /** An entry whose holder lives is renewed with every heartbeat, and is not even listed. */
 const OVERDUE_BEATS = 2;
 const MANY_DELIVERIES = 5;
-/** The part of a lease after which a heartbeat waits for a silent server no longer. */
-const SILENCES_PER_LEASE = 6;
 /** A server or process that stood still for longer than a third of a lease counts as an outage. */
 const OUTAGES_PER_LEASE = 3;
 
-/** Shows that a member lives, from `start` to `stop`. */
+/** Shows on one server that a member lives, from `start` to `stop`. */
 export class Heartbeat {
   protected readonly server: Server;
   protected readonly who: Membership;
   protected readonly leaseMs: number;
+  readonly partitions: readonly PartitionKeys[];
   /** The reason why it ended, for example because another process took the name. */
   error: Error | null = null;
   #idle: { readonly since: number; readonly handedBytes: number } | null = null;
@@ -44,14 +45,16 @@ export class Heartbeat {
   readonly #stop = new AbortController();
   readonly #outage = new Outage(() => {}, "renewing"); // others report the outage
   #running: Promise<void> = Promise.resolve();
-  /** The partitions whose server has not answered the last heartbeat. */
-  readonly #unanswered = new Map<PartitionKeys, Promise<void>>();
 
-  /** @param server Raises ServerUnavailable at once: this loop waits through failures itself. */
-  constructor(server: Server, who: Membership, leaseMs: number) {
+  /**
+   * @param server Raises ServerUnavailable at once: this loop waits through failures itself.
+   * @param partitions The partitions of one server.
+   */
+  constructor(server: Server, who: Membership, leaseMs: number, partitions: readonly PartitionKeys[]) {
     this.server = server;
     this.who = who;
     this.leaseMs = leaseMs;
+    this.partitions = partitions;
   }
 
   /** Learn which epoch is being read here. */
@@ -76,7 +79,6 @@ export class Heartbeat {
   async stop(): Promise<void> {
     this.#stop.abort();
     await this.#running;
-    await Promise.allSettled(this.#unanswered.values());
   }
 
   /** Raise the error that ended the heartbeat. */
@@ -93,7 +95,7 @@ export class Heartbeat {
         if (signal.aborted) return;
         await this.beat();
         this.#outage.over();
-        if (this.isAnswered) await this.afterBeat();
+        await this.afterBeat();
       } catch (error) {
         this.missed();
         if (signal.aborted) return;
@@ -119,26 +121,10 @@ export class Heartbeat {
     });
   }
 
-  /** Return whether every server has answered the last heartbeat. */
-  protected get isAnswered(): boolean {
-    return this.#unanswered.size === 0;
-  }
-
-  /** Give a heartbeat in every partition. A silent server holds up no other, and gets no second heartbeat meanwhile. */
+  /** Give a heartbeat in every partition. */
   protected async beatEach(give: (partition: PartitionKeys) => Promise<void>): Promise<void> {
-    const failures: Error[] = [];
-    for (const partition of this.who.stream.partitions) {
-      if (this.#unanswered.has(partition)) continue;
-      const given = give(partition)
-        .catch((error) => void failures.push(error))
-        .finally(() => this.#unanswered.delete(partition));
-      this.#unanswered.set(partition, given);
-    }
-    const limit = new AbortController();
-    const { signal } = limit;
-    const deadline = sleep(this.leaseMs / SILENCES_PER_LEASE, undefined, { signal, ref: false }).catch(() => {});
-    await Promise.race([Promise.all(this.#unanswered.values()), deadline]);
-    limit.abort();
+    const settled = await Promise.allSettled(this.partitions.map(give));
+    const failures = settled.flatMap((one) => (one.status === "rejected" ? [one.reason as Error] : []));
     const final = failures.find((error) => !(error instanceof ServerUnavailable)) ?? failures[0];
     if (final !== undefined) throw final;
   }
@@ -169,11 +155,21 @@ export class LeaseRenewer extends Heartbeat {
   #renewed = now();
   #looked = now();
   #turn: Promise<unknown> = Promise.resolve();
+  readonly #looks: Aside<void>;
 
-  constructor(server: Server, who: Membership, leases: Leases, leaseMs: number, notify: Notify) {
-    super(server, who, leaseMs);
+  constructor(
+    server: Server,
+    who: Membership,
+    leases: Leases,
+    leaseMs: number,
+    notify: Notify,
+    partitions: readonly PartitionKeys[],
+  ) {
+    super(server, who, leaseMs, partitions);
     this.#leases = leases;
     this.#notify = notify;
+    // the epochs' states lie with the first partition
+    this.#looks = new Aside(partitions[0] === who.stream.partitions[0] ? null : 0);
   }
 
   /** Return whether the leases were renewed in time. If not, they may be another member's by now. */
@@ -195,7 +191,7 @@ export class LeaseRenewer extends Heartbeat {
    */
   recover(isAllAcknowledged: () => boolean = () => false): Promise<void> {
     return this.#alone(async () => {
-      const before = new Map(this.who.stream.partitions.map(({ number }) => [number, this.#leases.ids(number)]));
+      const before = new Map(this.partitions.map(({ number }) => [number, this.#leases.ids(number)]));
       const areLost = isAllAcknowledged(); // asked after that: what is acknowledged from now on was held before
       const keys = this.#openKeys(await this.#snapshot());
       const mine = await listHeld(this.server, keys, this.who.group, this.who.member);
@@ -240,14 +236,19 @@ export class LeaseRenewer extends Heartbeat {
     this.#forgetAfterStall(this.#began);
     this.#began = began;
     await this.beatEach((partition) => this.#renew(partition));
-    if (this.isAnswered) this.#renewed = began; // the time of the question, not of the answer
+    this.#renewed = began; // the time of the question, not of the answer
   }
 
   protected override async afterBeat(): Promise<void> {
     this.#forgetAfterStall(this.#began);
     if (this.#began - this.#looked < Math.min(this.leaseMs / LOOKS_PER_LEASE, LONGEST_LOOK_MS)) return;
     this.#looked = this.#began;
-    await this.look();
+    await this.#looks.ask(() => this.look());
+  }
+
+  override async stop(): Promise<void> {
+    await super.stop();
+    await this.#looks.settled();
   }
 
   protected override missed(): void {
@@ -273,14 +274,14 @@ export class LeaseRenewer extends Heartbeat {
 
   async #snapshot(): Promise<Snapshot> {
     const { stream, group } = this.who;
-    const snapshot = await snapshotOf(this.server, stream, stream.partitions[0] as PartitionKeys);
+    const snapshot = await snapshotOf(this.server, stream, this.partitions[0] as PartitionKeys);
     this.members = countLive(snapshot.roster, group);
     return snapshot;
   }
 
   /** Return where entries of the group's open epochs may be pending. An abandoned one takes no acknowledgements. */
   #openKeys({ roster, states }: Snapshot): EntriesKey[] {
-    const { stream, group } = this.who;
+    const { group } = this.who;
     const record = roster.groups.get(group);
     const epochs = roster.epochs.filter(
       (epoch) =>
@@ -289,13 +290,12 @@ export class LeaseRenewer extends Heartbeat {
         !roster.closed.has(`${group}:${epoch}`) &&
         states.get(epoch) !== "abandoned",
     );
-    return stream.partitions.flatMap((partition) => epochs.map((epoch) => ({ partition, epoch })));
+    return this.partitions.flatMap((partition) => epochs.map((epoch) => ({ partition, epoch })));
   }
 
   /** Sign off members whose processes have ended on this host, so that their entries may be claimed. */
   async #signOffEnded({ roster, nowMs }: Snapshot): Promise<void> {
-    const { partitions } = this.who.stream;
-    const keys = partitions.flatMap((partition) => roster.epochs.map((epoch) => ({ partition, epoch })));
+    const keys = this.partitions.flatMap((partition) => roster.epochs.map((epoch) => ({ partition, epoch })));
     for (const ended of endedMembers(roster.members, this.who.group, nowMs)) await this.#signOff(ended, keys);
   }
 
@@ -303,7 +303,7 @@ export class LeaseRenewer extends Heartbeat {
     const listed = await listHeld(this.server, keys, this.who.group, member);
     let wasThere = false;
     // the first partition comes last, so that another look finds the member again until then
-    for (const partition of [...this.who.stream.partitions].reverse()) {
+    for (const partition of [...this.partitions].reverse()) {
       const held = new Map<number, string[]>();
       for (const one of listed.filter((entry) => entry.partition === partition)) {
         held.set(one.epoch, [...(held.get(one.epoch) ?? []), one.entryId]);
@@ -332,5 +332,70 @@ export class LeaseRenewer extends Heartbeat {
     const turn = this.#turn.then(act, act);
     this.#turn = turn.catch(() => {});
     return turn;
+  }
+}
+
+/** The heartbeats of one member, one for each server, so that a silent server delays no other server's. */
+export class Heartbeats<One extends Heartbeat = Heartbeat> {
+  readonly each: readonly One[];
+
+  /** @param each In the order of partitions. */
+  constructor(each: readonly One[]) {
+    this.each = each;
+  }
+
+  /** See `Heartbeat.readEpoch`. */
+  readEpoch(epoch: number): void {
+    for (const one of this.each) one.readEpoch(epoch);
+  }
+
+  /** See `Heartbeat.tellIdle`. */
+  tellIdle(idle: IdleLoop | null): void {
+    for (const one of this.each) one.tellIdle(idle);
+  }
+
+  start(): void {
+    for (const one of this.each) one.start();
+  }
+
+  /** End them. Returns once nothing of them is under way. */
+  async stop(): Promise<void> {
+    await Promise.all(this.each.map((one) => one.stop()));
+  }
+
+  /** Raise the error that ended one of them. */
+  raiseError(): void {
+    for (const one of this.each) one.raiseError();
+  }
+}
+
+/** The heartbeats of a member of a shared group. */
+export class LeaseRenewers extends Heartbeats<LeaseRenewer> {
+  /** Return what was claimed on all servers. */
+  get claims(): ClaimedEntry[] {
+    return this.each.flatMap(({ claims }) => claims);
+  }
+
+  /** Learn how many members of the group live. */
+  expectMembers(members: number): void {
+    for (const one of this.each) one.members = members;
+  }
+
+  /** See `LeaseRenewer.recover`. */
+  async recover(isAllAcknowledged?: () => boolean): Promise<void> {
+    await Promise.all(this.each.map((one) => one.recover(isAllAcknowledged)));
+  }
+
+  /** See `LeaseRenewer.look`. */
+  async look(): Promise<void> {
+    await Promise.all(this.each.map((one) => one.look()));
+  }
+
+  /** Return whether the leases of a batch were renewed in time. If not, they may be another member's by now. */
+  isFreshFor(batch: LoaderBatch): boolean {
+    const late = this.each.filter(({ isFresh }) => !isFresh).flatMap(({ partitions }) => partitions);
+    if (late.length === 0) return true;
+    const numbers = new Set(late.map(({ number }) => number));
+    return !batch.leased.some(({ lease }) => numbers.has(lease.partition));
   }
 }

@@ -3,7 +3,7 @@ import { mergeRanges, type Range } from "../stream/ledger.js";
 import type { PendingEntry } from "../stream/pending.js";
 import type { LoaderBatch } from "./batch.js";
 
-/** Acknowledgements remembered after they were sent: more than can be unanswered at once. */
+/** Acknowledgements remembered after they were sent. Those without an answer are remembered besides. */
 const REMEMBERED = 64;
 
 /** A member's lease on one delivered entry. */
@@ -80,6 +80,7 @@ interface Remembered {
   readonly partition: number;
   readonly epoch: number;
   readonly ids: ReadonlySet<string>;
+  isAnswered: boolean;
 }
 
 /** All leases of a member. */
@@ -98,11 +99,20 @@ export class Leases {
     held.set(lease.entryId, lease);
   }
 
-  /** Remove entries that are acknowledged, though the server may not have answered yet. */
-  remove(partition: number, epoch: number, ids: readonly string[]): void {
+  /** Remove entries that are acknowledged. `answer` is the server's, which may come later. */
+  remove(partition: number, epoch: number, ids: readonly string[], answer: Promise<unknown> = Promise.resolve()): void {
     if (ids.length === 0) return;
-    this.#acknowledging.push({ partition, epoch, ids: new Set(ids) });
-    if (this.#acknowledging.length > REMEMBERED) this.#acknowledging.shift();
+    const one = { partition, epoch, ids: new Set(ids), isAnswered: false };
+    const done = () => {
+      one.isAnswered = true;
+    };
+    answer.then(done, done);
+    this.#acknowledging.push(one);
+    while (this.#acknowledging.length > REMEMBERED) {
+      const oldest = this.#acknowledging.findIndex(({ isAnswered }) => isAnswered);
+      if (oldest < 0) break;
+      this.#acknowledging.splice(oldest, 1);
+    }
     this.#drop(partition, epoch, ids);
   }
 

@@ -16,6 +16,7 @@ import { absence, findStream, loadStream, requireSpec, type Stream } from "../st
 import { OUTAGE_MS, Outage, Wait } from "../waiting.js";
 import type { Spec } from "../wire/spec.js";
 import { Acknowledger } from "./acknowledger.js";
+import { Aside } from "./aside.js";
 import type { LoaderBatch } from "./batch.js";
 import {
   type Acknowledge,
@@ -274,17 +275,19 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const { run, heartbeat } = reading;
     if (run === null) return null; // closed meanwhile
     const wait = new Wait(notify, timeoutMs, silence);
+    const telling = new Aside<void>(POLL_MS);
     for (;;) {
       const queued = await run.queue.get(POLL_MS);
       heartbeat.raiseError();
-      if (queued !== null && !reading.isFresh) await reading.awaitLeases(wait);
+      if (queued !== null) await reading.awaitLeases(queued, wait);
       const batch = queued?.withoutLost(spec) ?? null;
       if (batch !== null || run.queue.isOver || this.#isClosed) {
         heartbeat.tellIdle(null);
         return this.#isClosed ? null : batch;
       }
       heartbeat.tellIdle({ idleMs: wait.ms, handedBytes: acknowledger.handedBytes });
-      await wait.because("batch", () => run.reader.whyWaiting(wait.ms));
+      // a server that is away may have the reason, while others have the next batch
+      await telling.ask(() => wait.because("batch", () => run.reader.whyWaiting(wait.ms)));
     }
   }
 

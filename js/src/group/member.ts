@@ -21,7 +21,7 @@ import { partitionOf, readCounters, type Stream } from "../stream/stream.js";
 import type { Outage } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Leases, planAcknowledgement } from "./leases.js";
-import { Outbox, type RunScript } from "./outbox.js";
+import { Outboxes, type RunScript } from "./outbox.js";
 import { whyNoEpoch } from "./sentences.js";
 
 /** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
@@ -38,7 +38,9 @@ export class Member {
   members = 1;
   /** The epochs iterated here that were not acknowledged as a whole yet, because others held a part. */
   readonly unclosed = new Set<number>();
-  protected readonly outbox: Outbox;
+  /** The partitions of each server, as they lay when this member was made. */
+  readonly servers: readonly (readonly PartitionKeys[])[];
+  protected readonly outboxes: Outboxes;
   readonly #outage: Outage;
   readonly #manifests = new Map<number, Manifest>();
   #halfOpen: number | null = null;
@@ -52,7 +54,10 @@ export class Member {
     this.server = server.patient(outage);
     this.who = who;
     this.#outage = outage;
-    this.outbox = new Outbox((...call) => this.runAcknowledgement(...call));
+    const { partitions } = who.stream;
+    const numbers = server.byServer(partitions.map(({ roster }) => roster));
+    this.servers = numbers.map((some) => some.map((number) => partitions[number] as PartitionKeys));
+    this.outboxes = new Outboxes((...call) => this.runAcknowledgement(...call), this.servers);
   }
 
   /** Run a script that acknowledges. */
@@ -166,6 +171,11 @@ export class Member {
 
   // --- acknowledging ---
 
+  /** Learn what is known already of an epoch that is to be read. */
+  learn(manifest: Manifest): void {
+    this.#manifests.set(manifest.epoch, manifest);
+  }
+
   /** Return a manifest. What does not change of it is asked for once. */
   protected async manifestOf(epoch: number): Promise<Manifest | null> {
     const known = this.#manifests.get(epoch) ?? (await findManifest(this.server, this.stream, epoch));
@@ -175,16 +185,20 @@ export class Member {
 
   /** Send the acknowledgement of a batch that was trained on. Returns what the server has yet to answer. */
   async acknowledge(batch: LoaderBatch): Promise<Promise<void>[]> {
-    await this.outbox.hasRoom();
+    const numbers = new Set(batch.leased.map(({ lease }) => lease.partition));
+    await this.outboxes.hasRoom([...numbers].map((number) => this.stream.partitions[number] as PartitionKeys));
     const manifest = await this.manifestOf(batch.epoch);
     const sent: Promise<void>[] = [];
     for (const [number, { ids, ranges }] of planAcknowledgement(batch)) {
       const partition = this.stream.partitions[number] as PartitionKeys;
-      if (manifest !== null) {
-        const call = acknowledgement(partition, manifest, this.who.group, ids, ranges);
-        sent.push(this.outbox.send("acknowledge", ...call));
+      if (manifest === null) {
+        this.leases.remove(number, batch.epoch, ids);
+        continue;
       }
-      this.leases.remove(number, batch.epoch, ids);
+      const call = acknowledgement(partition, manifest, this.who.group, ids, ranges);
+      const answer = this.outboxes.send(partition, "acknowledge", ...call);
+      sent.push(answer);
+      this.leases.remove(number, batch.epoch, ids, answer);
     }
     return sent;
   }
@@ -196,12 +210,12 @@ export class Member {
 
   /** Return whether every acknowledgement sent was answered. */
   get isAllAcknowledged(): boolean {
-    return this.outbox.isEmpty;
+    return this.outboxes.isEmpty;
   }
 
   /** Return once every acknowledgement is on the server. */
   async flush(): Promise<void> {
-    await this.outbox.flush();
+    await this.outboxes.flush();
   }
 
   // --- the end of epochs ---

@@ -22,7 +22,7 @@ import type { Header } from "../wire/header.js";
 import { Assembler } from "./batch.js";
 import { EpochSteps, type IndexedPiece, isWhole, joined, NoGoodSample, type RowRange, resolve } from "./canonical.js";
 import { tooOld } from "./deadLetters.js";
-import type { Heartbeat } from "./heartbeat.js";
+import type { Heartbeats } from "./heartbeat.js";
 import { IndexWalk, shardsInOrder } from "./indexWalk.js";
 import { Lease } from "./leases.js";
 import type { Remainder } from "./options.js";
@@ -46,7 +46,7 @@ const RESERVED_SHARE = 0.25;
 /** What a reader of a rank is made of. */
 export interface RankReading {
   readonly member: RankMember;
-  readonly heartbeat: Heartbeat;
+  readonly heartbeat: Heartbeats;
   readonly line: BlockingLine;
   readonly receive: ReceiveOptions;
   readonly remainder: Remainder;

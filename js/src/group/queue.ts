@@ -29,8 +29,23 @@ export class PrefetchLimit {
   }
 }
 
-/** The queue between a reader and the training loop. It is bounded in bytes, and errors pass through it. */
-export class PrefetchQueue {
+/** The reader's side of a prefetch queue, or the end of it that one of several readers has. */
+export interface ReaderQueue {
+  readonly budgetBytes: number;
+  /** Whether the reader has to end. */
+  readonly isStopped: boolean;
+  /** Add a batch without a limit. The reader waits for `room` before it reads more. */
+  put(batch: LoaderBatch): void;
+  /** Return whether more may be read. Raises QueueStopped. */
+  room(pendingBytes: number, timeoutMs: number): Promise<boolean>;
+  /** Return whether every batch was taken. Raises QueueStopped. */
+  empty(timeoutMs: number): Promise<boolean>;
+  /** Note that this reader brings no more batches. */
+  end(error?: Error | null): void;
+}
+
+/** The queue between readers and the training loop. It is bounded in bytes, and errors pass through it. */
+export class PrefetchQueue implements ReaderQueue {
   readonly #limit: PrefetchLimit;
   readonly #batches: LoaderBatch[] = [];
   readonly #waiters = new Set<() => void>();
@@ -49,6 +64,22 @@ export class PrefetchQueue {
 
   get isStopped(): boolean {
     return this.#isStopped;
+  }
+
+  /** Return whether no reader brings more batches. */
+  get isEnded(): boolean {
+    return this.#isEnded;
+  }
+
+  /** Return an end of the queue for each reader. One reader gets the queue itself. */
+  divide(readers: number): ReaderQueue[] {
+    if (readers === 1) return [this];
+    let left = readers;
+    const ended = (error: Error | null) => {
+      left -= 1;
+      if (!this.#isEnded && (error !== null || left === 0)) this.end(error);
+    };
+    return Array.from({ length: readers }, () => new QueueInlet(this, ended));
   }
 
   /** Return whether every batch was taken and no more will come. */
@@ -138,5 +169,44 @@ export class PrefetchQueue {
       const timer = setTimeout(finish, timeoutMs);
       this.#waiters.add(wake);
     });
+  }
+}
+
+/** The end of a prefetch queue that one of several readers has. An error of one ends them all. */
+class QueueInlet implements ReaderQueue {
+  readonly #queue: PrefetchQueue;
+  readonly #ended: (error: Error | null) => void;
+
+  constructor(queue: PrefetchQueue, ended: (error: Error | null) => void) {
+    this.#queue = queue;
+    this.#ended = ended;
+  }
+
+  get budgetBytes(): number {
+    return this.#queue.budgetBytes;
+  }
+
+  get isStopped(): boolean {
+    return this.#queue.isStopped || this.#queue.isEnded;
+  }
+
+  put(batch: LoaderBatch): void {
+    this.#queue.put(batch);
+  }
+
+  async room(pendingBytes: number, timeoutMs: number): Promise<boolean> {
+    const hasRoom = await this.#queue.room(pendingBytes, timeoutMs);
+    if (this.isStopped) throw new QueueStopped();
+    return hasRoom;
+  }
+
+  async empty(timeoutMs: number): Promise<boolean> {
+    const isEmpty = await this.#queue.empty(timeoutMs);
+    if (this.isStopped) throw new QueueStopped();
+    return isEmpty;
+  }
+
+  end(error: Error | null = null): void {
+    this.#ended(error);
   }
 }

@@ -163,10 +163,10 @@ export class RankMember extends Member {
   /** Acknowledge everything of this rank up to and with this batch. */
   override async acknowledge({ epoch, position }: LoaderBatch): Promise<Promise<void>[]> {
     this.begins(epoch, position);
-    await this.outbox.hasRoom();
+    await this.outboxes.hasRoom([this.begin]);
     const manifest = await this.manifestOf(epoch);
     if (manifest === null) return []; // released: nothing is left to acknowledge
-    return [this.outbox.send("report_position", ...positionReport(this.who, manifest, position))];
+    return [this.outboxes.send(this.begin, "report_position", ...positionReport(this.who, manifest, position))];
   }
 
   /** Note that the epoch was read to its end: once all up to `last` is acknowledged, all `total` positions are. */

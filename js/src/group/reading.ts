@@ -8,7 +8,7 @@ import { loadRoster, unknownGroup } from "../stream/roster.js";
 import type { Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { EpochSteps } from "./canonical.js";
-import { Heartbeat, LeaseRenewer } from "./heartbeat.js";
+import { Heartbeat, Heartbeats, LeaseRenewer, LeaseRenewers } from "./heartbeat.js";
 import { Member } from "./member.js";
 import type { Chosen, RankPlace } from "./options.js";
 import { OrderedReader } from "./orderedReader.js";
@@ -16,7 +16,7 @@ import { PrefetchLimit, PrefetchQueue } from "./queue.js";
 import { RankMember } from "./rankMember.js";
 import type { ReceiveOptions } from "./receive.js";
 import { absentNotice, newGroupNotice, noStepNotice } from "./sentences.js";
-import { SharedReader } from "./sharedReader.js";
+import { SharedReaders } from "./sharedReader.js";
 
 const LEASES_LOOK_MS = 20;
 /** Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone. */
@@ -57,7 +57,7 @@ export interface Resources {
 /** A joined member at work, with its heartbeat and the epoch being read. */
 export abstract class Reading {
   abstract readonly member: Member;
-  abstract readonly heartbeat: Heartbeat;
+  abstract readonly heartbeat: Heartbeats;
   /** Whether acknowledgement is by position: everything up to a batch. */
   abstract readonly isOrdered: boolean;
   run: EpochRun | null = null;
@@ -82,6 +82,7 @@ export abstract class Reading {
   async #start(epoch: number): Promise<void> {
     const queue = new PrefetchQueue(this.#limit);
     const manifest = await loadManifest(this.member.server, this.member.stream, epoch);
+    this.member.learn(manifest);
     const reader = await this.readerOf(manifest, queue);
     this.heartbeat.readEpoch(epoch);
     this.run = { reader, queue, ended: reader.run() };
@@ -129,14 +130,14 @@ export abstract class Reading {
   /** Find what is left for this member in an epoch that it has read and that did not close. */
   async takeUp(): Promise<void> {}
 
-  /** Return whether the entries received are known to be this member's still. */
-  get isFresh(): boolean {
+  /** Return whether the entries of a batch are known to be this member's still. */
+  isFreshFor(_batch: LoaderBatch): boolean {
     return true;
   }
 
-  /** Return once `isFresh` is true: a process that stood still may hold what another one has taken over. */
-  async awaitLeases(wait: Wait): Promise<void> {
-    while (!this.isFresh) {
+  /** Return once `isFreshFor` is true: a process that stood still may hold what another one has taken over. */
+  async awaitLeases(batch: LoaderBatch, wait: Wait): Promise<void> {
+    while (!this.isFreshFor(batch)) {
       await wait.because("leases", () => "the server, to renew the leases of what is handed out next");
       await sleep(LEASES_LOOK_MS);
       this.heartbeat.raiseError();
@@ -147,7 +148,7 @@ export abstract class Reading {
 /** Reading through a consumer group. Entries that were handed back, or left by the dead, are claimed and read again. */
 export class SharedReading extends Reading {
   override readonly member: Member;
-  override readonly heartbeat: LeaseRenewer;
+  override readonly heartbeat: LeaseRenewers;
   override readonly isOrdered = false;
   readonly #made: Resources;
 
@@ -156,7 +157,11 @@ export class SharedReading extends Reading {
     this.#made = made;
     const { server, outage, chosen } = made;
     this.member = new Member(server, who, outage);
-    this.heartbeat = new LeaseRenewer(server, who, this.member.leases, chosen.leaseMs, chosen.notify);
+    const { leases, servers } = this.member;
+    const { leaseMs, notify } = chosen;
+    this.heartbeat = new LeaseRenewers(
+      servers.map((partitions) => new LeaseRenewer(server, who, leases, leaseMs, notify, partitions)),
+    );
   }
 
   /** Join the group, and find what an earlier process of this name was given. */
@@ -168,10 +173,11 @@ export class SharedReading extends Reading {
   }
 
   protected override readerOf(manifest: Manifest, queue: PrefetchQueue): EpochReader {
-    const { member, heartbeat: renewer } = this;
+    const { member, heartbeat } = this;
     const { line, receive, chosen } = this.#made;
     const { batchSize, notify } = chosen;
-    return new SharedReader({ member, renewer, line, receive, batchSize, notify }, manifest, queue);
+    const renewers = heartbeat.each;
+    return new SharedReaders({ member, renewers, line, receive, batchSize, notify }, manifest, queue);
   }
 
   /** Return an earlier epoch again if a member that held a part of it died, or if what it lacked was repaired. */
@@ -180,7 +186,7 @@ export class SharedReading extends Reading {
     for (const epoch of this.member.unclosed) if (await this.member.hasUnread(epoch)) repaired.push(epoch - 1);
     this.#goBack(repaired);
     const found = await super.nextEpoch();
-    this.heartbeat.members = this.member.members;
+    this.heartbeat.expectMembers(this.member.members);
     return found;
   }
 
@@ -193,15 +199,15 @@ export class SharedReading extends Reading {
     this.cursor = Math.min(this.cursor, ...this.heartbeat.claims.map(({ entry }) => entry.epoch - 1), ...epochs);
   }
 
-  override get isFresh(): boolean {
-    return this.heartbeat.isFresh;
+  override isFreshFor(batch: LoaderBatch): boolean {
+    return this.heartbeat.isFreshFor(batch);
   }
 }
 
 /** Reading by position, as one rank. */
 export class OrderedReading extends Reading {
   override readonly member: RankMember;
-  override readonly heartbeat: Heartbeat;
+  override readonly heartbeat: Heartbeats;
   override readonly isOrdered = true;
   readonly #made: Resources;
   /** Where this rank stands before its first batch. */
@@ -215,7 +221,9 @@ export class OrderedReading extends Reading {
     const { server, outage, chosen } = made;
     const quietMs = Math.max(LEAST_QUIET_MS, Math.floor(chosen.leaseMs / QUIET_PER_LEASE));
     this.member = new RankMember(server, who, outage, chosen.notify, quietMs);
-    this.heartbeat = new Heartbeat(server, who, chosen.leaseMs);
+    this.heartbeat = new Heartbeats(
+      this.member.servers.map((partitions) => new Heartbeat(server, who, chosen.leaseMs, partitions)),
+    );
   }
 
   /** Join the group, and go to where a state was taken, if there is one. */

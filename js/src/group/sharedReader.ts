@@ -9,14 +9,15 @@ import { isGone, pendingMembers } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { requireThere } from "../stream/stream.js";
 import { type Notify, Outage, seconds } from "../waiting.js";
+import { Aside, ELSEWHERE_MS } from "./aside.js";
 import { Assembler } from "./batch.js";
 import { CommitCheck } from "./committed.js";
-import { crashNotice, DeadLetters, isDone, tooOld } from "./deadLetters.js";
+import { crashNotice, DeadLetters, type EpochKnowledge, isDone, tooOld } from "./deadLetters.js";
 import { FetchPlanner, type FetchRequest } from "./fetchPlan.js";
 import type { ClaimedEntry, LeaseRenewer } from "./heartbeat.js";
 import { Lease } from "./leases.js";
 import type { Member } from "./member.js";
-import { type PrefetchQueue, QueueStopped } from "./queue.js";
+import { type PrefetchQueue, QueueStopped, type ReaderQueue } from "./queue.js";
 import { type GoodEntry, type Received, type ReceiveOptions, receiveShared } from "./receive.js";
 import { whyNoRoom } from "./sentences.js";
 
@@ -26,10 +27,11 @@ const STATE_LOOK_MS = 100;
 const HOLDERS_LOOK_MS = 50;
 const ROOM_MS = 200;
 
-/** What a reader of shared entries is made of. */
+/** What the readers of shared entries are made of. */
 export interface SharedReading {
   readonly member: Member;
-  readonly renewer: LeaseRenewer;
+  /** One for each server. */
+  readonly renewers: readonly LeaseRenewer[];
   readonly line: BlockingLine;
   readonly receive: ReceiveOptions;
   readonly batchSize: number;
@@ -51,11 +53,51 @@ interface Asked {
   readonly answer: Promise<StreamEntry[]>;
 }
 
-/** Reads one epoch of a shared group, and what is left of earlier ones, into a prefetch queue. */
-export class SharedReader {
+/**
+ * Reads one epoch of a shared group, and what is left of earlier ones, into a prefetch queue. Each server has a reading
+ * loop of its own: one that is away or silent holds up its own partitions only.
+ */
+export class SharedReaders {
   readonly epoch: number;
+  readonly #readers: readonly SharedReader[];
+
+  constructor(made: SharedReading, manifest: Manifest, queue: PrefetchQueue) {
+    this.epoch = manifest.epoch;
+    const known = { isReadable: false, isReleaseTold: false };
+    const { renewers } = made;
+    const ends = queue.divide(renewers.length);
+    this.#readers = renewers.map(
+      (renewer, at) => new SharedReader(made, renewer, manifest, ends[at] as ReaderQueue, known),
+    );
+  }
+
+  /** Read to the end. Everything ends in the queue, errors too. */
+  async run(): Promise<void> {
+    await Promise.all(this.#readers.map((reader) => reader.run()));
+  }
+
+  /** Return why there is no batch, in words for the training loop's user. */
+  async whyWaiting(ms: number): Promise<string> {
+    const reader = this.#readers.find(({ hasEnded }) => !hasEnded) ?? this.#readers[0];
+    return await (reader as SharedReader).whyWaiting(ms);
+  }
+
+  /** Return false: members share an epoch, so it is unknown which one gets the last batch. */
+  isLast(): boolean {
+    return false;
+  }
+}
+
+/** Reads the partitions of one server. */
+class SharedReader {
+  readonly epoch: number;
+  /** Whether this reader brings no more batches. */
+  hasEnded = false;
   readonly #made: SharedReading;
-  readonly #queue: PrefetchQueue;
+  readonly #renewer: LeaseRenewer;
+  readonly #queue: ReaderQueue;
+  readonly #known: EpochKnowledge;
+  readonly #news: Aside<Manifest>;
   readonly #assembler: Assembler;
   readonly #deadLetters: DeadLetters;
   readonly #committed: CommitCheck;
@@ -68,17 +110,28 @@ export class SharedReader {
   /** The members whose entries are waited for, once nothing else is left. */
   #silent: string[] = [];
 
-  constructor(made: SharedReading, manifest: Manifest, queue: PrefetchQueue) {
-    const { member, renewer, receive, batchSize, notify } = made;
+  constructor(
+    made: SharedReading,
+    renewer: LeaseRenewer,
+    manifest: Manifest,
+    queue: ReaderQueue,
+    known: EpochKnowledge,
+  ) {
+    const { member, receive, batchSize, notify } = made;
     this.#made = made;
+    this.#renewer = renewer;
+    this.#known = known;
     this.epoch = manifest.epoch;
     this.#manifest = manifest;
     this.#queue = queue;
     this.#assembler = new Assembler(receive.spec, this.epoch, batchSize);
-    this.#deadLetters = new DeadLetters(member, notify);
+    this.#deadLetters = new DeadLetters(member, notify, known);
     this.#committed = new CommitCheck(member.server, member.stream, renewer.members);
-    this.#planner = new FetchPlanner(member.stream.partitions.length, queue.budgetBytes);
+    const budgetBytes = Math.floor(queue.budgetBytes / made.renewers.length);
+    this.#planner = new FetchPlanner(renewer.partitions.length, budgetBytes);
     this.#outage = new Outage(notify, "reading");
+    // the server of the first partition has the manifest
+    this.#news = new Aside(renewer.partitions[0] === member.begin ? null : ELSEWHERE_MS);
   }
 
   /** Read to the end. Everything ends in the queue, errors too. */
@@ -91,6 +144,8 @@ export class SharedReader {
       if (error instanceof QueueStopped) this.#queue.end();
       else if (error instanceof EpochNotFound) await this.#endReleased(error);
       else this.#queue.end(await this.#causeOf(error as Error));
+    } finally {
+      this.hasEnded = true;
     }
   }
 
@@ -127,13 +182,12 @@ export class SharedReader {
     );
   }
 
-  /** Return false: members share an epoch, so it is unknown which one gets the last batch. */
-  isLast(): boolean {
-    return false;
+  get #partitions(): readonly PartitionKeys[] {
+    return this.#renewer.partitions;
   }
 
-  get #partitions(): readonly PartitionKeys[] {
-    return this.#made.member.stream.partitions;
+  get #first(): PartitionKeys {
+    return this.#partitions[0] as PartitionKeys;
   }
 
   // --- the loop ---
@@ -151,7 +205,7 @@ export class SharedReader {
   }
 
   async #readToTheEnd(): Promise<void> {
-    const { renewer } = this.#made;
+    const renewer = this.#renewer;
     this.#planner.restart();
     for (;;) {
       if (renewer.hasClaims(this.epoch)) {
@@ -176,13 +230,15 @@ export class SharedReader {
 
   async #lookAgain(): Promise<void> {
     const { server, stream } = this.#made.member;
-    this.#manifest = await renewed(server, stream, this.#manifest);
+    const manifest = await this.#news.ask(() => renewed(server, stream, this.#manifest));
+    if (manifest === null) return;
+    this.#manifest = manifest;
     if (isEnded(this.#manifest)) this.#planner.restart();
   }
 
   #ask(): void {
-    const { renewer, member, line } = this.#made;
-    renewer.raiseError(); // nothing may be read any more under a name that another process took
+    const { member, line } = this.#made;
+    this.#renewer.raiseError(); // nothing may be read any more under a name that another process took
     const { group, member: name } = member.who;
     for (const request of this.#planner.nextRequests(this.#asked.length, isEnded(this.#manifest))) {
       const key = (this.#partitions[request.partition] as PartitionKeys).entries(this.epoch);
@@ -323,7 +379,7 @@ export class SharedReader {
    * one at a time, and the one that was handed out most often comes last.
    */
   async #fetchClaims(isSuspect: boolean): Promise<void> {
-    const { renewer } = this.#made;
+    const renewer = this.#renewer;
     const due = renewer.claims.filter((one) => one.entry.epoch <= this.epoch && one.isSuspect === isSuspect);
     due.sort((a, b) => a.entry.epoch - b.entry.epoch || (isSuspect ? a.entry.deliveries - b.entry.deliveries : 0));
     const todo = isSuspect ? due.slice(0, 1) : due;
@@ -350,13 +406,14 @@ export class SharedReader {
   }
 
   async #fetch(claim: ClaimedEntry, assembler: Assembler): Promise<void> {
-    const { member, renewer, line, notify } = this.#made;
+    const { member, line, notify } = this.#made;
     const { partition, epoch, entryId } = claim.entry;
     const manifest = epoch === this.epoch ? this.#manifest : await findManifest(member.server, member.stream, epoch);
     if (manifest === null) return member.leases.remove(partition.number, epoch, [entryId]); // released meanwhile
+    member.learn(manifest);
     while (!(await this.#queue.room(0, ROOM_MS))) this.#emit(assembler);
     // before its samples are here: if the answer were lost, they would be handed out twice
-    if (claim.isSuspect) await renewer.countTurn(claim);
+    if (claim.isSuspect) await this.#renewer.countTurn(claim);
     const found = entriesOf(
       await member.patiently(() => line.server.call("XRANGE", partition.entries(epoch), entryId, entryId)),
     );
@@ -381,8 +438,9 @@ export class SharedReader {
       if (record === undefined || roster.epochs.includes(this.epoch)) throw error;
       this.#assembler.flush();
       this.#emit(this.#assembler);
-      if (record.read < this.epoch) {
-        // else the other members acknowledged it
+      // else the other members acknowledged it
+      if (record.read < this.epoch && !this.#known.isReleaseTold) {
+        this.#known.isReleaseTold = true;
         notify(`epoch ${this.epoch} of '${stream.name}' was abandoned and released while it was read`);
       }
       this.#queue.end();
@@ -393,7 +451,8 @@ export class SharedReader {
 
   /** Return true once every unacknowledged sample is held here or by a member that proved to be live. */
   async #isOver(): Promise<boolean> {
-    const { member, renewer } = this.#made;
+    const { member } = this.#made;
+    const renewer = this.#renewer;
     this.#assembler.flush();
     this.#emit(this.#assembler);
     await this.#requireLive();
@@ -411,7 +470,7 @@ export class SharedReader {
       }
       const others = await this.#holders();
       if (others.length > 0) {
-        beganMs ??= await serverMs(member.server, member.begin);
+        beganMs ??= await serverMs(member.server, this.#first);
         this.#silent = await this.#without(others, beganMs);
       }
       if (others.length === 0 || this.#silent.length === 0) {
@@ -433,8 +492,8 @@ export class SharedReader {
 
   /** Return those of the names that gave no heartbeat since a moment of the server's clock. */
   async #without(names: readonly string[], sinceMs: number): Promise<string[]> {
-    const { server, who, begin } = this.#made.member;
-    const { members } = await loadRoster(server, begin);
+    const { server, who } = this.#made.member;
+    const { members } = await loadRoster(server, this.#first);
     const live = members.filter((one) => one.group === who.group && one.seenMs > sinceMs);
     return names.filter((name) => !live.some(({ member }) => member === name)).sort();
   }
@@ -469,7 +528,7 @@ export class SharedReader {
 
   /** Find what was asked for and not received: it is pending under this name, so it is claimed by id. */
   async #reconnect(error: ServerUnavailable): Promise<void> {
-    const { renewer } = this.#made;
+    const renewer = this.#renewer;
     await Promise.allSettled(this.#asked.splice(0).map(({ answer }) => answer));
     for (let failure = error; ; ) {
       if (this.#queue.isStopped) throw new QueueStopped();

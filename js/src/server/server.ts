@@ -100,6 +100,16 @@ export class Server {
     return masters === undefined ? "" : String(slotOf(key));
   }
 
+  /** Return the numbers of these keys, in a list for each server that holds some of them now. */
+  byServer(keys: readonly string[]): number[][] {
+    const together = new Map<string, number[]>();
+    for (const [number, key] of keys.entries()) {
+      const place = this.placeOf(key);
+      together.set(place, [...(together.get(place) ?? []), number]);
+    }
+    return [...together.values()];
+  }
+
   /** Return the slots of each server of a cluster, or nothing for one server or for a client that does not tell. */
   get slots(): SlotRange[][] {
     return this.#client.slots?.() ?? [];
