@@ -59,9 +59,11 @@ const PRODUCED = { spec: "fixed", sizes: SIZES, block_bytes: 250, partitions: 2 
 
 /** Two members of one group, of which each has been given something. */
 async function startTwo(stream, [one, other], options = {}) {
-  await peer.ask("produce", { stream, ...PRODUCED });
+  await peer.ask("produce", { stream, ...PRODUCED, epochs: 0 });
   const given = { stream, group: "g", batch_size: 5, url: peer.url, ...options };
   const both = [startMember(one, { ...given, member: "a" }), startMember(other, { ...given, member: "b" })];
+  await Promise.all(both.map((member) => member.until(({ isJoined }) => isJoined))); // a slow start misses nothing
+  await peer.ask("produce", { stream, ...PRODUCED });
   await Promise.all(both.map((member) => member.until(({ acknowledged }) => acknowledged.length >= 3)));
   return both;
 }
