@@ -160,9 +160,9 @@ def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
             assert batch["y"][0] == 0
             break
         deadline = time.monotonic() + 5
-        while our_threads() > before and time.monotonic() < deadline:
+        while not our_threads() <= before and time.monotonic() < deadline:  # one of an earlier test may end meanwhile
             time.sleep(0.01)
-        assert our_threads() == before
+        assert our_threads() <= before
 
 
 class TestRefusals:

@@ -84,7 +84,10 @@ def pretend_to_be_taken(first_seen: bytes | None) -> Attack:
 
     def attack(client: Any, job_id: str) -> None:
         key = f"rq:queue:penstock:intermediate:first_seen:{job_id}"
-        client.lpush(key, "x") if first_seen is None else client.set(key, first_seen)
+        if first_seen is None:
+            client.pipeline().delete(key).lpush(key, "x").execute()  # a worker may have set it just now
+        else:
+            client.set(key, first_seen)
         client.lpush("rq:queue:penstock:intermediate", job_id)
 
     return attack
