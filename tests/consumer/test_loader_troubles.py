@@ -510,11 +510,13 @@ def test_why_a_loop_waits_is_told_without_a_server(fresh_server: Callable[..., E
     produce(server.url, "t", 20)
     with suppress(PenstockError), loader_of(server.url, batch_size=10, order=order) as loader:  # its group is gone
         next(iter(loader))
-        run = loader._joined().run
+        member = loader._joined()
+        run = member.run
         assert run is not None
         server.kill()
         began_s = time.monotonic()
         said.append(run.reader.why_waiting(3.0))
         assert time.monotonic() - began_s < 10
         fresh_server(port=server.port, password=urlsplit(server.url).password)
+        member.stop()  # the loader would not wait for a thread that waits for the server
     assert "epoch 0 of 't'" in said[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from tests.contracts.feed import SPEC, open_stream, produce, sample, writer_of
 COUNT, BATCH, WORLD = 18, 5, 2
 STEP = BATCH * WORLD
 
+RankOf = Callable[[Any, int], RankClaim]
+
 
 @pytest.fixture
 def client(any_url: str) -> Iterator[ControlClient]:
@@ -30,12 +33,19 @@ def client(any_url: str) -> Iterator[ControlClient]:
         yield connected
 
 
-def rank_of(client: Any, rank: int) -> RankClaim:
-    """Return a rank that has joined, and read nothing."""
-    who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", RankOrder(rank, WORLD, BATCH))
-    claim = RankClaim(client, who, LEASE_S, lambda _: None)
-    claim.join("resume")
-    return claim
+@pytest.fixture
+def rank_of() -> Iterator[RankOf]:
+    """Yield a function that returns a rank that has joined, and read nothing. The ranks are closed at the end."""
+    with ExitStack() as stack:
+
+        def join(client: Any, rank: int) -> RankClaim:
+            order = RankOrder(rank, WORLD, BATCH)
+            who = Membership(open_stream(client, "t"), "g", f"rank-{rank}", f"life-{rank}", order)
+            claim = stack.enter_context(closing(RankClaim(client, who, LEASE_S, lambda _: None)))
+            claim.join("resume")
+            return claim
+
+        yield join
 
 
 def acknowledge(claim: RankClaim, position: int) -> None:
@@ -48,7 +58,7 @@ def is_closed(client: Any) -> bool:
     return ("g", 0) in load_roster(client, open_stream(client, "t").partitions[0]).closed
 
 
-def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -> None:
+def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient, rank_of: RankOf) -> None:
     """If the first rank closed it, the epoch could be released while the others read it."""
     first, second = rank_of(client, 0), rank_of(client, 1)
     for claim in (first, second):
@@ -69,7 +79,9 @@ def test_the_last_rank_that_is_through_closes_the_epoch(client: ControlClient) -
     assert first.is_end(0, 0)  # and nothing of it is remembered
 
 
-def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_acknowledged(client: ControlClient) -> None:
+def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_acknowledged(
+    client: ControlClient, rank_of: RankOf
+) -> None:
     """With `remainder="drop"` no rank gets the rest, so without this rule the epoch would never close."""
     first, second = rank_of(client, 0), rank_of(client, 1)
     for claim in (first, second):
@@ -84,7 +96,7 @@ def test_a_step_that_is_dropped_at_the_end_counts_once_all_before_it_is_acknowle
     assert is_closed(client)
 
 
-def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
+def test_an_epoch_that_is_still_written_stays_open(any_url: str, rank_of: RankOf) -> None:
     """Its size is not known yet, so any position would seem to be beyond its end."""
     with writer_of(any_url, spec=SPEC) as writer, connect(any_url) as client:
         epoch = writer.epoch()
@@ -105,7 +117,7 @@ def test_an_epoch_that_is_still_written_stays_open(any_url: str) -> None:
 
 @pytest.mark.parametrize("is_released", [False, True])
 def test_an_epoch_that_was_given_up_is_closed_here_and_for_nobody_else(
-    client: ControlClient, is_released: bool
+    client: ControlClient, rank_of: RankOf, is_released: bool
 ) -> None:
     """No group needs its samples, and the end of the next epoch does not wait for it."""
     claim, stream = rank_of(client, 0), open_stream(client, "t")

@@ -32,6 +32,7 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.writer import Writer
+from tests.clusters import until
 from tests.contracts.feed import loader_of, numbers, open_stream, sample
 from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, read_ranks
 
@@ -135,14 +136,16 @@ class TestReports:
             client.config_set("maxmemory", 0)
             assert audit_stream(client, "t").delivered == {"g": 100}
 
-    def test_a_loader_that_was_replaced_stops(self, any_url: str) -> None:
-        """Two processes with one rank would train on the same batches."""
+    def test_a_loader_that_was_replaced_stops(self, any_url: str, any_client: Client) -> None:
+        """Two processes with one rank would train on the same batches. The first one keeps no connection."""
         plan(any_url, [400], block_samples=1)
+        before = len(any_client.client_list())
         with pytest.raises(MemberReplaced), rank_of(any_url, lease_s=1, prefetch_bytes=500) as old:
             take(old, 1)
             with rank_of(any_url) as new:
                 assert numbers(new) == list(range(400))
                 list(old)
+        until(lambda: len(any_client.client_list()) == before)
 
 
 class TestJoining:

@@ -243,11 +243,8 @@ class Claim:
 
     def leave(self) -> None:
         """Return what is held to the group, and leave it."""
-        try:
-            self._outboxes.confirm()
-            self._loss_detector.check()
-        finally:
-            self.close()
+        self._outboxes.confirm()
+        self._loss_detector.check()
         for partition in self.stream.partitions:
             leave(self.client, self.who, partition, self._held(partition))
 

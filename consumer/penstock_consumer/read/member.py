@@ -300,6 +300,13 @@ class Member:
             join_s: the time for a thread to end.
             patience_s: the time to wait for a server that is away. 0 if the caller does not wait for the end.
         """
+        try:
+            self._end(join_s, patience_s)
+        finally:
+            self.claim.close()
+            self._maps = None
+
+    def _end(self, join_s: float, patience_s: float) -> None:
         claim = self.claim
         self.heartbeat.stop(0)  # first of all: whatever fails below, the leases lapse
         run, self.run = self.run, None
@@ -317,10 +324,7 @@ class Member:
         with suppress(EpochIncomplete):  # whoever iterates next is told
             for epoch in sorted(claim.unclosed):
                 claim.close_epochs(epoch)
-        try:
-            claim.leave()
-        finally:
-            self._maps = None
+        claim.leave()
 
 
 def new_group_notice(group: str, others: Iterable[str], first: int) -> str:
