@@ -373,11 +373,12 @@ def test_a_write_is_as_safe_as_its_own_master_says() -> None:
                 try:
                     assert not is_safe(client, writer.stream, level)
                     WriterHooks(writer).stop_when(lambda: True)
-                    shard = epoch.shard(away)
-                    shard.write(sample(1))
-                    cluster.asked(master, "CLIENT", "KILL", "TYPE", "normal")
-                    with pytest.raises(DurabilityLost, match=r"'replicas=1': (0 of 1 replicas|the connection broke)"):
-                        shard.close()
+                    with (
+                        pytest.raises(DurabilityLost, match=r"'replicas=1': (0 of 1 replicas|the connection broke)"),
+                        epoch.shard(away) as shard,
+                    ):
+                        shard.write(sample(1))
+                        cluster.asked(master, "CLIENT", "KILL", "TYPE", "normal")
                 finally:
                     os.kill(replica.pid, signal.SIGCONT)
 

@@ -25,6 +25,7 @@ from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
+from tests.clusters import until
 from tests.contracts.feed import SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.contracts.processes import child
 
@@ -158,7 +159,8 @@ class TestLive:
     """A process that uses the stream while it is deleted soon stops with a named error."""
 
     def test_a_writer_stops(self, any_url: str, any_client: Client) -> None:
-        """This holds in the middle of an epoch, between two, and in a feed."""
+        """This holds in the middle of an epoch, between two, and in a feed. No connection stays behind."""
+        before = len(any_client.client_list())
         writers = [writer_of(any_url, spec=SPEC, block_bytes=240) for _ in range(3)]
         within = writers[0].epoch()
         within.write(sample(0))
@@ -175,8 +177,11 @@ class TestLive:
                 writers[2].write(sample(number))
         assert time.monotonic() - began < 10
         for writer in writers:
-            with suppress(StreamDeleted):
-                writer.close()
+            with suppress(StreamDeleted), writer:
+                pass
+        with suppress(StreamDeleted), within:
+            pass
+        until(lambda: len(any_client.client_list()) == before)
         assert not all_keys(any_client)
 
     @pytest.mark.parametrize("is_waiting", [False, True])

@@ -11,8 +11,6 @@ appended on channels, which never repeat a command.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +34,7 @@ from penstock_common.server.error_translation import (
     may_pass,
     translate,
 )
+from penstock_common.server.pool import ClientPool
 from penstock_common.server.slots import Key, key_of, slot_of
 from penstock_common.server.topology import MapWatcher, SlotMap
 from penstock_common.server.watcher import Address
@@ -116,35 +115,6 @@ def _bearing(
             failure.__cause__ = error
             client.look_around()
             outage.bear(failure)
-
-
-class _NodePool(redis.ConnectionPool):
-    """The connections to a node of a cluster, which any thread may end while others use them."""
-
-    def __init__(self, **settings: Any) -> None:
-        self._made: WeakSet[Any] = WeakSet()
-        self._made_lock = threading.Lock()
-        super().__init__(**settings)
-
-    def make_connection(self) -> Any:
-        """See ConnectionPool."""
-        connection = super().make_connection()
-        with self._made_lock:
-            self._made.add(connection)
-        return connection
-
-    def shut(self) -> None:
-        """Shut every socket. The threads that use a connection find it lost, and close it themselves.
-
-        ConnectionPool.disconnect takes the socket away from under them, and they fail by a TypeError.
-        """
-        with self._made_lock:
-            made = list(self._made)
-        for connection in made:
-            sock = getattr(connection, "_sock", None)
-            with suppress(OSError):  # it was closed in this moment
-                if isinstance(sock, socket.socket) and connection.pid == os.getpid():  # not its parent's
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Question:
@@ -332,7 +302,7 @@ class ControlClient(redis.Redis):
 
     def drop_connections(self) -> None:
         """End every connection to this server, also those on which an answer is awaited."""
-        if isinstance(self.connection_pool, _NodePool):
+        if isinstance(self.connection_pool, ClientPool):
             self.connection_pool.shut()
         for channel in list(self._channels):
             channel.close()
@@ -346,7 +316,7 @@ class ControlClient(redis.Redis):
             settings: dict[str, Any] = self.connection_pool.connection_kwargs | dict(
                 zip(("host", "port"), where, strict=True)
             )
-            pool = _NodePool(connection_class=self.connection_pool.connection_class, **settings)
+            pool = ClientPool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
             node.serve_slots()
@@ -383,7 +353,7 @@ class ControlClient(redis.Redis):
             if self._watcher is not None:
                 self._watcher.close()
             for node in self._nodes.values():
-                node.connection_pool.disconnect()
+                node.connection_pool.close()
         super().close()
 
     # --- commands ---

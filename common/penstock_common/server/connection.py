@@ -22,6 +22,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsui
 from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
 from penstock_common.server.client import ControlClient, connections_of
 from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
+from penstock_common.server.pool import ClientPool
 from penstock_common.server.routed_channel import RoutedChannel
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
@@ -343,7 +344,7 @@ def _client(url: str, client_class: type[AnyClient], timeout_s: float, client_na
         if is_sentinel_url(url):
             client = client_of_service(parse_sentinel_url(url), client_class, options)
         else:
-            client = client_class.from_url(url, **options)
+            client = client_class.from_pool(ClientPool.from_url(url, **options))
         pool = client.connection_pool
         if pool.connection_kwargs.get("decode_responses") or pool.connection_kwargs.get("protocol") != 2:
             raise ValueError("decode_responses and protocol=3 are not supported")

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import redis
 from redis import exceptions as foreign
 
+from penstock_common.server.pool import ClientPool
 from penstock_common.server.watcher import ASK_S, Address, Watcher
 from penstock_common.stall_detector import STALL_DETECTOR
 
@@ -195,12 +196,12 @@ def client_of_service(service: SentinelService, client_class: type[Any], options
         client_class: ControlClient, or one of its kind.
         options: Options of redis-py for connections to the servers.
     """
-    plain = redis.ConnectionPool.from_url(service.server_url, **options)
+    plain = ClientPool.from_url(service.server_url, **options)
     kind = SentinelTlsConnection if service.scheme == "rediss" else SentinelConnection
     settings = {name: value for name, value in plain.connection_kwargs.items() if name not in ("host", "port")}
     tls = tuple((name, value) for name, value in settings.items() if name.startswith("ssl_"))
     service = replace(service, tls=tls)
-    return client_class.from_pool(redis.ConnectionPool(connection_class=kind, service=service, **settings))
+    return client_class.from_pool(ClientPool(connection_class=kind, service=service, **settings))
 
 
 class ServiceWatcher(Watcher):

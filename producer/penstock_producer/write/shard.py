@@ -321,10 +321,12 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            if not self._is_closed:
+                self.abort()
 
     def tell_lost(self) -> None:
         """Report, once, the number of uncommitted samples in a shard that no program will close."""

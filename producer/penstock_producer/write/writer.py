@@ -451,6 +451,9 @@ class Writer:
     def close(self) -> None:
         """End the feed's epoch, if one was begun, and close the connection."""
         self._end_feed()
+        self._release()
+
+    def _release(self) -> None:
         self._is_closed = True
         self._client.patience.last(0)  # there is nothing to wait for
         with suppress(ServerUnavailable):
@@ -469,7 +472,13 @@ class Writer:
                 _end_somehow(feed)
             except PenstockError:
                 feed.abort()
-        self.close()
+        try:
+            self.close()
+        except PenstockError:
+            if self._feed is not None:
+                self._feed.abort()
+            self._release()
+            raise
 
 
 class WriterHooks:
@@ -742,9 +751,11 @@ class EpochWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        elif self._owns:
-            self.abandon()
-        elif self._current is not None:
-            self._current.abort()
+        try:
+            if kind is None:
+                self.close()
+            elif self._owns:
+                self.abandon()
+        finally:
+            if self._current is not None:
+                self._current.abort()

@@ -22,6 +22,7 @@ from penstock_common.server.connection import open_channel, translated
 from penstock_common.server.error_translation import address, redacted
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.clusters import until
 
 Fresh = Callable[..., EmbeddedServer]
 
@@ -278,3 +279,19 @@ class TestOpenChannel:
             server.close()
             with pytest.raises(ServerUnavailable, match=f"no Redis answers at {server.address}"):
                 open_channel(client)
+
+
+@pytest.mark.parametrize("end", [lambda client: client.close(), lambda client: client.hurry(0.0, 1.0)])
+def test_a_connection_that_a_thread_gives_back_after_its_client_ended_is_closed(
+    any_url: str, any_client: redis.Redis, end: Callable[[Any], None]
+) -> None:
+    """The garbage collector found its socket, at any later time."""
+    before = len(any_client.client_list())
+    client = connect(any_url)
+    client.ping()
+    used = client.connection_pool.get_connection()
+    end(client)
+    used.connect()
+    assert len(any_client.client_list()) == before + 1
+    client.connection_pool.release(used)
+    until(lambda: len(any_client.client_list()) == before)
