@@ -81,7 +81,10 @@ def aging(fresh_server: Fresh, tmp_path: Path) -> AgingServer:
 def writing(url: str, said: list[str], **epoch: Any) -> Iterator[EpochWriter]:
     """A writer's epoch; whatever the epoch is at the end, it stays so."""
     with Writer("t", url=url, spec=SPEC, tuning=Tuning(block_bytes=10 * SAMPLE_BYTES, notify=said.append)) as writer:
-        yield writer.epoch(**epoch)
+        begun = writer.epoch(**epoch)
+        yield begun
+        if begun._current is not None:
+            begun._current.abort()
 
 
 def write(epoch: EpochWriter | ShardWriter, first: int, end: int) -> None:
