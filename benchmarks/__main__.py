@@ -29,7 +29,7 @@ from benchmarks.cases import CASES, IMAGE, ONE_BY_ONE, Case, asked_for
 from benchmarks.machine import describe_machine, describe_more, progress
 from benchmarks.plots import draw
 from benchmarks.results import Results, compared
-from benchmarks.sides import BASELINE, BROADCAST, INLINE, ONE_READER, OURS, SEGMENTS, Side, here
+from benchmarks.sides import BASELINE, BROADCAST, INLINE, ONE_READER, OURS, SEGMENTS, TOGETHER, Side, here
 from benchmarks.spread import Spread
 
 __all__ = ["describe_machine", "main", "progress"]
@@ -174,6 +174,7 @@ def _planned(args: argparse.Namespace) -> Plan:
         raise SystemExit(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     quick = args.quick
     one, many = (*OURS, BASELINE) if quick else ONE_READER, OURS if quick else BROADCAST
+    one = (*one, TOGETHER) if TOGETHER.name in (args.side or ()) else one
 
     def wanted(sides: tuple[Side, ...]) -> list[Side]:
         return [side for side in here(sides) if not args.side or any(part in side.name for part in args.side)]

@@ -47,6 +47,8 @@ OURS = (
 )
 IN_PLACE = Side(VIEWS, "ours", "penstock", "segments views", has_server=True)
 """A block is a batch, and is trained on in its place."""
+TOGETHER = Side("Penstock inline, 20 ms", "ours", "penstock", "inline 20 ms", has_server=True)
+"""The acknowledgements of 20 ms are sent together. It runs where `--side` has this name."""
 BASELINE = Side(PLAIN, "plain_redis", "penstock", has_server=True)
 ONE_READER = (
     *OURS,

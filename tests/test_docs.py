@@ -160,6 +160,7 @@ def argument_tables() -> dict[str, dict[str, str]]:
 TUNING: Mapping[str, Mapping[str, Any]] = {
     "Loader": {
         "create": True, "prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr,
+        "acknowledge_every_s": 0.0,
     },
     "Replay": {"prefetch_bytes": PREFETCH_BYTES, "lease_s": LEASE_S, "views": False, "notify": to_stderr},
     "Files": {"prefetch_bytes": PREFETCH_BYTES, "views": False, "notify": to_stderr},

@@ -1,6 +1,7 @@
 """Penstock with all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
-Modes: ``inline``, ``segments``, and ``segments views``, in which a block is a batch that is yielded without a copy.
+Modes: ``inline``, ``segments``, ``segments views``, in which a block is a batch that is yielded without a copy, and
+``inline 20 ms``, in which the acknowledgements of 20 ms are sent together.
 Several readers are groups, each of which gets everything.
 """
 
@@ -12,13 +13,14 @@ from benchmarks.transports.protocol import ROWS, Load, Turns, run
 from penstock import Loader, Writer
 
 STREAM = "bench"
-VIEWS = "segments views"
+VIEWS, TOGETHER = "segments views", "inline 20 ms"
+TOGETHER_S = 0.02
 
 
 def write(load: Load, turns: Turns) -> None:
     """Write an epoch for each turn."""
     settings: dict[str, Any] = {"spec": {"x": (load.dtype, load.shape)}, "budget_bytes": load.room_bytes}
-    if load.mode != "inline":
+    if "segments" in load.mode:
         settings["payload"] = f"segments:{load.extra['folder']}"
     if load.mode == VIEWS:
         settings["block_bytes"] = load.batch * load.sample_bytes
@@ -37,6 +39,8 @@ def read(load: Load, turns: Turns) -> None:
     """Read an epoch for each turn."""
     group = f"group{load.reader}"
     settings: dict[str, Any] = {"views": True} if load.mode == VIEWS else {}  # earlier commits have no views
+    if load.mode == TOGETHER:
+        settings["acknowledge_every_s"] = TOGETHER_S
     with Loader(STREAM, group=group, batch_size=load.batch, url=load.place, **settings) as loader:
         for _ in turns:
             for batch in loader:

@@ -61,6 +61,9 @@ class Tuning:
         prefetch_bytes: Loader, Replay, Files: the payload bytes that are read ahead, 64 MiB by default.
         lease_s: Loader: the seconds after which others may take what this process holds, if it is silent; 30 by
             default. Replay: the seconds after which a silent replay keeps its epoch no longer.
+        acknowledge_every_s: Loader: acknowledgements of so many seconds are sent together, for batches that take less
+            than a millisecond. A killed trainer may repeat the batches of this time. The default is 0: each batch is
+            acknowledged before the next is returned, and a kill repeats the batch in hand. See docs/performance.md.
         views: Loader, Replay, Files: whether a batch that is one block of a segment is yielded without a copy,
             read-only. See docs/segments.md.
         block_bytes: Writer: the payload bytes of one entry.
@@ -94,6 +97,7 @@ class Tuning:
     remainder: Literal["pad", "drop", "keep"] | None = None
     prefetch_bytes: int | None = None
     lease_s: float | None = None
+    acknowledge_every_s: float | None = None
     views: bool | None = None
     block_bytes: int | None = None
     checksum: bool | None = None
@@ -113,7 +117,8 @@ class Tuning:
 
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "Loader": ("member", "create", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "views", "notify"),
+    "Loader": ("member", "create", "timeout_s", "remainder", "prefetch_bytes", "lease_s", "acknowledge_every_s",
+               "views", "notify"),
     "Replay": ("prefetch_bytes", "lease_s", "views", "notify"),
     "Files": ("prefetch_bytes", "views", "notify"),
     "Writer": ("block_bytes", "checksum", "durability", "room_wait_s", "notify"),

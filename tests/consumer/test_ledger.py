@@ -7,10 +7,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import list_pending
-from penstock_common.stream.groups.ledger import acknowledge, add_dead_letter, dead_letters, done_bits, runs, uncovered
+from penstock_common.stream.groups.ledger import (
+    MOST_TOGETHER,
+    Acknowledgement,
+    acknowledge,
+    add_dead_letter,
+    dead_letters,
+    done_bits,
+    runs,
+    uncovered,
+)
 from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
@@ -37,6 +47,48 @@ def test_bits_are_exactly_the_ranges_that_were_acknowledged(
     assert np.array_equal(done_bits(any_client, partition, 0, "g", 0, 13, 101), expected[13:101])
     missing = [n for shard, lo, hi in uncovered(any_client, stream, manifest, "g") for n in range(lo, hi) if shard == 0]
     assert missing == np.flatnonzero(~expected).tolist()
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 99), st.integers(1, 60)), min_size=1, max_size=8))
+def test_acknowledgements_that_are_sent_together_set_the_same_bits(
+    any_url: str, any_client: Client, ranges: list[tuple[int, int, int]]
+) -> None:
+    """They come from batches in any order, of several shards, and may overlap after a repetition."""
+    any_client.flushall()
+    with Writer("t", url=any_url, spec=SPEC) as writer:
+        writer.epoch(sizes=[160, 160])
+    stream = open_stream(any_client, "t")
+    manifest, partition = load_manifest(any_client, stream, 0), stream.partitions[0]
+    join_group(any_client, Membership(stream, "g", "", ""))
+    expected = np.zeros((2, 160), dtype=bool)
+    every = []
+    for shard, lo, size in ranges:
+        expected[shard, lo : lo + size] = True
+        every.append(Acknowledgement(partition, manifest, "g", [], {shard: [(lo, min(160, lo + size))]}))
+    first, *others = every
+    assert [first.add(other) for other in others] == [True] * len(others)
+    run_script(any_client, *first.call())
+    for shard in (0, 1):
+        assert np.array_equal(done_bits(any_client, partition, 0, "g", shard, 0, 160), expected[shard])
+
+
+def test_one_call_acknowledges_one_epoch_of_one_partition_and_so_many_entries(any_url: str, any_client: Client) -> None:
+    """Its keys lie in one slot, and a server answers nobody else meanwhile."""
+    with Writer("t", url=any_url, spec=SPEC, partitions=2) as writer:
+        manifests = [writer.epoch().manifest for _ in range(2)]
+    first, other = open_stream(any_client, "t").partitions
+
+    def due(partition: PartitionKeys, epoch: int, count: int) -> Acknowledgement:
+        return Acknowledgement(partition, manifests[epoch], "g", [b"%d-0" % number for number in range(count)], {})
+
+    assert not due(first, 0, 1).add(due(other, 0, 1))
+    assert not due(first, 0, 1).add(due(first, 1, 1))
+    assert not due(first, 0, MOST_TOGETHER).add(due(first, 0, 1))
+    assert not due(first, 0, 1).add("another thing")
+    both = due(first, 0, 1)
+    assert both.add(due(first, 0, 2))
+    assert both.ids == [b"0-0", b"0-0", b"1-0"]
 
 
 def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, client: Client) -> None:

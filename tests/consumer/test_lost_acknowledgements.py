@@ -11,7 +11,7 @@ import redis
 
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.channel import Command
-from penstock_common.stream.groups.ledger import acknowledgement
+from penstock_common.stream.groups.ledger import Acknowledgement
 from penstock_common.stream.groups.outbox import Outbox
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import RELEASED
@@ -162,7 +162,7 @@ def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: An
 
     outbox = Outbox(any_client, who, probe=probe)
     manifest = load_manifest(any_client, stream, 0)
-    outbox.send(acknowledgement(stream.partitions[0], manifest, "g", [], {0: [(0, 4)]}))
+    outbox.send(Acknowledgement(stream.partitions[0], manifest, "g", [], {0: [(0, 4)]}))
     for patience_s in (0.2, 0.0):
         outbox.hurry(patience_s)
         outbox.confirm()

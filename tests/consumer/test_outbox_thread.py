@@ -12,7 +12,7 @@ from penstock_common.errors import MemberReplaced, ServerUnavailable
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.outbox import Outbox, OutboxThread
-from penstock_common.stream.groups.positions import known_positions, position_report
+from penstock_common.stream.groups.positions import PositionReport, known_positions
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.manifest import load_manifest
 from tests.clusters import until
@@ -40,7 +40,7 @@ class Rank:
 
     def report(self, position: int) -> None:
         """Report in the background."""
-        self.box.send(position_report(self.manifest, self.who, position))
+        self.box.send(PositionReport(self.manifest, self.who, position))
 
     @property
     def reported(self) -> int:
@@ -56,6 +56,13 @@ def reporting(any_url: str, any_client: Client) -> Iterator[Rank]:
     yield rank
     rank.box.close()
     until(lambda: not threads())
+
+
+@pytest.fixture
+def together(reporting: Rank) -> Rank:
+    """Return a rank whose reports of ten minutes are sent together."""
+    reporting.box = OutboxThread(reporting.outbox, 600.0)
+    return reporting
 
 
 def threads() -> list[threading.Thread]:
@@ -155,3 +162,48 @@ def test_a_server_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
     answers.set()
     until(lambda: reporting.box.is_empty)
     assert reporting.reported == LAST
+
+
+def sent(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the position of each report that is sent."""
+    found: list[int] = []
+    send = outbox.send
+
+    def counted(due: PositionReport) -> None:
+        found.append(due.position)
+        send(due)
+
+    monkeypatch.setattr(outbox, "send", counted)
+    return found
+
+
+@pytest.mark.parametrize("ask", [OutboxThread.flush, OutboxThread.attend, OutboxThread.confirm, OutboxThread.forget])
+def test_reports_of_one_time_are_sent_together_and_at_once_for_who_waits(
+    together: Rank, monkeypatch: pytest.MonkeyPatch, ask: Callable[[OutboxThread], None]
+) -> None:
+    """A call for each tiny batch takes more time than the batch. A saved state waits for all of them."""
+    found = sent(together.outbox, monkeypatch)
+    together.report(8)
+    until(lambda: together.box.is_empty)  # nothing came before it
+    for position in range(16, LAST, 8):
+        together.report(position)
+    assert not together.box.is_empty
+    ask(together.box)
+    until(lambda: together.box.is_empty)
+    assert together.reported == LAST - 8
+    assert found == [8, LAST - 8]
+    together.report(LAST)
+    assert not together.box.is_empty
+    ask(together.box)
+    until(lambda: together.reported == LAST)
+
+
+def test_reports_of_one_time_are_sent_though_nobody_waits(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step may be long, and the quota of writers may depend on what is done."""
+    reporting.box = OutboxThread(reporting.outbox, 0.05)
+    found = sent(reporting.outbox, monkeypatch)
+    for position in range(1, LAST + 1):
+        reporting.report(position)
+        time.sleep(0.002)
+    until(lambda: reporting.reported == LAST)
+    assert 1 < len(found) < LAST / 2

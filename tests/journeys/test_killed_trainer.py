@@ -24,14 +24,18 @@ from tests.tuned import tuned
 COUNT = 600
 
 
-def train(url: str, member: str, batches: str, pause_s: str = "0", epochs: str = "1", lease_s: str = "1") -> None:
+def train(
+    url: str, member: str, batches: str, pause_s: str = "0", epochs: str = "1", lease_s: str = "1", every_s: str = "0"
+) -> None:
     """A trainer: prints each batch's numbers after its step; stops in the middle of step ``batches``, if not -1."""
     loader = Loader(
         "t",
         group="g",
         batch_size=10,
         url=url,
-        tuning=Tuning(member=member, lease_s=float(lease_s), timeout_s=30, prefetch_bytes=3000),
+        tuning=Tuning(
+            member=member, lease_s=float(lease_s), timeout_s=30, prefetch_bytes=3000, acknowledge_every_s=float(every_s)
+        ),
     )
     step = 0
     with loader:
@@ -73,6 +77,22 @@ def test_what_a_killed_trainer_had_not_trained_on_goes_to_another(url: str, clie
     logged = kill_in_a_step(url)
     with child(train, url, "other", -1) as trainer:
         require_everything(client, logged, trainer.rest())
+
+
+def test_acknowledgements_that_were_not_sent_yet_are_trained_on_again(any_url: str) -> None:
+    """Whoever has those of some time sent together repeats at most that time after a kill, and loses nothing."""
+    produce(any_url, "t", COUNT, block_samples=7)
+    with child(train, any_url, "killed", 12, 0, 1, 600, 100) as trainer:
+        logged = run_until_middle(trainer)
+        logged += trainer.kill()
+    with child(train, any_url, "killed", -1, 0, 1, 600) as trainer:
+        rest = trainer.rest()
+    trained = Counter(steps(logged)) + Counter(steps(rest))
+    assert set(trained) == set(range(COUNT))
+    repeated = {number for number, count in trained.items() if count > 1}
+    assert len(repeated) > 10
+    assert repeated <= set(steps(logged))
+    assert max(trained.values()) == 2
 
 
 def kill_in_a_step(url: str) -> list[str]:

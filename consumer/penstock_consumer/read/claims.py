@@ -25,10 +25,10 @@ from penstock_common.explain.deadlock import BlockedPartition, find_blocked
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
-from penstock_common.stream.groups.ledger import acknowledge, acknowledgement, behind, uncovered
+from penstock_common.stream.groups.ledger import Acknowledgement, acknowledge, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
 from penstock_common.stream.groups.outbox import Outboxes, Probe
-from penstock_common.stream.groups.positions import known_positions, position_report, report, rewind
+from penstock_common.stream.groups.positions import PositionReport, known_positions, report, rewind
 from penstock_common.stream.groups.presence import liveness_of
 from penstock_common.stream.groups.roster import (
     Membership,
@@ -75,7 +75,7 @@ class Claim:
     heartbeat: Heartbeats[Any]
     """The threads that keep the claim."""
 
-    def __init__(self, client: Client, who: Membership, notify: Notify) -> None:
+    def __init__(self, client: Client, who: Membership, notify: Notify, acknowledge_every_s: float) -> None:
         self.client, self.who = client, who
         self.first = 0
         """The first epoch that the group reads."""
@@ -94,7 +94,9 @@ class Claim:
             return lambda limit_ms: self.confirmer.probe(partitions, limit_ms)
 
         self.notify = notify
-        self._outboxes = Outboxes(client, who, self.servers, notify=notify, probe_of=probe_of, runs=self._runs)
+        self._outboxes = Outboxes(
+            client, who, self.servers, notify=notify, probe_of=probe_of, runs=self._runs, every_s=acknowledge_every_s
+        )
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs with returned samples that are not read again yet."""
@@ -261,8 +263,10 @@ class LeaseClaim(Claim):
 
     heartbeat: LeaseRenewers
 
-    def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
-        super().__init__(client, who, notify)
+    def __init__(
+        self, client: Client, who: Membership, lease_s: float, notify: Notify, acknowledge_every_s: float = 0.0
+    ) -> None:
+        super().__init__(client, who, notify, acknowledge_every_s)
         self.leases = Leases()
         renewers: list[LeaseRenewer] = []
         for numbers in self.servers:
@@ -370,7 +374,7 @@ class LeaseClaim(Claim):
         for number, due in plan_acknowledgement(batch).items():
             if manifest is not None:
                 partition = self.stream.partitions[number]
-                self._outboxes.send(number, acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
+                self._outboxes.send(number, Acknowledgement(partition, manifest, self.who.group, due.ids, due.ranges))
                 self._loss_detector.acknowledged(manifest, due.entries)
             self.leases.remove(number, batch.epoch, due.ids)
 
@@ -455,8 +459,10 @@ class LeaseClaim(Claim):
 class RankClaim(Claim):
     """The claim of a rank of an ordered group: its steps from its position on."""
 
-    def __init__(self, client: Client, who: Membership, lease_s: float, notify: Notify) -> None:
-        super().__init__(client, who, notify)
+    def __init__(
+        self, client: Client, who: Membership, lease_s: float, notify: Notify, acknowledge_every_s: float = 0.0
+    ) -> None:
+        super().__init__(client, who, notify, acknowledge_every_s)
         peers = UnusedRankCheck(client, who, notify)
         first, *others = self.servers
         lead = Heartbeat(
@@ -613,7 +619,7 @@ class RankClaim(Claim):
         self._reported[batch.epoch] = max(batch.position, self._reported.get(batch.epoch, 0))
         if manifest is None:  # released: nothing is left to acknowledge
             return
-        self._outboxes.send(0, position_report(manifest, self.who, batch.position))
+        self._outboxes.send(0, PositionReport(manifest, self.who, batch.position))
         entries = acknowledged_entries(batch)
         if all(one.lease.entry_id for one in entries):
             self._loss_detector.acknowledged(manifest, entries)
@@ -643,7 +649,7 @@ class RankClaim(Claim):
     def _close(self, manifest: Manifest) -> bool:
         epoch = manifest.epoch
         if epoch in self._ends and not self.has_unacknowledged(epoch):
-            self._outboxes.send(0, position_report(manifest, self.who, self._ends[epoch][1]))
+            self._outboxes.send(0, PositionReport(manifest, self.who, self._ends[epoch][1]))
             self.flush()
         positions = known_positions(self.client, self.stream, epoch, self.who.group)
         if not manifest.is_ended or positions.minimum(self.order.world) < (manifest.samples or 0):

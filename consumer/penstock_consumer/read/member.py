@@ -350,7 +350,8 @@ def join_as(client: Client, who: Membership, options: LoaderOptions) -> Member:
     if not options.create and who.group not in groups:
         raise unknown_group(who.stream.name, who.group, groups)
     kind = LeaseClaim if who.order is None else RankClaim
-    member = Member(kind(client, who, options.lease_s, options.notify), options)
+    claim = kind(client, who, options.lease_s, options.notify, options.acknowledge_every_s)
+    member = Member(claim, options)
     if groups and who.group not in groups:
         options.notify(new_group_notice(who.group, groups, member.claim.first))
     return member

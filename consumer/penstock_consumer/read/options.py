@@ -27,6 +27,8 @@ class LoaderOptions:
     prefetch_bytes: int
     lease_s: float
     notify: Notify
+    acknowledge_every_s: float = 0.0
+    """The time in which acknowledgements are sent together. 0: each batch has its own before the next."""
     order: RankOrder | None = None
     """None where reading is shared."""
     remainder: str = "pad"
@@ -64,6 +66,13 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
         raise ValueError(
             f"lease_s is {lease_s}, expected seconds, {SHORTEST_LEASE_S} or more ({LEASE_S:.0f} if left out)"
         )
+    acknowledge_every_s = chosen(tuning.acknowledge_every_s, 0.0)
+    seconds("acknowledge_every_s", acknowledge_every_s)
+    if acknowledge_every_s > lease_s / 3:
+        raise ValueError(
+            f"acknowledge_every_s is {acknowledge_every_s}, expected at most a third of the lease of {lease_s:g} s: "
+            "0.02 is enough for any rate"
+        )
     if tuning.timeout_s is not None:
         seconds("timeout_s", tuning.timeout_s)
     callable_of("notify", notify, "print")
@@ -76,6 +85,7 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
         batch_size=batch_size,
         prefetch_bytes=prefetch_bytes,
         lease_s=lease_s,
+        acknowledge_every_s=float(acknowledge_every_s),
         timeout_s=tuning.timeout_s,
         notify=notify,
         order=ranked,

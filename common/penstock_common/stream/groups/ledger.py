@@ -6,6 +6,7 @@ The consumer keeps the books of ids and ranges. `uncovered` decides when an epoc
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,14 @@ from penstock_common.stream.groups.positions import done_below, kept_head, known
 from penstock_common.stream.groups.roster import ORDERED, GroupRecord, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards
+from penstock_common.stream.ranges import merge_ranges
 from penstock_common.stream.streams import Stream
 
 _ACKNOWLEDGE = load_script("acknowledge")
 _DEAD_LETTER = load_script("dead_letter")
 
+MOST_TOGETHER = 256
+"""The entries that one call acknowledges at most, so that it does not hold up the server."""
 LEDGERS_AT_ONCE = 64
 """The ledgers in one round trip, which are 8 MB at most."""
 
@@ -38,22 +42,45 @@ def acknowledge(
 
     False if the epoch is no longer live: then nothing is written.
     """
-    return bool(run_script(client, *acknowledgement(partition, manifest, group, ids, ranges)) >= 0)
+    due = Acknowledgement(partition, manifest, group, list(ids), {shard: [*spans] for shard, spans in ranges.items()})
+    return bool(run_script(client, *due.call()) >= 0)
 
 
-def acknowledgement(
-    partition: PartitionKeys, manifest: Manifest, group: str, ids: Sequence[bytes], ranges: Mapping[int, Ranges]
-) -> ScriptCall:
-    """Return the call that acknowledges entries and sets the bits of samples. It may be sent twice."""
-    epoch = manifest.epoch
-    keys = [partition.state(epoch), partition.entries(epoch)]
-    args: list[Arg] = [manifest.live_state, group, len(ids), *ids]
-    for shard, spans in ranges.items():
-        keys.append(partition.ledger(epoch, group, shard))
-        args.append(len(spans))
-        for lo, hi in spans:
-            args += [lo, hi]
-    return ScriptCall(_ACKNOWLEDGE, keys, args)
+@dataclass(slots=True)
+class Acknowledgement:
+    """Entries and samples of one partition of one epoch that one call of a script acknowledges."""
+
+    partition: PartitionKeys
+    manifest: Manifest
+    group: str
+    ids: list[bytes]
+    """The entries whose last samples it acknowledges."""
+    ranges: dict[int, list[tuple[int, int]]]
+    """Shard -> offsets [lo, hi)."""
+
+    def add(self, other: object) -> bool:
+        """Take over what another one acknowledges. Return False if one call cannot do both."""
+        if not isinstance(other, Acknowledgement) or len(self.ids) >= MOST_TOGETHER:
+            return False
+        if (other.partition, other.manifest.epoch) != (self.partition, self.manifest.epoch):
+            return False
+        self.ids += other.ids
+        for shard, spans in other.ranges.items():
+            self.ranges.setdefault(shard, []).extend(spans)
+        return True
+
+    def call(self) -> ScriptCall:
+        """Return the call. It may be sent twice."""
+        epoch = self.manifest.epoch
+        keys = [self.partition.state(epoch), self.partition.entries(epoch)]
+        args: list[Arg] = [self.manifest.live_state, self.group, len(self.ids), *self.ids]
+        for shard, found in self.ranges.items():
+            spans = found if len(found) == 1 else merge_ranges(found, gap=0)
+            keys.append(self.partition.ledger(epoch, self.group, shard))
+            args.append(len(spans))
+            for lo, hi in spans:
+                args += [lo, hi]
+        return ScriptCall(_ACKNOWLEDGE, keys, args)
 
 
 def add_dead_letter(

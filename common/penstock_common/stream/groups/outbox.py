@@ -53,6 +53,16 @@ def is_confirmed(wait: Command, reply: Reply) -> bool:
     return isinstance(reply, int) and reply >= int(bytes(wait[1]))
 
 
+class Due(Protocol):
+    """An acknowledgement that may be sent together with others."""
+
+    def add(self, other: object) -> bool:
+        """Take over what another one acknowledges. Return False if one call cannot do both."""
+
+    def call(self) -> ScriptCall:
+        """Return the call. It may be sent twice."""
+
+
 class AnyOutbox(Protocol):
     """A sender of acknowledgements: `Outbox`, or `OutboxThread` where the caller must not wait for its server."""
 
@@ -60,7 +70,7 @@ class AnyOutbox(Protocol):
     def is_empty(self) -> bool:
         """True once every acknowledgement was answered."""
 
-    def send(self, call: ScriptCall) -> None:
+    def send(self, due: Due) -> None:
         """Send a script that may run twice. A later call raises its refusal."""
 
     def attend(self) -> None:
@@ -94,21 +104,23 @@ class Outboxes:
         notify: Notify = to_stderr,
         probe_of: Callable[[Sequence[int]], Probe] = lambda _: no_probe,
         runs: ServerRuns | None = None,
+        every_s: float = 0.0,
     ) -> None:
         """``servers`` has the numbers of the partitions on each server, and ``probe_of`` gives the probe for one.
 
-        ``runs`` names the server of a refusal that came back older.
+        ``runs`` names the server of a refusal that came back older. What comes within ``every_s`` is sent together.
         """
         boxes = [
             Outbox(client, who, notify=notify, what=who.stream.named(numbers), probe=probe_of(numbers), runs=runs)
             for numbers in servers
         ]
-        self._boxes: Sequence[AnyOutbox] = boxes if len(boxes) == 1 else [OutboxThread(box) for box in boxes]
+        is_plain = len(boxes) == 1 and not every_s
+        self._boxes: Sequence[AnyOutbox] = boxes if is_plain else [OutboxThread(box, every_s) for box in boxes]
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
 
-    def send(self, partition: int, call: ScriptCall) -> None:
+    def send(self, partition: int, due: Due) -> None:
         """Send a script whose keys are of a partition. See `Outbox.send`."""
-        self._of_partitions[partition].send(call)
+        self._of_partitions[partition].send(due)
 
     @property
     def is_empty(self) -> bool:
@@ -182,11 +194,12 @@ class Outbox:
         self._is_touched = False
         """Whether the last probe wrote something, so that its WAIT means something."""
 
-    def send(self, call: ScriptCall) -> None:
+    def send(self, due: Due) -> None:
         """Send a script that may run twice; raises ServerUnavailable if the server stays away.
 
         A later call raises its refusal: MemberReplaced, GroupNotFound, DamagedKey, or ReplyError for any other cause.
         """
+        call = due.call()
         self._scripts.setdefault(call.script, False)
         parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*call.keys, *call.arguments)]
         command = (b"EVALSHA", sha_of(call.script), b"%d" % len(call.keys), *parts)
@@ -353,11 +366,14 @@ def _is_acknowledgement(command: Command) -> bool:
 class OutboxThread:
     """An outbox that a thread of its own empties, from the first acknowledgement on."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
+    def __init__(self, outbox: Outbox, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Send together what comes within ``every_s`` after something was sent, unless somebody waits for it."""
+        self._outbox, self._every_s, self._clock = outbox, every_s, clock
         self._changed = threading.Condition()
-        self._calls: deque[ScriptCall] = deque()
-        self._is_busy = self._is_closed = self._is_asked = False
+        self._calls: deque[Due] = deque()
+        self._is_busy = self._is_closed = self._is_asked = self._is_hurried = False
+        self._next_s = clock()
+        """The time from which the next one may be sent."""
         self._error: Exception | None = None
         """The error that a later call raises. The thread continues after it."""
         self._limit_s: float | None = None
@@ -370,20 +386,24 @@ class OutboxThread:
         with self._changed:
             return not self._is_busy and not self._calls and self._outbox.is_empty
 
-    def send(self, call: ScriptCall) -> None:
+    def send(self, due: Due) -> None:
         """Send a script that may run twice. A later call raises its refusal, or that its server stays away."""
         with self._changed:
             self._raise()
-            self._calls.append(call)
+            if self._every_s and self._calls and self._calls[-1].add(due):
+                return
+            self._calls.append(due)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="penstock-outbox", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            if not self._is_early:  # else the thread wakes by itself
+                self._changed.notify_all()
 
     def attend(self) -> None:
-        """See `AnyOutbox`. The thread does it."""
+        """See `AnyOutbox`. The thread does it, at once."""
         with self._changed:
             self._raise()
+            self._is_hurried = bool(self._calls)
             self._changed.notify_all()
 
     def confirm(self) -> None:
@@ -401,6 +421,7 @@ class OutboxThread:
         """Return once every acknowledgement is on the server."""
         with self._changed:
             self._raise()
+            self._is_hurried = bool(self._calls)
             self._changed.notify_all()
             is_over = self._changed.wait_for(lambda: self._is_done or self._error is not None, self._limit_s)
             self._raise()
@@ -420,6 +441,10 @@ class OutboxThread:
         self._outbox.close()
 
     @property
+    def _is_early(self) -> bool:
+        return not self._is_hurried and self._clock() < self._next_s
+
+    @property
     def _is_done(self) -> bool:
         is_idle = not (self._is_busy or self._calls or self._is_asked)
         return self._is_closed or (is_idle and self._outbox.is_empty)
@@ -435,16 +460,19 @@ class OutboxThread:
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()
-                while not self._is_closed and (self._error is not None or self._is_done):
-                    self._changed.wait(LOOK_S)
+                while not self._is_closed and (self._error is not None or self._is_done or self._is_early):
+                    early_s = self._next_s - self._clock()
+                    self._changed.wait(early_s if early_s > 0 else LOOK_S)
                 if self._is_closed:
                     break
                 self._is_busy = True
-                call = self._calls.popleft() if self._calls else None
+                due = self._calls.popleft() if self._calls else None
+                self._is_hurried &= bool(self._calls)
+                self._next_s = self._clock() + self._every_s
                 is_asked, self._is_asked = self._is_asked and not self._calls, self._is_asked and bool(self._calls)
             try:
-                if call is not None:
-                    self._outbox.send(call)
+                if due is not None:
+                    self._outbox.send(due)
                 if is_asked:
                     self._outbox.confirm()
                 elif not self._calls:

@@ -89,9 +89,25 @@ def kept_head(record: GroupRecord) -> int:
     return HEAD_STEPS * record.world * record.batch
 
 
-def position_report(manifest: Manifest, who: Membership, position: int) -> ScriptCall:
-    """Return the call that reports that everything of this rank below ``position`` is done. It may be sent twice."""
-    return ScriptCall(_REPORT_POSITION, *_arguments(who.stream.partitions[0], manifest, who, position))
+@dataclass(slots=True)
+class PositionReport:
+    """The report that everything of a rank below a position of one epoch is done."""
+
+    manifest: Manifest
+    who: Membership
+    position: int
+
+    def add(self, other: object) -> bool:
+        """Take over another report. Return False if one call cannot do both."""
+        if not isinstance(other, PositionReport) or other.manifest.epoch != self.manifest.epoch:
+            return False
+        self.position = max(self.position, other.position)
+        return True
+
+    def call(self) -> ScriptCall:
+        """Return the call. It may be sent twice."""
+        partition = self.who.stream.partitions[0]
+        return ScriptCall(_REPORT_POSITION, *_arguments(partition, self.manifest, self.who, self.position))
 
 
 def _arguments(
@@ -107,7 +123,7 @@ def report(client: Client, who: Membership, manifest: Manifest, position: int) -
 
     Raises MemberReplaced, GroupNotFound.
     """
-    _run(client, who, who.stream.partitions[0], *position_report(manifest, who, position))
+    _run(client, who, who.stream.partitions[0], *PositionReport(manifest, who, position).call())
 
 
 def rewind(client: Client, who: Membership, manifest: Manifest, position: int) -> None:
