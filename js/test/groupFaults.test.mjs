@@ -7,8 +7,8 @@ import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
-import { GroupNotFound, load, MemberReplaced, ServerUnavailable } from "../dist/index.js";
-import { all, killAll, names, repeated, startMember } from "./members.mjs";
+import { GroupNotFound, load, MemberReplaced, ServerUnavailable, WaitTimeout } from "../dist/index.js";
+import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 
 /** Acknowledgements of a Python member that may be under way. */
@@ -356,6 +356,21 @@ test("a server that stands still is named within 5 s, and gone on with", async (
     if (found.length !== 10) continue;
     process.kill(Number(pid), "SIGSTOP");
     const stopped = Date.now();
+test("why a loop waits is told without a server", async () => {
+  const [url] = await peer.ask("start_server", { directory: join(folder, "why") });
+  await peer.ask("open_shards", { stream: "why", url });
+  const loader = begin("why", { url, batchSize: 2, timeoutMs: 5000 });
+  await loader.open();
+  await loader[Symbol.asyncIterator]().next();
+  const waited = loader[Symbol.asyncIterator]().next();
+  setTimeout(() => void peer.ask("kill_server"), 200);
+  await assert.rejects(waited, (error) => {
+    assert.ok(error instanceof WaitTimeout, error);
+    assert.match(error.message, /^gave up after \d+ s: more samples of epoch 0 of 'why'; none came for/);
+    return true;
+  });
+});
+
     setTimeout(() => process.kill(Number(pid), "SIGCONT"), 5500);
     while (said.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
     assert.match(said[0][1], /^waiting: no answer from redis:\/\/.*: is it stopped, overloaded or cut off\?$/);

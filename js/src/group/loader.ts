@@ -29,6 +29,7 @@ import {
 } from "./options.js";
 import { openReading, type Reading } from "./reading.js";
 
+import { unlessAway } from "./sentences.js";
 /** A misspelt stream is reported after this time. A trainer may start before its producer. */
 const STARTUP_MS = 60_000;
 /** The length of one wait for an event. It is finite, because an event may be lost with the server's memory. */
@@ -253,8 +254,11 @@ export class Loader implements AsyncIterable<LoaderBatch> {
           return epoch;
         }
         heartbeat.tellIdle({ idleMs: wait.ms, handedBytes: acknowledger.handedBytes });
-        const more = async () =>
-          `${await member.finished(reading.cursor)}; is a producer running (\`penstock produce\`)?`;
+        const nothing = `stream '${this.#name}' has no epoch to read now`;
+        const more = async () => {
+          const found = await unlessAway(member.finished(reading.cursor), nothing);
+          return `${found}; is a producer running (\`penstock produce\`)?`;
+        };
         await wait.because("epoch", more, isFresh && timeoutMs === null ? { limitMs: STARTUP_MS } : {});
         heartbeat.raiseError();
         await outage.through(() => awaitEvent(line, keys, event, EVENT_MS));

@@ -29,7 +29,10 @@ export type Start = "resume" | "earliest" | number;
 
 /** A member of a group: it joins, finds epochs, acknowledges, closes epochs and leaves. */
 export class Member {
+  /** The server, whose commands are repeated while it is away. */
   readonly server: Server;
+  /** The same, whose commands fail then. */
+  readonly impatient: Server;
   readonly who: Membership;
   readonly leases = new Leases();
   /** The first epoch that the group reads. */
@@ -48,10 +51,10 @@ export class Member {
   /**
    * @param server The server, whose commands fail while it is away.
    * @param outage How long it is waited for.
-   * @param explain Returns the error that a refused acknowledgement means.
    */
   constructor(server: Server, who: Membership, outage: Outage) {
     this.server = server.patient(outage);
+    this.impatient = server;
     this.who = who;
     this.#outage = outage;
     const { partitions } = who.stream;

@@ -159,7 +159,7 @@ export class OrderedReader {
 
   /** Return why there is no batch, in words for the training loop's user. */
   async whyWaiting(ms: number): Promise<string> {
-    const { server, stream } = this.#made.member;
+    const { impatient, stream } = this.#made.member;
     const { name } = stream;
     const total = this.#total;
     if (total !== null && this.#isPlannedOut(total)) {
@@ -169,7 +169,7 @@ export class OrderedReader {
       );
     }
     const where = `${this.#walk.where()} of epoch ${this.epoch} of '${name}'`;
-    const full = await whyNoRoom(server, stream);
+    const full = await whyNoRoom(impatient, stream);
     if (full !== "") return `${where}; none came for ${seconds(ms)} s: ${full}`;
     const step = Math.floor(this.#planned / this.#steps.batch);
     return (

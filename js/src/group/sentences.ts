@@ -1,12 +1,32 @@
+import { PenstockError } from "../errors.js";
 import { near } from "../near.js";
 import type { Server } from "../server/server.js";
 import { loadRoster, type Membership, type Order, type Roster, serverMs, waitingWriters } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
+import { LATE, within } from "./aside.js";
 
 // What a member says to its user, in the words of the Python consumer.
 
-/** Return why the awaited shard's writer waits for room, or "" if it does not wait. */
+/** The longest wait of an explanation for a server, which the training must not feel. */
+const EXPLAINED_MS = 1000;
+
+/** Return an answer that an explanation needs, or something else if the server is away: it neither fails nor waits. */
+export async function unlessAway<T>(asked: Promise<T>, otherwise: T): Promise<T> {
+  try {
+    const answer = await within(asked, EXPLAINED_MS);
+    return answer === LATE ? otherwise : answer;
+  } catch (error) {
+    if (error instanceof PenstockError) return otherwise;
+    throw error;
+  }
+}
+
+/** Return why the awaited shard's writer waits for room, or "" if it does not wait, or the server is away. */
 export async function whyNoRoom(server: Server, stream: Stream): Promise<string> {
+  return await unlessAway(findWhyNoRoom(server, stream), "");
+}
+
+async function findWhyNoRoom(server: Server, stream: Stream): Promise<string> {
   for (const partition of stream.partitions) {
     const nowMs = await serverMs(server, partition);
     const roster = await loadRoster(server, partition);

@@ -19,7 +19,7 @@ import { Lease } from "./leases.js";
 import type { Member } from "./member.js";
 import { type PrefetchQueue, QueueStopped, type ReaderQueue } from "./queue.js";
 import { type GoodEntry, type Received, type ReceiveOptions, receiveShared } from "./receive.js";
-import { whyNoRoom } from "./sentences.js";
+import { unlessAway, whyNoRoom } from "./sentences.js";
 
 /** How often, and at which distance, an epoch's state is looked at again: abandoning it writes several keys. */
 const STATE_LOOKS = 10;
@@ -169,11 +169,12 @@ class SharedReader {
         "handed out here once its lease has lapsed"
       );
     }
-    const manifest = (await findManifest(member.server, member.stream, this.epoch)) ?? this.#manifest;
+    const found = findManifest(member.impatient, member.stream, this.epoch);
+    const manifest = (await unlessAway(found, null)) ?? this.#manifest;
     const { sizes, done } = manifest;
     const shards = sizes === null ? "" : ` (${done.size} of ${sizes.length} shards are done)`;
     const none = `epoch ${this.epoch} of '${name}'${shards}; none came for ${seconds(ms)} s`;
-    const full = await whyNoRoom(member.server, member.stream);
+    const full = await whyNoRoom(member.impatient, member.stream);
     if (full !== "") return `more samples of ${none}: ${full}`;
     if (isEnded(manifest)) return `the rest of ${none}`;
     return (
