@@ -1,7 +1,7 @@
 // What the living promise when members, connections and servers die: nothing is lost, and only what was not acknowledged
 // comes again.
 import assert from "node:assert/strict";
-import { mkdtempSync, rmSync } from "node:fs";
+import { cpSync, mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
@@ -216,23 +216,11 @@ test("a member whose group is dropped says so", async () => {
 /** The fields of the group and its members on a roster. */
 const ofGroup = async (roster) => (await client.hKeys(roster)).filter((name) => /^[gm]:g\b/.test(name));
 
-/** Keep the keys of a hash tag as they are now. Returns what brings them back, as a replica that lacks the rest does. */
-async function slotState(tag) {
-  const own = () => client.keys(`penstock:{${tag}}:*`);
-  const kept = await own();
-  for (const key of kept) await client.sendCommand(["COPY", key, `kept:${key}`]);
-  return async () => {
-    const transaction = client.multi().del(await own());
-    for (const key of kept) transaction.addCommand(["COPY", `kept:${key}`, key]);
-    await transaction.exec();
-  };
-}
-
 test("a member that one roster has lost joins again, and is given everything", async () => {
   const [stream, sizes] = ["forgotten", [40, 40]];
   await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2 });
   const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
-  const restore = await slotState(`${stream}.${tag}`);
+  const restore = await slotState(client, `${stream}.${tag}`);
   const found = [];
   for await (const batch of begin(stream, { prefetchBytes: 400, leaseMs: 3000 })) {
     if (found.length === 0) await restore();
@@ -296,7 +284,7 @@ for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0
     await peer.ask("produce", { stream, spec: "fixed", sizes: [20, 20], epochs: 2, partitions: 2 });
     assert.equal(names(await collect(begin(stream, options))).length, 40);
     await loaders.pop().close();
-    const restore = await slotState(stream);
+    const restore = await slotState(client, stream);
     await peer.ask("release", { stream, epoch: 0, url: peer.url });
     await restore();
     const found = await collect(begin(stream, { ...options, timeoutMs: 10_000 }));
@@ -356,6 +344,48 @@ test("a server that stands still is named within 5 s, and gone on with", async (
     if (found.length !== 10) continue;
     process.kill(Number(pid), "SIGSTOP");
     const stopped = Date.now();
+    setTimeout(() => process.kill(Number(pid), "SIGCONT"), 5500);
+    while (said.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+    assert.match(said[0][1], /^waiting: no answer from redis:\/\/.*: is it stopped, overloaded or cut off\?$/);
+    assert.doesNotMatch(said[0][1], /:[^/]+@/); // no password
+    assert.ok(said[0][0] - stopped < 5000);
+  }
+  assert.deepEqual(names(found).sort(), all(SIZES).sort());
+  await loader.close();
+  await isClean("still", url);
+  await peer.ask("kill_server");
+});
+
+for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0, worldSize: 1 } })) {
+  test(`a ${order} member that a server lost is told the server and the time`, async () => {
+    const [stream, directory] = [`lost-${order}`, join(folder, `older-${order}`)];
+    const [url, port] = await peer.ask("start_server", { directory });
+    await peer.ask("produce", { stream, ...PRODUCED, partitions: 1, url });
+    await peer.ask("kill_server");
+    const older = `${directory}-before`;
+    cpSync(directory, older, { recursive: true });
+    await peer.ask("start_server", { directory, port });
+    const loop = begin(stream, { url, prefetchBytes: 400, leaseMs: 3000, ...options })[Symbol.asyncIterator]();
+    await loop.next();
+    await peer.ask("kill_server");
+    await peer.ask("start_server", { directory: older, port });
+    await assert.rejects(
+      async () => {
+        while (!(await loop.next()).done) await new Promise((resolve) => setTimeout(resolve, 50));
+      },
+      (error) => {
+        assert.match(error.name, /^(GroupNotFound|EpochNotFound)$/);
+        const where = url.replace(/\/\/.*@/, "//").replace(/\/$/, "");
+        const told = `. The server ${where}, which has partition 0 of '${stream}', was restarted or replaced since`;
+        assert.ok(error.message.includes(told), error.message);
+        assert.match(error.message, /\(noticed at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\), and may have lost/);
+        return true;
+      },
+    );
+    await peer.ask("kill_server");
+  });
+}
+
 test("why a loop waits is told without a server", async () => {
   const [url] = await peer.ask("start_server", { directory: join(folder, "why") });
   await peer.ask("open_shards", { stream: "why", url });
@@ -369,18 +399,6 @@ test("why a loop waits is told without a server", async () => {
     assert.match(error.message, /^gave up after \d+ s: more samples of epoch 0 of 'why'; none came for/);
     return true;
   });
-});
-
-    setTimeout(() => process.kill(Number(pid), "SIGCONT"), 5500);
-    while (said.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
-    assert.match(said[0][1], /^waiting: no answer from redis:\/\/.*: is it stopped, overloaded or cut off\?$/);
-    assert.doesNotMatch(said[0][1], /:[^/]+@/); // no password
-    assert.ok(said[0][0] - stopped < 5000);
-  }
-  assert.deepEqual(names(found).sort(), all(SIZES).sort());
-  await loader.close();
-  await isClean("still", url);
-  await peer.ask("kill_server");
 });
 
 test("a server that is not there is waited for as long as patience lasts", async () => {

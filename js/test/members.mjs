@@ -78,3 +78,15 @@ export function all(sizes, epoch = 0) {
 export function repeated(texts) {
   return [...new Set(texts.filter((one, at) => texts.indexOf(one) !== at))];
 }
+
+/** Keep the keys of a hash tag as they are now. Returns what brings them back, as a replica that lacks the rest does. */
+export async function slotState(client, tag) {
+  const own = () => client.keys(`penstock:{${tag}}:*`);
+  const kept = await own();
+  for (const key of kept) await client.sendCommand(["COPY", key, `kept:${key}`]);
+  return async () => {
+    const transaction = client.multi().del(await own());
+    for (const key of kept) transaction.addCommand(["COPY", `kept:${key}`, key]);
+    await transaction.exec();
+  };
+}

@@ -17,7 +17,7 @@ import {
   StateMismatch,
   TooLarge,
 } from "../dist/index.js";
-import { all, killAll, names, repeated, startMember } from "./members.mjs";
+import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer, told } from "./peer.mjs";
 
 let peer;
@@ -506,3 +506,40 @@ test("a rank that the first roster has lost joins again", async () => {
   assert.deepEqual(ids(found), all([40, 40]));
   assert.equal(await client.hGet(roster, "d:node:0"), "1");
 });
+
+for (const number of [0, 1]) {
+  test(`ranks go on where the roster of partition ${number} is of before their number changed`, async (context) => {
+    const [stream, sizes, directory] = [`older-${number}`, [80, 80], join(folder, `older-${number}`)];
+    const [url, port] = await peer.ask("start_server", { directory });
+    await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2, url });
+    const given = { stream, group: "node", batch_size: 7, url, rank: [0, 1], pause_s: 60, lease_s: 1 };
+    const older = startMember("node", given);
+    await older.until((one) => one.given.length > 0);
+    await older.kill();
+    const control = createClient({ url }).on("error", () => {});
+    context.after(() => control.destroy());
+    await control.connect();
+    const tag = JSON.parse(await control.hGet(`penstock:{${stream}}:meta`, "tags"))[number];
+    const restore = await slotState(control, `${stream}.${tag}`);
+    const ranks = [0, 1].map((rank) => begin(stream, { rank, worldSize: 2, url, leaseMs: 3000, prefetchBytes: 400 }));
+    const loops = ranks.map((rank) => rank[Symbol.asyncIterator]());
+    const found = await Promise.all(loops.map(async (loop) => told((await loop.next()).value)));
+    await peer.ask("kill_server");
+    await peer.ask("start_server", { directory, port });
+    await restore();
+    await Promise.all(
+      loops.map(async (loop) => {
+        for await (const batch of loop) found.push(told(batch));
+      }),
+    );
+    assert.deepEqual([...new Set(ids(found))].sort(), all(sizes).sort());
+    const roster = `penstock:{${stream}.${tag}}:roster`;
+    const world = async () => JSON.parse(await control.hGet(roster, "g:node")).world;
+    for (const until = Date.now() + 30_000; (await world()) !== 2 && Date.now() < until; ) {
+      await new Promise((resolve) => setTimeout(resolve, 100)); // a heartbeat joins again
+    }
+    assert.equal(await world(), 2);
+    assert.equal(await control.hGet(roster, "d:node:0"), "1");
+    await peer.ask("kill_server");
+  });
+}

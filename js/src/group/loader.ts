@@ -12,6 +12,7 @@ import { checkedName, StreamKeys } from "../stream/keys.js";
 import { BlockingLine } from "../stream/line.js";
 import { findManifest } from "../stream/manifest.js";
 import { newIncarnation } from "../stream/presence.js";
+import { ServerRuns } from "../stream/serverRuns.js";
 import { absence, findStream, loadStream, requireSpec, type Stream } from "../stream/stream.js";
 import { OUTAGE_MS, Outage, Wait } from "../waiting.js";
 import type { Spec } from "../wire/spec.js";
@@ -28,8 +29,8 @@ import {
   type LoaderState,
 } from "./options.js";
 import { openReading, type Reading } from "./reading.js";
-
 import { unlessAway } from "./sentences.js";
+
 /** A misspelt stream is reported after this time. A trainer may start before its producer. */
 const STARTUP_MS = 60_000;
 /** The length of one wait for an event. It is finite, because an event may be lost with the server's memory. */
@@ -195,7 +196,8 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       closing.unshift(() => segments?.close());
       const { checksum, order, group, member } = this.#chosen;
       const receive = { server: server.patient(outage), stream, spec, segments, checksum };
-      const who = { stream, group, member, order, incarnation: newIncarnation() };
+      const runs = new ServerRuns(server, stream);
+      const who = { stream, group, member, order, incarnation: newIncarnation(), runs };
       const { state } = this.#options;
       const place = state === undefined ? null : checkState(state, identityOf(stream, spec, this.#chosen));
       const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen, place }, who);

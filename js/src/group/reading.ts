@@ -301,6 +301,7 @@ export async function openReading(made: Resources, who: Membership): Promise<Rea
   const groups = new Set(rosters.flatMap((roster) => [...roster.groups.keys()]));
   if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, [...groups].sort());
   await reading.join();
+  await reading.member.patiently(() => who.runs.learn());
   if (groups.size > 0 && !groups.has(who.group)) {
     notify(newGroupNotice(who.group, [...groups].sort(), reading.member.first));
   }

@@ -268,10 +268,11 @@ class SharedReader {
             new ServerUnavailable("the server came back without this group, which has joined again"),
           );
         }
-        throw new EpochNotFound(
+        const gone = new EpochNotFound(
           `epoch ${this.epoch} of '${this.#made.member.stream.name}' was released, or its group dropped, or the server ` +
             `came back without its newest writes, while it was read (${(error as Error).message})`,
         );
+        throw await this.#made.member.who.runs.explained(gone, partition);
       }
       throw error;
     }

@@ -46,18 +46,29 @@ export class Server {
   readonly #outage: Outage | null;
   /** The commands without an answer. The oldest comes first. */
   readonly #asked: Set<Mark>;
+  /** The address that it was opened with, without a password. */
+  readonly #address: string;
 
-  private constructor(client: Transport, isOwn: boolean, outage: Outage | null = null, asked: Set<Mark> = new Set()) {
+  private constructor(
+    client: Transport,
+    address: string,
+    isOwn: boolean,
+    outage: Outage | null = null,
+    asked: Set<Mark> = new Set(),
+  ) {
     this.#client = client;
+    this.#address = address;
     this.#isOwn = isOwn;
     this.#outage = outage;
     this.#asked = asked;
   }
 
   /** Connect. Raises ServerUnavailable, or ServerUnsuitable for a server that cannot hold streams. */
-  static async open({ client, url }: ServerOptions): Promise<Server> {
-    if (client !== undefined) return new Server(client, false);
-    return new Server(await connect(url ?? urlOfEnvironment()), true);
+  static async open(options: ServerOptions): Promise<Server> {
+    const { client, url } = options;
+    const address = addressOf(options);
+    if (client !== undefined) return new Server(client, address, false);
+    return new Server(await connect(url ?? urlOfEnvironment()), address, true);
   }
 
   /** Return connections of its own to the same server, or null for a client that makes none. Raises ServerUnavailable. */
@@ -66,7 +77,7 @@ export class Server {
     if (copy === undefined) return null;
     copy.on?.("error", () => {}); // commands fail by themselves, and a listener must be there
     await copy.connect?.();
-    return new Server(copy, true);
+    return new Server(copy, this.#address, true);
   }
 
   /** Close the connections, if this made them. */
@@ -83,7 +94,7 @@ export class Server {
 
   /** Return this server with commands that are repeated while it is away. They must be safe to repeat. */
   patient(outage: Outage): Server {
-    return new Server(this.#client, false, outage, this.#asked);
+    return new Server(this.#client, this.#address, false, outage, this.#asked);
   }
 
   /** Return for how long the server has owed an answer, or 0. Of a cluster, this is the slowest server, in words. */
@@ -98,6 +109,11 @@ export class Server {
     const { placeOf, masters } = this.#client;
     if (placeOf !== undefined) return placeOf.call(this.#client, key);
     return masters === undefined ? "" : String(slotOf(key));
+  }
+
+  /** Return the address of the server that has a key, in words. A client that does not tell names the whole. */
+  whereIs(key: string): string {
+    return this.#client.placeOf?.(key) ?? this.#address;
   }
 
   /** Return the numbers of these keys, in a list for each server that holds some of them now. */
@@ -119,7 +135,7 @@ export class Server {
   async onEach<T>(ask: (server: Server) => Promise<T>): Promise<T[]> {
     const act = () => {
       const masters = this.#client.masters?.() ?? [this.#client];
-      return Promise.all(masters.map((one) => ask(new Server(one, false, null, this.#asked))));
+      return Promise.all(masters.map((one) => ask(new Server(one, this.#address, false, null, this.#asked))));
     };
     return this.#outage === null ? await act() : await this.#outage.through(act);
   }

@@ -1,4 +1,4 @@
-import { GroupNotFound, MemberReplaced, ReplayTruncated, ReplyError } from "../errors.js";
+import { GroupNotFound, MemberReplaced, type PenstockError, ReplayTruncated, ReplyError } from "../errors.js";
 import { type Argument, hashOf, type Server, textOf } from "../server/server.js";
 import type { PartitionKeys } from "./keys.js";
 import { liveState, type Manifest, shardSize } from "./manifest.js";
@@ -109,29 +109,31 @@ export async function runAsRank(
     try {
       return await server.run(script, keys, args);
     } catch (error) {
-      const hasLostPlace = error instanceof ReplyError && /PENSTOCK (replaced|gone)/.test(error.message);
-      if (!hasLostPlace || !(await rejoin(server, who, partition))) throw explainRefusal(who, error as Error);
+      const hasLostPlace = error instanceof ReplyError && /PENSTOCK (replaced|gone|rank)/.test(error.message);
+      if (!hasLostPlace) throw error;
+      if (!(await rejoin(server, who, partition))) {
+        throw await who.runs.explained(explainRefusal(who, error), partition);
+      }
     }
   }
 }
 
-function explainRefusal({ group, member, stream }: Membership, error: Error): Error {
-  if (!(error instanceof ReplyError)) return error;
-  if (error.message.includes("PENSTOCK replaced")) {
+function explainRefusal({ group, member, stream }: Membership, { message }: ReplyError): PenstockError {
+  if (message.includes("PENSTOCK replaced")) {
     return new MemberReplaced(
       `another process joined group '${group}' as '${member}': this one stops; each rank is one process`,
     );
   }
-  if (error.message.includes("PENSTOCK rank")) {
-    return new MemberReplaced(`group '${group}' is read by another number of ranks now: this one, '${member}', stops`);
-  }
-  if (error.message.includes("PENSTOCK gone")) {
-    return new GroupNotFound(
-      `group '${group}' is no longer on the roster of '${stream.name}': it was dropped, or the server lost its data; ` +
-        "start again",
+  if (message.includes("PENSTOCK rank")) {
+    return new MemberReplaced(
+      `group '${group}' is read by another number of ranks now: this one, '${member}', stops; start all ranks with one ` +
+        "worldSize",
     );
   }
-  return error;
+  return new GroupNotFound(
+    `group '${group}' is no longer on the roster of '${stream.name}': it was dropped, or the server lost its data; ` +
+      "start again",
+  );
 }
 
 function argumentsOf(

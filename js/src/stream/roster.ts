@@ -5,6 +5,7 @@ import { type Argument, hashOf, type Server, textOf } from "../server/server.js"
 import { now } from "../waiting.js";
 import type { PartitionKeys } from "./keys.js";
 import { type EpochState, statesOf } from "./manifest.js";
+import type { ServerRuns } from "./serverRuns.js";
 import { integer, parseRanges, type Range, readable, requireThere, type Stream } from "./stream.js";
 
 /** After a silence this long, an ordered group may change its ranks. */
@@ -15,6 +16,8 @@ const UNSEEN_MS = 10_000;
 const REJOIN_SETTLE_MS = 1000;
 /** The time between two looks at a roster that lost this member. */
 const REJOIN_LOOK_MS = 250;
+/** A rank of another number of ranks that was seen more recently is at work. A member renews every two seconds. */
+const REJOIN_ALIVE_MS = 2500;
 /** A note of a waiting writer that is older counts for nothing. */
 const STALE_MS = 10_000;
 
@@ -28,6 +31,8 @@ export interface GroupRecord {
   readonly kind: GroupKind;
   /** The highest epoch that it read and that is released by now, or -1. */
   readonly read: number;
+  /** The number of ranks, or 0 in a shared group. */
+  readonly world: number;
   /** The whole record as the roster has it. */
   readonly text: string;
 }
@@ -106,9 +111,9 @@ function rosterOf({ roster }: PartitionKeys, reply: unknown): Roster {
 }
 
 function groupOf(text: string): GroupRecord {
-  const { first, kind, read = -1 } = JSON.parse(text);
+  const { first, kind, read = -1, world = 0 } = JSON.parse(text);
   if (kind !== "shared" && kind !== "ordered") throw new RangeError(`a group is ${String(kind).slice(0, 40)}`);
-  return { first: numberOf(first), kind, read: numberOf(read), text };
+  return { first: numberOf(first), kind, read: numberOf(read), world: numberOf(world), text };
 }
 
 function memberOf(name: string, text: string): MemberRecord {
@@ -195,6 +200,8 @@ export interface Membership {
   readonly incarnation: string;
   /** Null in a shared group. */
   readonly order: Order | null;
+  /** The runs of the servers at the join. */
+  readonly runs: ServerRuns;
 }
 
 /** Epoch to the ids of the entries that a member holds in one partition. */
@@ -330,15 +337,17 @@ export async function beat(
     if (!isReplaced) await requireThere(server, who.stream);
     if (await rejoin(server, who, partition)) return await beat(server, who, partition, held, idle);
     if (isReplaced) {
-      throw new MemberReplaced(
+      const replaced = new MemberReplaced(
         `another process joined group '${who.group}' as member '${who.member}': this one stops; give each process its ` +
           "own member name",
       );
+      throw await who.runs.explained(replaced, partition);
     }
-    throw new GroupNotFound(
+    const gone = new GroupNotFound(
       `group '${who.group}', or its member '${who.member}', is no longer on the roster of '${who.stream.name}': it was ` +
         "dropped, not heard of for 10 minutes, or the server lost its data; start again",
     );
+    throw await who.runs.explained(gone, partition);
   }
   return new Map([...held.keys()].map((epoch, at) => [epoch, (lost[at] ?? []).map((id) => textOf(id) as string)]));
 }
@@ -349,6 +358,9 @@ export async function beat(
  * is on no roster, and a process that took over the name is on all. A process that the roster names must give no
  * heartbeat between the looks. Of two that live, the one that a lower partition names goes on.
  *
+ * A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another run
+ * than at the join, and no rank that it names lives.
+ *
  * @returns False if this process must end.
  */
 export async function rejoin(server: Server, who: Membership, partition: PartitionKeys): Promise<boolean> {
@@ -358,22 +370,49 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
     const at = rosters.findIndex((roster) => isKnown(roster, who)); // the lowest partition that knows it
     const record = rosters[at]?.groups.get(who.group);
     if (record === undefined) return false;
+    const isLowerKnown = (others[at] as PartitionKeys).number < partition.number;
+    const here = (await loadRoster(server, partition)).groups.get(who.group);
+    const isOlder = here !== undefined && here.world !== 0 && here.world !== record.world;
+    if (isOlder && !(await who.runs.isReplaced(partition, server))) return false;
     const named = textOf(await server.call("HGET", partition.roster, `m:${who.group}:${who.member}`)) ?? "";
     const isBack = named !== "" && JSON.parse(named).inc === who.incarnation; // another call was first
     const lives = before !== null && named !== before && named !== ""; // else another rank has removed it
     const isFirstLook = before === null || (named !== before && named === "");
-    if (!isBack && (isFirstLook || (lives && (others[at] as PartitionKeys).number < partition.number))) {
+    if (!isBack && (isFirstLook || (lives && isLowerKnown))) {
       [before, since] = [named, now()];
-    } else if (isBack || lives || now() - since >= (named === "" ? REJOIN_SETTLE_MS : QUIET_MS)) {
+      continue;
+    }
+    const quietMs = named === "" && !isOlder ? REJOIN_SETTLE_MS : QUIET_MS;
+    if (!(isBack || lives) && now() - since < quietMs) continue;
+    if (!isOlder || (!lives && (await changeRanks(server, who, partition, record)))) {
       return await restoreGroup(server, who, partition, record, closedBy(rosters, who.group), before ?? "");
     }
+    if (!isLowerKnown) return false; // the ranks that live there go on
+    before = null;
   }
 }
 
-/** Return whether a roster has the group and this process as its member. */
-function isKnown({ groups, members }: Roster, { group, member, incarnation }: Membership): boolean {
+/** Return whether a roster has the group with this number of ranks, and this process as its member. */
+function isKnown({ groups, members }: Roster, { group, member, incarnation, order }: Membership): boolean {
   const isThis = (one: MemberRecord) => one.group === group && one.member === member && one.incarnation === incarnation;
-  return groups.has(group) && members.some(isThis);
+  const record = groups.get(group);
+  return record !== undefined && members.some(isThis) && (order === null || order.world === record.world);
+}
+
+/** Join with this number of ranks, as at the first time. Returns false if a rank of the others lives. */
+async function changeRanks(
+  server: Server,
+  who: Membership,
+  partition: PartitionKeys,
+  { first }: GroupRecord,
+): Promise<boolean> {
+  try {
+    await join(server, who, partition, { first, force: true, quietMs: REJOIN_ALIVE_MS }, false);
+    return true;
+  } catch (error) {
+    if (error instanceof GroupBusy) return false;
+    throw error;
+  }
 }
 
 /** Return the epochs that a roster knows as acknowledged by the group, as text. */
