@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupKindMismatch, GroupNotFound, MemberReplaced
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, RankOrder, Rejoining, beat, join_group, leave, load_roster
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
+from penstock_consumer.read import shared
 from penstock_consumer.read.canonical import RowRange
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
 from penstock_producer.write.retention import parse_policy
-from tests.contracts.feed import loader_of, numbers, open_stream, writer_of
-from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, write_shard
+from penstock_producer.write.writer import WriterHooks
+from tests.contracts.feed import loader_of, numbers, open_stream, sample, writer_of
+from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, write_shard, write_shards
 from tests.torn_slots import partition_slot, stream_slot
 
 SIZES = [20, 20]
@@ -63,6 +66,54 @@ def test_a_loss_is_said_as_a_loss_with_server_partition_time_and_ranges(
         numbers(loader)
     assert f"the server {server}, which has partition 1" in str(caught.value)
     assert "it has nothing of the epoch" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_an_epoch_that_one_partition_loses_while_it_is_read_ends_with_the_loss(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, order: str, number: int
+) -> None:
+    """If it was the first, this was taken for a release: the epoch ended well, with a hole. Else it was not found."""
+    monkeypatch.setattr(shared, "LOST_S", 0.3)
+    open_loader, sizes = loader_of if order == "shared" else rank_of, [200, 200]
+    with planned_writer(any_url, 2) as writer, open_loader(any_url, prefetch_bytes=200) as loader:
+        _ = loader.spec  # so it has joined
+        before = partition_slot(any_client, writer.stream, number)
+        epoch = writer.epoch(sizes=sizes)
+        write_shards(epoch, [0, 1], sizes, frozenset())
+        batches = iter(loader)
+        next(batches)
+        before.restore(any_client)
+        with pytest.raises(EpochIncomplete, match=rf"lost \d+ committed samples \(shard {number} offsets \d+-199\)"):
+            numbers(batches)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_an_epoch_that_one_partition_loses_while_it_is_read_is_read_on_once_its_writer_opens_it_again(
+    any_url: str, any_client: Any, order: str, number: int
+) -> None:
+    """A trainer noticed the loss before the writer did, and ended."""
+    open_loader, other, said = loader_of if order == "shared" else rank_of, 1 - number, list[str]()
+    with planned_writer(any_url, 2) as writer, open_loader(any_url, notify=said.append) as loader:
+        _ = loader.spec  # so it has joined
+        before = partition_slot(any_client, writer.stream, number)
+        epoch = writer.epoch(sizes=SIZES)
+        write_shard(epoch, other, SIZES, frozenset())
+        batches = iter(loader)
+        found = numbers([next(batches)]) if order == "shared" or other == 0 else []
+        before.restore(any_client)
+
+        def write_on() -> None:
+            while order == "shared" and not any("came back without epoch 0" in line for line in said):
+                time.sleep(0.01)
+            write_shard(epoch, number, SIZES, frozenset())
+
+        writing = Thread(target=write_on, daemon=True)
+        writing.start()
+        found += numbers(batches)
+        writing.join()
+    assert sorted(found) == list(range(40))
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -109,6 +160,43 @@ def test_a_rank_reads_records_again_whose_entries_a_failover_lost_and_the_writer
                 writing.join()
     assert is_noticed.is_set()
     assert found == list(range(40))
+
+
+@pytest.mark.parametrize("lost", [[], [0], [0, 1]])
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_an_epoch_that_is_lost_and_opened_again_is_read_in_the_same_pass(
+    any_url: str, any_client: Any, order: str, lost: list[int]
+) -> None:
+    """It was taken for one that was abandoned and released. The rest of it was read by nobody, and nothing said so."""
+    said = list[str]()
+    open_loader = loader_of if order == "shared" else rank_of
+    with planned_writer(any_url, 2) as writer, open_loader(any_url, notify=said.append) as loader:
+        _ = loader.spec  # so it has joined
+        numbers_of = [partition_slot(any_client, writer.stream, number) for number in lost]
+        before = [stream_slot(any_client, writer.stream), *numbers_of]
+        epoch = writer.epoch(sizes=SIZES)
+        write_shard(epoch, 0, SIZES, frozenset())
+        batches = iter(loader)
+        found = numbers([next(batches)])
+        for state in before:
+            state.restore(any_client)
+
+        def open_again() -> None:
+            while not any("is gone, and nobody released it" in line for line in said):
+                time.sleep(0.01)
+            again = WriterHooks(writer).open_again(epoch.manifest)
+            for number in (0, 1):
+                with WriterHooks(writer).open_shard(again, number) as shard:
+                    for position in range(number * 20 + shard.position, number * 20 + 20):
+                        shard.write(sample(position))
+
+        writing = Thread(target=open_again, daemon=True)
+        writing.start()
+        found += numbers(batches)
+        writing.join()
+        assert loader.stats().epoch == 0
+    assert set(found) == set(range(40))
+    assert audit_stream(any_client, "t").is_clean
 
 
 def test_an_epoch_is_kept_for_a_group_that_one_roster_has_lost(any_url: str, any_client: Any) -> None:

@@ -44,7 +44,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
-from penstock_common.stream.streams import Stream, read_counters
+from penstock_common.stream.streams import Stream, is_released, read_counters
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.heartbeat import (
@@ -219,6 +219,32 @@ class Claim:
         if (known := self._known.get(epoch)) is None and (known := find_manifest(self.client, self.stream, epoch)):
             self._known[epoch] = known
         return known
+
+    def is_released(self, epoch: int) -> bool:
+        """Return whether an epoch was released.
+
+        That a roster lacks it proves nothing, because its server may have lost it. A release is noted on the rosters
+        before anything is unlinked, and in meta before the manifest is.
+        """
+        rosters = [load_roster(self.client, partition) for partition in self.stream.partitions]
+        if find_manifest(self.client, self.stream, epoch) is None:
+            return is_released(self.client, self.stream, epoch)
+        return any(
+            epoch not in roster.epochs
+            and (epoch in roster.retiring or any(low <= epoch <= high for low, high in roster.retired))
+            for roster in rosters
+        )
+
+    def loss_of(self, epoch: int) -> str:
+        """Return a notice on an epoch that was being read, if a server lost its manifest, else ''."""
+        if find_manifest(self.client, self.stream, epoch) is not None or self.is_released(epoch):
+            return ""
+        gone = EpochNotFound(f"epoch {epoch} of {self.stream.name!r} is gone, and nobody released it")
+        return f"{self.explained(gone, self.stream.partitions[0])}. It is read again once its producer opens it again"
+
+    def forget(self, epoch: int) -> None:
+        """Forget what is known of an epoch that a server lost, because it may come back with less."""
+        self._known.pop(epoch, None)
 
     # --- what is held ---
 
@@ -413,10 +439,6 @@ class LeaseClaim(Claim):
             )
         return False
 
-    def is_released(self, epoch: int) -> bool:
-        """Return whether an epoch is off the roster. It leaves the roster before anything of it is unlinked."""
-        return epoch not in load_roster(self.client, self.stream.partitions[0]).epochs
-
     def has_unread(self, epoch: int) -> bool:
         """Return whether an epoch has entries that no member was given.
 
@@ -569,6 +591,11 @@ class RankClaim(Claim):
             self._ends.pop(epoch, None)
             self.unclosed.discard(epoch)
         return returned
+
+    def forget(self, epoch: int) -> None:
+        """See `Claim.forget`."""
+        super().forget(epoch)
+        self._reported.pop(epoch, None)
 
     def has_read(self, epoch: int) -> bool:
         """Return whether this rank has acknowledged all of an epoch. Then it waits for the other ranks."""

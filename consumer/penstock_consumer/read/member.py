@@ -48,6 +48,10 @@ class AnyReader(Protocol):
     def filled(self) -> int:
         """Return the number of samples that replace bad ones. It is always 0 in shared reading."""
 
+    @property
+    def loss(self) -> str:
+        """Return a notice, if a server lost the epoch as a whole while it was read, else ''."""
+
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
 
@@ -182,13 +186,16 @@ class Member:
         return self.run
 
     def begin_unless_released(self, epoch: int) -> bool:
-        """Begin an epoch. Return False if the others of the group acknowledged it since it was found, and it is gone.
+        """Begin an epoch. Return False if it is gone since it was found: the others acknowledged it, or it was lost.
 
         Raises EpochNotFound if it is not there for another reason.
         """
         try:
             self.begin(epoch)
         except EpochNotFound:
+            if loss := self.claim.loss_of(epoch):
+                self.claim.notify(loss)
+                return False
             if isinstance(self.claim, RankClaim) or not self.claim.is_released(epoch):
                 raise
             self.passed(epoch)
@@ -208,10 +215,14 @@ class Member:
         )  # fmt: skip
 
     def finish(self, run: EpochRun) -> None:
-        """End an epoch that was read to its end. A cursor below it means that something returned is still due."""
+        """End an epoch that was read to its end. A cursor below it means that something of it is still due."""
         run.thread.join()
         self.run = None
-        self.passed(run.reader.epoch)
+        if run.reader.loss:
+            self.claim.notify(run.reader.loss)
+            self.claim.forget(run.reader.epoch)
+        else:
+            self.passed(run.reader.epoch)
         self._read_again(self.claim.take_returned())
         self.claim.tell_absent(run.reader.epoch)
 

@@ -276,6 +276,8 @@ class OrderedReader:
         self.claim, self.epoch, self.queue = claim, epoch, queue
         self._connection = ReaderConnection(claim.client, queue, claim.notify)
         self.bad_entries = 0
+        self.loss = ""
+        """A notice, if a server lost the epoch as a whole."""
         self.filled = 0
         """The rows that replace bad samples."""
         order, stream, spec = claim.order, claim.stream, claim.stream.spec
@@ -496,16 +498,18 @@ class OrderedReader:
         self._connection.reopen(error)
 
     def _end_released(self, error: EpochNotFound) -> None:
-        """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
+        """End an epoch with what was there. An epoch that this group still holds goes if it was abandoned, or lost."""
         try:
             roster = load_roster(self.claim.client, self.claim.stream.partitions[0])
+            self.loss = self.claim.loss_of(self.epoch)
         except PenstockError:
             self.queue.end(error)
             return
         if self.claim.who.group not in roster.groups:
             self.queue.end(error)
             return
-        self.claim.notify(
-            f"epoch {self.epoch} of {self.claim.stream.name!r} was abandoned and released while it was read"
-        )
+        if not self.loss:
+            self.claim.notify(
+                f"epoch {self.epoch} of {self.claim.stream.name!r} was abandoned and released while it was read"
+            )
         self.queue.end()

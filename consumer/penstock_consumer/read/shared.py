@@ -13,14 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common import errors
-from penstock_common.errors import BadEntry, EpochNotFound, PenstockError, SegmentsUnseen, ServerUnavailable
+from penstock_common.errors import (
+    BadEntry,
+    EpochIncomplete,
+    EpochNotFound,
+    PenstockError,
+    SegmentsUnseen,
+    ServerUnavailable,
+)
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import fetch_command, is_gone, read_group_command
+from penstock_common.stream.entries import fetch_command, group_counts, is_gone, read_group_command
 from penstock_common.stream.groups.ledger import done_bits, runs
+from penstock_common.stream.groups.losses import describe_loss
 from penstock_common.stream.groups.roster import load_roster, rejoin
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
@@ -52,6 +60,10 @@ from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped, ReaderQu
 
 COMPARE_S = 10.0
 """Two clocks drift by a second in some hours, and a server may be another one after an outage."""
+
+LOST_S = 60.0
+"""The longest wait for an epoch to be opened again in a partition that lost it. Processes that write look for a minute.
+"""
 
 
 class ServerClock:
@@ -189,6 +201,8 @@ class SharedReader:
         self.claim, self.epoch, self.queue = claim, manifest.epoch, queue
         self.has_ended = False
         """Whether this reader brings no more batches."""
+        self.loss = ""
+        """A notice, if a server lost the epoch as a whole."""
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
         self._manifest = manifest
@@ -204,6 +218,8 @@ class SharedReader:
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
         self._rejoined: set[int] = set()
         """The partitions whose server had lost this member."""
+        self._lost_s: dict[int, float] = {}
+        """Partition -> when it was first seen that its server has lost the epoch."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
         # the server of the first partition has the manifest
         self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
@@ -281,6 +297,29 @@ class SharedReader:
         is_there = self.epoch in load_roster(self.claim.client, partition).epochs
         return is_there and rejoin(self.claim.client, self.claim.who, partition)
 
+    def _is_lost_in(self, partition: PartitionKeys) -> bool:
+        """Return whether a partition alone lost the epoch. Raises EpochIncomplete after `LOST_S`."""
+        claim, stream, group = self.claim, self.claim.stream, self.claim.who.group
+        roster, manifest = load_roster(claim.client, partition), find_manifest(claim.client, stream, self.epoch)
+        if group not in roster.groups:
+            return False
+        if self.epoch in roster.epochs:  # opened again since, for all groups of the roster
+            return group in group_counts(claim.client, partition, self.epoch)
+        if manifest is None or manifest.state == ABANDONED or claim.is_released(self.epoch):
+            return False
+        now_s = time.monotonic()
+        if now_s - self._lost_s.setdefault(partition.number, now_s) > LOST_S:
+            sizes = {shard: manifest.shard_size(shard) for shard in manifest.shards()}
+            missing = [(shard, 0, size) for shard, size in sizes.items() if stream.partition_of(shard) == partition]
+            lost = describe_loss(claim.client, stream, manifest, missing) or f"partition {partition.number} has lost it"
+            raise EpochIncomplete(
+                f"group {group!r} cannot read epoch {self.epoch} of {stream.name!r} to its end, and no process opened "
+                f"it again ({lost}): `penstock trim {stream.name}` does, then `penstock audit {stream.name} --repair "
+                "SOURCE...` makes the samples again",
+                missing,
+            )
+        return True
+
     def _read_manifest(self) -> Manifest:
         return renewed(self.claim.client, self.claim.stream, self._manifest)
 
@@ -353,6 +392,11 @@ class SharedReader:
                 raise damage from None
             if is_gone(error.error) and self._rejoins(partition):
                 raise ServerUnavailable("the server came back without this group, which has joined again") from None
+            if is_gone(error.error) and self._is_lost_in(partition):
+                raise ServerUnavailable(
+                    f"the server came back without epoch {self.epoch} in partition {partition.number}: a process that "
+                    f"writes {self.claim.stream.name!r} opens it there again, and so does `penstock trim`"
+                ) from None
             gone = EpochNotFound(
                 f"epoch {self.epoch} of {self.claim.stream.name!r} was released, or its group dropped, or the server "
                 f"came back without its newest writes, while it was read ({error.error})"
@@ -370,6 +414,7 @@ class SharedReader:
         self._emit(self._receivers.assembler)
         if broken is not None:
             raise broken  # no answer: it would not have meant "nothing"
+        self._lost_s.pop(partition.number, None)
         self._planner.answered(request, len(taken), waited_s, time.monotonic())
         self._connection.answered()
         return len(taken)
@@ -466,19 +511,22 @@ class SharedReader:
     # --- the end ---
 
     def _end_released(self, error: EpochNotFound) -> None:
-        """End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned."""
+        """End an epoch with what was there. An epoch that this group still holds goes if it was abandoned, or lost."""
         try:
             require_there(self.claim.client, self.claim.stream)
             roster = load_roster(self.claim.client, self.claim.stream.partitions[0])
+            self.loss = self.claim.loss_of(self.epoch)
+            is_there = not self.loss and not self.claim.is_released(self.epoch)
         except PenstockError as worse:
             self.queue.end(worse)
             return
-        if self.claim.who.group not in roster.groups or self.epoch in roster.epochs:
+        if self.claim.who.group not in roster.groups or is_there:
             self.queue.end(error)
             return
         self._receivers.assembler.flush()
         self._emit(self._receivers.assembler)
-        if roster.groups[self.claim.who.group].read < self.epoch:  # else the other members acknowledged it
+        # else the other members acknowledged it
+        if not self.loss and roster.groups[self.claim.who.group].read < self.epoch:
             name = self.claim.stream.name
             self.claim.notify(f"epoch {self.epoch} of {name!r} was abandoned and released while it was read")
         self.queue.end()
@@ -591,6 +639,11 @@ class SharedReaders:
     def bad_entries(self) -> int:
         """Return the number of entries that could not be read."""
         return sum(dead_letters.count for dead_letters in self._dead_letters)
+
+    @property
+    def loss(self) -> str:
+        """Return a notice, if a server lost the epoch as a whole, else ''."""
+        return next((reader.loss for reader in self._readers if reader.loss), "")
 
     def run(self) -> None:
         """Run the threads. Everything ends in the queue, errors too."""
