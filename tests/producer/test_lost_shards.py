@@ -149,6 +149,27 @@ def test_a_job_of_a_generator_names_what_a_server_lost(any_url: str, any_client:
         produce_torn(any_url, any_client, source)
 
 
+def test_an_iterators_epoch_that_a_server_lost_as_a_whole_is_named_with_server_time_and_ranges(
+    any_url: str, any_client: Any
+) -> None:
+    """It was said that somebody had abandoned or removed it, and the audit found nothing wrong."""
+    source = GeneratorConfig(name="tests.producer.made:numbers", transform="tests.producer.made:very_slowly")
+    plan = ProductionPlan(stream="train", source=source, shard_samples=SAMPLES, partitions=1)
+    with Production(plan, options_of(any_url), workers=1, notify=lambda _: None) as production:
+        stream, looks = open_stream(any_client, "train"), production.run()
+        before = stream_slot(any_client, stream), partition_slot(any_client, stream, 0)
+        loss = r"the server redis.* lost epoch 0 of 'train' as a whole.* \(shard 0 offsets 0-\d+\), noticed at .* UTC"
+        done = next(look.epochs[0].done for look in looks if look.epochs[0].done)
+        for state in before:
+            state.restore(any_client)
+        with pytest.raises(EpochFailed, match=loss):
+            for _ in looks:
+                pass
+    report = audit_stream(any_client, "train")
+    assert not report.is_clean
+    assert any(loss.end >= done and loss.by.startswith("producer ") for loss in report.epochs[0].server_losses)
+
+
 def test_a_writer_opens_an_epoch_again_that_its_partition_lost(any_url: str, any_client: Any) -> None:
     """It said that the epoch was abandoned or released, though every other part of the stream has it."""
     with planned_writer(any_url, 2) as writer:

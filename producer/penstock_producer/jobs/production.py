@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from socket import gethostname
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
 from penstock_common.stream.events import await_event, last_event
+from penstock_common.stream.groups.losses import COMMITTED, Loss, note_loss, utc
 from penstock_common.stream.groups.roster import Roster, load_roster
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -445,7 +447,7 @@ class Production:
             if manifest is None and not is_read:
                 manifest = self._open_again(epoch)
             if not is_read and (manifest is None or manifest.state == ABANDONED):
-                raise EpochFailed(f"epoch {epoch} of {self._plan.stream!r} was abandoned or removed by someone else")
+                raise self._gone(epoch)
             if manifest is None:
                 last = self._seen[epoch]
                 seen = replace(last, state=PRODUCED, done=last.samples or last.done)
@@ -462,6 +464,22 @@ class Production:
             pids=tuple(self._fleet.pids),
         )
         return self._details.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
+
+    def _gone(self, epoch: int) -> EpochFailed:
+        """Return the error for an epoch that cannot go on. What a server lost of it is noted."""
+        stream, opened = self._writer.stream, self._opened[epoch]
+        if find_manifest(self._client, stream, epoch) is not None or is_released(self._client, stream, epoch):
+            return EpochFailed(f"epoch {epoch} of {stream.name!r} was abandoned or removed by someone else")
+        at_ms, seen = time.time_ns() // 1_000_000, self._seen[epoch]
+        if seen.done:  # an iterator has one shard
+            by = f"producer {gethostname()}-{os.getpid()}"
+            note_loss(self._client, stream, Loss(epoch, opened.id, 0, 0, seen.done, seen.done, COMMITTED, by, at_ms))
+        what = f"{seen.done} samples that it had confirmed (shard 0 offsets 0-{seen.done - 1})"
+        return EpochFailed(
+            f"the server {self._client.node_of(stream.keys.meta).where} lost epoch {epoch} of {stream.name!r} as a "
+            f"whole, and with it {what if seen.done else 'no sample that it had confirmed'}, noticed at {utc(at_ms)}: "
+            "an iterator cannot give the same samples again, so produce another epoch"
+        )
 
     def _find(self, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch in work, or None if it is gone, even if another epoch has its number."""
