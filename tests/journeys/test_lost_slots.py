@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock_common.errors import EpochIncomplete
+from penstock_common.server.slots import slot_of
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import load_roster
@@ -42,7 +43,7 @@ def writer_of(cluster: Cluster) -> penstock.Writer:
     return penstock.Writer("t", url=cluster.url, spec=spec, partitions=3, tuning=QUIET)
 
 
-def write(epoch: Any, shards: range) -> None:
+def write(epoch: Any, shards: Iterable[int]) -> None:
     """Write some shards, in which each sample has its position."""
     for number in shards:
         with epoch.shard(number) as shard:
@@ -131,3 +132,27 @@ def test_what_a_failover_takes_from_a_produced_epoch_is_named_with_its_server(cl
         assert f"partition {lost}" in str(caught.value)
         with connect(cluster.url) as client:
             assert audit_stream(client, "t").lost == 20
+
+
+def test_blocks_are_kept_that_go_to_another_server_than_the_map_names(cluster: Cluster) -> None:
+    """A look at a wrong server, which no replica follows, dropped them. The failover then ended the feed."""
+    spec, tuning = {"x": ("int64", (4,))}, penstock.Tuning(durability="auto", notify=lambda _: None, block_bytes=4 * 32)
+    with penstock.Writer("t", url=cluster.url, spec=spec, partitions=3, tuning=tuning) as writer:
+        slots, number = writer.client._slots, elsewhere(cluster, writer.stream)
+        assert slots is not None
+        partition = writer.stream.partitions[number]
+        with writer.epoch(sizes=SIZES) as epoch:
+            write(epoch, [one for one in range(3) if one != number])
+            with epoch.shard(number) as shard, torn_master_of(cluster, partition.roster) as pair:
+                shard.write({"x": np.full(4, number * 20)})
+                shard.commit_all()
+                pair.cut_off()
+                wrong = next(one for one in cluster.replicas if one is not pair.replica)
+                for offset in range(1, 17):  # the next look at the map corrects it
+                    slots.moved(slot_of(partition.roster), ("127.0.0.1", wrong.port))
+                    shard.write({"x": np.full(4, number * 20 + offset)})
+                pair.fail_over()
+                for offset in range(17, 20):
+                    shard.write({"x": np.full(4, number * 20 + offset)})
+    with connect(cluster.url) as client:
+        assert audit_stream(client, "t").is_clean

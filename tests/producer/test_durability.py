@@ -189,9 +189,9 @@ class ChosenLevel(ReplicaWatch):
     def __init__(self) -> None:
         self.is_followed = True
 
-    def level(self, durability: Durability, key: str) -> Durability:
+    def level(self, durability: Durability, key: str, *, is_followed: bool = False) -> Durability:
         """See ReplicaWatch."""
-        return durability.on(self.is_followed)
+        return durability.on(is_followed or self.is_followed)
 
 
 def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follows() -> None:

@@ -142,7 +142,9 @@ class Committer:
         self._stored_block: tuple[Block, Fields, str] | None = None
         """The block whose payload was put into a segment last, its entry's fields, and the segment."""
         self._durability = Durability.parse(stream.durability)
-        self._unconfirmed = UnconfirmedBlocks(self._durability, resources.replicas, self._partition.roster, clock)
+        self._unconfirmed = UnconfirmedBlocks(
+            self._durability, resources.replicas, self._partition.roster, clock, self._is_elsewhere
+        )
         self._outage = Outage(notify, doing="writing", clock=clock)
         self._own: dict[int, int] = {}
         """The blocks that this run committed: end -> first offset."""
@@ -634,8 +636,14 @@ class Committer:
                 return self._begin_on(spare)
         return self._begin_on(open_channel(self._client, where))
 
+    def _is_elsewhere(self) -> bool:
+        """Return whether the map names another server than the one that this connection leads to."""
+        node = self._client.node_of(self._partition.roster)
+        return (node.where, node.server) != (self._channel.where, self._server)
+
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
+        self._server = self._client.node_of(self._partition.roster).server
         try:
             # first, so that lost samples are reported before a writer writes them again
             self._resources.loss_detector.check()

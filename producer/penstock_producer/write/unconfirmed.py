@@ -46,6 +46,7 @@ class UnconfirmedBlocks:
         watch: ReplicaWatch,
         key: str,
         clock: Callable[[], float],
+        is_elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with no block.
 
@@ -54,9 +55,10 @@ class UnconfirmedBlocks:
             watch: Says which servers have replicas.
             key: A key of the shard's partition, whose server is asked.
             clock: Monotonic clock.
+            is_elsewhere: Returns whether the blocks go to another server than the one that the map names for the key.
         """
         self._durability, self._watch, self._key = durability, watch, key
-        self._clock = clock
+        self._clock, self._is_elsewhere = clock, is_elsewhere
         self._blocks: deque[KeptBlock] = deque()
         self._bytes = self._unasked_bytes = 0
         self._due = -math.inf
@@ -67,8 +69,12 @@ class UnconfirmedBlocks:
 
     @property
     def level(self) -> Durability:
-        """The level that a write must reach now, which is `memory` with `auto` on a server without a replica."""
-        return self._watch.level(self._durability, self._key)
+        """The level that a write must reach now, which is `memory` with `auto` on a server without a replica.
+
+        Only the server that the map names is known. Another one may have lost its place to a replica, with what is
+        written there, so that counts as one with a replica.
+        """
+        return self._watch.level(self._durability, self._key, is_followed=self._is_elsewhere())
 
     @property
     def first(self) -> int | None:

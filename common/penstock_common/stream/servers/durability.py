@@ -140,9 +140,12 @@ class ReplicaWatch:
         self._followed: dict[str, bool] = {}
         self._looked_at: dict[str, float] = {}
 
-    def level(self, durability: Durability, key: str) -> Durability:
-        """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server."""
-        return durability.on(self._is_followed(key)) if durability.is_auto else durability
+    def level(self, durability: Durability, key: str, *, is_followed: bool = False) -> Durability:
+        """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server.
+
+        ``is_followed`` means that replicas are expected without a look.
+        """
+        return durability.on(is_followed or self._is_followed(key)) if durability.is_auto else durability
 
     def _is_followed(self, key: str) -> bool:
         node, now = self._client.node_of(key), self._clock()
