@@ -224,5 +224,11 @@ def _is_fair(actor: Actor, error: str) -> bool:
 
 def _kind(words: str) -> str:
     """Return the kind of error that ended a Penstock command. Its last output names no class."""
-    away = ("closed the connection", "no Redis answers", "does not answer", "still loading")
+    away = (
+        "closed the connection",
+        "no Redis answers",
+        "does not answer",
+        "still loading",
+        "does not serve these keys",
+    )
     return UNAVAILABLE if any(text in words for text in away) else "unknown"
