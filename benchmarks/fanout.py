@@ -1,4 +1,4 @@
-"""Decode once, train many: everything to each of 1, 2, 4 and 8 trainers, and what they get together.
+"""Decode once, train many: everything to each of 1, 2, 4, 8 and 16 trainers, and what they get together.
 
 It runs with ready samples (the limit of the transport itself), and with samples that cost a millisecond of Python each.
 A broadcasting side spends that once, and a loader for each trainer spends it as often as there are trainers.
@@ -17,7 +17,7 @@ from benchmarks.sides import INLINE, Side
 from benchmarks.spread import median, ratios, table
 from benchmarks.transport import lost_by, told, why
 
-TRAINERS = (1, 2, 4, 8)
+TRAINERS = (1, 2, 4, 8, 16)
 MAKE_S = 0.001
 GRAPH_ONLY = "its workers run graphs, no Python"
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import plots, rounds, targets, transport
+from benchmarks import further, plots, rounds, targets, transport
 from benchmarks.__main__ import main
 from benchmarks.allowance import Allowance
 from benchmarks.cases import BY_BATCH, IMAGE, Case, asked_for
@@ -20,7 +20,7 @@ from benchmarks.fanout import Fanned
 from benchmarks.fanout import shown as fanned_shown
 from benchmarks.results import Results, compared
 from benchmarks.rounds import Failed, Round, run_round
-from benchmarks.sides import BASELINE, INLINE, OURS, PLAIN, SEGMENTS, Side, here
+from benchmarks.sides import BASELINE, INLINE, OURS, PLAIN, SEGMENTS, SHARED_MEMORY, Side, here
 from benchmarks.spread import ratios
 from benchmarks.transports.protocol import Load, Turns
 
@@ -293,3 +293,13 @@ def test_a_batch_of_a_payload_of_ones_own_is_neither_a_sample_nor_the_whole_memo
     assert asked_for("150kb").batch == 65
     assert asked_for("500mb").batch == 2
     assert asked_for("uint8:7", 3).batch == 3
+
+
+def test_the_cost_of_a_further_trainer_is_what_several_cost_more_than_one() -> None:
+    """A real epoch in segments, two trainers, both ways of acknowledging."""
+    found = further.measure(2, 1, 0.04)
+    assert set(found) == {(batch, every_s) for batch in further.BATCHES for every_s in further.PERIODS_S}
+    assert all(-1 < cost < 20 for costs in found.values() for cost in costs)
+    shown = further.shown(found, 2).splitlines()
+    assert [line.split("|")[2].strip() for line in shown[2:4]] == ["each batch", "20 ms together"]
+    assert not [*SHARED_MEMORY.glob(f"further-{os.getpid()}")]

@@ -9,6 +9,7 @@ from penstock_consumer.read.fetch_plan import (
     BUDGET_SHARE,
     GROUP_ASKS_S,
     MOST_ENTRIES,
+    REFERRED_BYTES,
     REQUEST_BYTES,
     RESTS_IN_VAIN,
     SHORTEST_MS,
@@ -148,6 +149,19 @@ def test_no_request_is_for_more_than_a_share_of_the_prefetch_budget() -> None:
     small.received(10_000_000)
     assert {request.most for request in small.next_requests(0, is_ended=False)} == {1}
     assert small.request_bytes == 250_000
+
+
+def test_one_reader_of_segments_asks_for_more_at_once_because_nothing_is_copied() -> None:
+    """A request costs as much CPU as an entry. Members of a group share, so they keep to small requests."""
+    asking = FetchPlanner(1, BUDGET, STREAM, is_referred=True)
+    asking.received(1_000_000)
+    for members, most in ((1, REFERRED_BYTES // 1_000_000), (2, REQUEST_BYTES // 1_000_000)):
+        asking.share(members)
+        assert {request.most for request in asking.next_requests(0, is_ended=False)} == {most}
+    inline, small = FetchPlanner(1, BUDGET, STREAM), FetchPlanner(1, 1_000_000, STREAM, is_referred=True)
+    for planner, nbytes in ((inline, REQUEST_BYTES), (small, 250_000)):
+        planner.share(1)
+        assert planner.request_bytes == nbytes
 
 
 def test_a_member_among_many_lets_a_few_entries_come_together() -> None:

@@ -16,6 +16,9 @@ REQUESTS_AHEAD = 2
 """The requests under way at once. The server prepares the next reply while the reader receives this one."""
 REQUEST_BYTES = 2_000_000
 """The payload bytes of one request. They hide a round trip, and the server copies all of them to its reply buffer."""
+REFERRED_BYTES = 8_000_000
+"""The same if the payload lies in segments, and only this member of the group reads: there is nothing to copy, and a
+request costs as much as an entry."""
 MOST_ENTRIES = 64
 BLOCK_MS = 100
 """The longest wait of an idle read. It is finite, because an epoch may end without another entry."""
@@ -76,10 +79,14 @@ class EntryRhythm:
 class FetchPlanner:
     """The plan of one reader's requests. The reader reports each answer to it."""
 
-    def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int) -> None:
-        """``budget_bytes`` is the budget of the prefetch queue, and ``stream_bytes`` that of the stream."""
-        self._partitions, self._stream_bytes = partitions, stream_bytes
-        self.request_bytes = min(REQUEST_BYTES, budget_bytes // (2 * REQUESTS_AHEAD))
+    def __init__(self, partitions: int, budget_bytes: int, stream_bytes: int, *, is_referred: bool = False) -> None:
+        """``budget_bytes`` is the budget of the prefetch queue, and ``stream_bytes`` that of the stream.
+
+        ``is_referred``: entries refer to segments.
+        """
+        self._partitions, self._stream_bytes, self._is_referred = partitions, stream_bytes, is_referred
+        self._most_bytes = budget_bytes // (2 * REQUESTS_AHEAD)
+        self.request_bytes = min(REQUEST_BYTES, self._most_bytes)
         """The bytes of one request: a small share of the prefetch budget, so that members of a group share fairly."""
         self._entry_bytes = 0.0
         """The recent mean size of an entry, or 0 before the first."""
@@ -112,6 +119,11 @@ class FetchPlanner:
     def restart(self) -> None:
         """Forget the answers so far, because they say nothing about what exists now."""
         self._empty = self._in_vain = 0
+
+    def share(self, members: int) -> None:
+        """Learn how many members of the group share what comes."""
+        is_alone = self._is_referred and members == 1
+        self.request_bytes = min(REFERRED_BYTES if is_alone else REQUEST_BYTES, self._most_bytes)
 
     def received(self, nbytes: int) -> None:
         """Note that an entry of ``nbytes`` bytes came."""

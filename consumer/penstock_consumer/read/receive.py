@@ -499,8 +499,7 @@ class Receiver:
         self._require_committed(header)
         self._entry.adopt(header, ref, views)
         lease = self._lease(header, header.count)
-        spans = [BatchSpan(lease, lo, hi) for lo, hi in runs(self._offsets(header))]
-        self._assembler.adopt(self._columns(header), spans)
+        self._assembler.adopt(self._columns(header), [BatchSpan(lease, lo, hi) for lo, hi in self._ranges(header)])
         return lease
 
     def _verify(self, header: Header, payload: Sequence[Any]) -> None:
@@ -532,9 +531,12 @@ class Receiver:
                 check_values(tensor, np.frombuffer(place, dtype=np.uint8))
         ragged = self._ragged_parts(header)
         lease = self._lease(header, header.count)
-        ranges = runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
-        self._assembler.accept(header.count, [BatchSpan(lease, lo, hi) for lo, hi in ranges], ragged)
+        spans = [BatchSpan(lease, lo, hi) for lo, hi in self._ranges(header)]
+        self._assembler.accept(header.count, spans, ragged)
         return lease
+
+    def _ranges(self, header: Header) -> list[tuple[int, int]]:
+        return runs(self._offsets(header)) if header.holes else [(header.first, header.end)]
 
     def _offsets(self, header: Header) -> NDArray[np.int64]:
         every = np.arange(header.first, header.end, dtype=np.int64)

@@ -22,6 +22,7 @@ from penstock_common.errors import (
     ServerUnavailable,
 )
 from penstock_common.explain.sentences import why_no_room
+from penstock_common.segments.folder import INLINE
 from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
@@ -214,7 +215,9 @@ class SharedReader:
         what = claim.stream.named(claim.servers[server])
         self._connection = ReaderConnection(claim.client, queue, claim.notify, what)
         budget_bytes = queue.budget_bytes // len(claim.servers)
-        self._planner = FetchPlanner(len(self._partitions), budget_bytes, claim.stream.budget_bytes)
+        self._planner = FetchPlanner(
+            len(self._partitions), budget_bytes, claim.stream.budget_bytes, is_referred=claim.stream.payload != INLINE
+        )
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
         self._rejoined: set[int] = set()
         """The partitions whose server had lost this member."""
@@ -257,6 +260,7 @@ class SharedReader:
         asking = self._planner
         asking.restart()
         while True:
+            asking.share(self.claim.heartbeat.members)
             if self._has_claims():
                 asking.restart()
                 if not self._asked:
