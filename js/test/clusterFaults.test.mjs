@@ -139,6 +139,95 @@ test("a master that stands still ages no lease on the others, whose batches are 
   await peer.ask("end_cluster");
 });
 
+/** A writer of one shard in a partition of its own, of which a given number of samples is committed. */
+async function begun(stream, url, partition, count, size) {
+  const spec = { x: ["uint8", [10]] };
+  const writer = await openWriter(stream, { url, spec, blockBytes: 100, partitions: 3, notify: () => {} });
+  const epoch = await writer.epoch(0, {
+    sizes: Array.from({ length: 3 }, (_, number) => (number === partition ? size : 0)),
+  });
+  const shard = await epoch.shard(partition);
+  const write = async (end) => {
+    while (shard.position < end) await shard.write(sampleOf(spec, shard.position));
+    await shard.commitAll();
+  };
+  await write(count);
+  const finish = async () => {
+    await write(size);
+    await shard.close();
+    for (let number = 0; number < 3; number += 1) if (number !== partition) await (await epoch.shard(number)).close();
+    await epoch.close();
+    await writer.close();
+  };
+  const [, ...rosters] = await peer.ask("keys_of", { stream, url });
+  return { finish, roster: rosters[partition] };
+}
+
+const MANUAL = { batchSize: 10, acknowledge: "manual", prefetchBytes: 1, notify: () => {} };
+
+for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0, worldSize: 1 } })) {
+  for (const durability of ["memory", "replicas"]) {
+    test(`what a ${order} member acknowledged and a failover lost is on the server again (${durability})`, async () => {
+      const [url] = await peer.ask("start_cluster", { replicas: 1 });
+      const { finish, roster } = await begun("again", url, 0, 60, 120);
+      if (durability === "replicas") {
+        const meta = roster.replace(/\{.*$/, "{again}:meta");
+        await peer.ask("ask", { url, command: ["HSET", meta, "durability", "replicas=1"] });
+      }
+      const loader = load("again", { ...MANUAL, group: "g", url, ...options });
+      loaders.push(loader);
+      const loop = loader[Symbol.asyncIterator]();
+      const train = async () => await (await loop.next()).value.ack();
+      await train();
+      await peer.ask("cut_off", { key: roster });
+      for (let batches = 1; batches < 6; batches += 1) await train();
+      const [kind, command] = order === "shared" ? ["ledger:g:0", "BITCOUNT"] : ["pos:g", "HGET"];
+      const key = roster.replace("roster", `0:${kind}`);
+      const known = () => peer.ask("ask", { url, command: [command, key, ...(order === "shared" ? [] : ["0"])] });
+      assert.equal(Number(await known()), 60);
+      await peer.ask("fail_over");
+      const until = Date.now() + 30_000;
+      while (Number(await known()) < 60 && Date.now() < until) await new Promise((resolve) => setTimeout(resolve, 50));
+      assert.equal(Number(await known()), 60);
+      const finished = finish();
+      for (let next = await loop.next(); !next.done; next = await loop.next()) await next.value.ack();
+      await finished;
+      await closeAll();
+      await peer.ask("end_cluster");
+    });
+  }
+}
+
+for (const who of ["the member", "another member"]) {
+  test(`what was acknowledged is not delivered again as new by a replica that lacks that (${who})`, async () => {
+    const [url] = await peer.ask("start_cluster", { replicas: 1 });
+    const { finish, roster } = await begun("once", url, 1, 60, 120);
+    const found = [];
+    const [loader, other] = ["a", "b"].map((member) => load("once", { ...MANUAL, group: "g", member, url }));
+    loaders.push(loader, other);
+    await loader.open();
+    if (who === "another member") await other.open();
+    const train = async (loop, most = Number.POSITIVE_INFINITY) => {
+      for (let batches = 0; batches < most; batches += 1) {
+        const { done, value } = await loop.next();
+        if (done) return;
+        found.push([...value.identities()]);
+        await value.ack();
+      }
+    };
+    const loop = loader[Symbol.asyncIterator]();
+    await train(loop, 1);
+    await peer.ask("cut_off", { key: roster });
+    await train(loop, 5);
+    await peer.ask("fail_over");
+    await Promise.all([train(who === "the member" ? loop : other[Symbol.asyncIterator]()), finish()]);
+    if (who === "another member") await train(loop);
+    assert.deepEqual(names(found).sort(), all([0, 120]).sort());
+    await closeAll();
+    await peer.ask("end_cluster");
+  });
+}
+
 for (const [lost, fault] of [
   [0, "stop"],
   [1, "kill"],

@@ -43,6 +43,7 @@ from penstock_producer.write.quota import (
 )
 from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
 from tests.sentinels import Service, started_service
+from tests.torn import TornPair, torn_master_of
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -282,6 +283,28 @@ def masters_of(keys: list[str]) -> list[int]:
 def lose_master(key: str, fault: str) -> None:
     """Kill or stop the master of a key, whose replica has everything."""
     CLUSTER[-1].lose_master_of(key, fault)
+
+
+TORN: list[TornPair] = []
+"""The masters that are cut off from their replicas."""
+
+
+def cut_off(key: str) -> None:
+    """Keep from the replica of a key's master all that is written from now on."""
+    TORN.append(CLUSTERS[-1].enter_context(torn_master_of(CLUSTER[-1], key)))
+    TORN[-1].cut_off()
+
+
+def fail_over() -> None:
+    """Kill the master that was cut off last, and let its replica take over as it is."""
+    TORN.pop().fail_over()
+
+
+def ask(url: str, command: list[Any]) -> Any:
+    """Return a server's answer to a command, which is a number, a text or nothing."""
+    with connect(url) as client:
+        answer = client.execute_command(*command)
+    return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def move_slot(key: str) -> None:

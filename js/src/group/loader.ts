@@ -328,7 +328,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const left = acknowledger.unacknowledged;
     try {
       await reading.stop(); // a wait for a batch ends
-      await member.flush();
+      await member.confirm();
       if (left > 0) {
         this.#chosen.notify(`${left} samples were handed out and not acknowledged: they are handed out again`);
       }
@@ -338,6 +338,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       try {
         await this.#signOff(reading);
       } finally {
+        member.stop();
         silence.stop();
         line.close();
         await segments?.close();

@@ -60,7 +60,7 @@ export class Member {
     const { partitions } = who.stream;
     const numbers = server.byServer(partitions.map(({ roster }) => roster));
     this.servers = numbers.map((some) => some.map((number) => partitions[number] as PartitionKeys));
-    this.outboxes = new Outboxes((...call) => this.runAcknowledgement(...call), this.servers);
+    this.outboxes = new Outboxes((...call) => this.runAcknowledgement(...call), server, who.stream, this.servers);
   }
 
   /** Run a script that acknowledges. */
@@ -221,11 +221,31 @@ export class Member {
     await this.outboxes.flush();
   }
 
+  /** Flush, and wait for a limited time until a replica has everything. */
+  async confirm(): Promise<void> {
+    await this.outboxes.confirm();
+  }
+
+  /** Return once the servers of these partitions have again what this member acknowledged and older ones lost. */
+  async attend(partitions: readonly PartitionKeys[]): Promise<void> {
+    await this.outboxes.attend(partitions);
+  }
+
+  /** Remember the run of each server, from the join on. */
+  async learnRuns(): Promise<void> {
+    await this.patiently(() => Promise.all([this.who.runs.learn(), this.outboxes.learn()]));
+  }
+
+  /** Look no more after what was acknowledged. */
+  stop(): void {
+    this.outboxes.close();
+  }
+
   // --- the end of epochs ---
 
   /** Close for the group the epochs that its ledger covers. Raises EpochIncomplete for samples that will never come. */
   async closeEpochs(ended: number): Promise<void> {
-    await this.flush();
+    await this.confirm();
     this.unclosed.add(ended);
     for (const epoch of [...this.unclosed].sort((a, b) => a - b)) {
       if (!(await this.close(epoch))) continue;

@@ -107,6 +107,7 @@ export class RankMember extends Member {
    */
   async rewind(epoch: number, position: number): Promise<void> {
     await this.flush();
+    this.outboxes.forget();
     const retained = [...(await retainedEpochs(this.server, this.stream)).keys()];
     if (!retained.includes(epoch) && epoch < (await readCounters(this.server, this.stream)).next) {
       throw new ReplayTruncated(

@@ -8,6 +8,7 @@ import { loadRoster, unknownGroup } from "../stream/roster.js";
 import type { Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { EpochSteps } from "./canonical.js";
+import { DeliveryCheck } from "./deliveryCheck.js";
 import { Heartbeat, Heartbeats, LeaseRenewer, LeaseRenewers } from "./heartbeat.js";
 import { Member } from "./member.js";
 import type { Chosen, RankPlace } from "./options.js";
@@ -151,6 +152,7 @@ export class SharedReading extends Reading {
   override readonly heartbeat: LeaseRenewers;
   override readonly isOrdered = false;
   readonly #made: Resources;
+  readonly #deliveries: readonly DeliveryCheck[];
 
   constructor(made: Resources, who: Membership) {
     super(made);
@@ -162,10 +164,12 @@ export class SharedReading extends Reading {
     this.heartbeat = new LeaseRenewers(
       servers.map((partitions) => new LeaseRenewer(server, who, leases, leaseMs, notify, partitions)),
     );
+    this.#deliveries = servers.map((partitions) => new DeliveryCheck(made.line.server, partitions));
   }
 
   /** Join the group, and find what an earlier process of this name was given. */
   override async join(): Promise<void> {
+    await this.member.patiently(() => Promise.all(this.#deliveries.map((check) => check.look())));
     await this.member.join(this.#made.chosen.start);
     await this.member.patiently(() => this.heartbeat.recover());
     await this.member.patiently(() => this.heartbeat.look());
@@ -177,7 +181,8 @@ export class SharedReading extends Reading {
     const { line, receive, chosen } = this.#made;
     const { batchSize, notify } = chosen;
     const renewers = heartbeat.each;
-    return new SharedReaders({ member, renewers, line, receive, batchSize, notify }, manifest, queue);
+    const made = { member, renewers, deliveries: this.#deliveries, line, receive, batchSize, notify };
+    return new SharedReaders(made, manifest, queue);
   }
 
   /** Return an earlier epoch again if a member that held a part of it died, or if what it lacked was repaired. */
@@ -301,7 +306,7 @@ export async function openReading(made: Resources, who: Membership): Promise<Rea
   const groups = new Set(rosters.flatMap((roster) => [...roster.groups.keys()]));
   if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, [...groups].sort());
   await reading.join();
-  await reading.member.patiently(() => who.runs.learn());
+  await reading.member.learnRuns();
   if (groups.size > 0 && !groups.has(who.group)) {
     notify(newGroupNotice(who.group, [...groups].sort(), reading.member.first));
   }

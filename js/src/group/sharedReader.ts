@@ -9,10 +9,11 @@ import { isGone, pendingMembers } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { requireThere } from "../stream/stream.js";
 import { type Notify, Outage, seconds } from "../waiting.js";
-import { Aside, ELSEWHERE_MS } from "./aside.js";
+import { Aside, ELSEWHERE_MS, within } from "./aside.js";
 import { Assembler } from "./batch.js";
 import { CommitCheck } from "./committed.js";
 import { crashNotice, DeadLetters, type EpochKnowledge, isDone, tooOld } from "./deadLetters.js";
+import type { DeliveryCheck } from "./deliveryCheck.js";
 import { FetchPlanner, type FetchRequest } from "./fetchPlan.js";
 import type { ClaimedEntry, LeaseRenewer } from "./heartbeat.js";
 import { Lease } from "./leases.js";
@@ -25,6 +26,10 @@ import { unlessAway, whyNoRoom } from "./sentences.js";
 const STATE_LOOKS = 10;
 const STATE_LOOK_MS = 100;
 const HOLDERS_LOOK_MS = 50;
+/** The longest wait for acknowledgements that a replaced server may have lost. */
+const ACKNOWLEDGED_MS = 10_000;
+/** The time that other members have for the same. They look and try again each second. */
+const OTHERS_MS = 2500;
 const ROOM_MS = 200;
 
 /** What the readers of shared entries are made of. */
@@ -32,6 +37,8 @@ export interface SharedReading {
   readonly member: Member;
   /** One for each server. */
   readonly renewers: readonly LeaseRenewer[];
+  /** The same. */
+  readonly deliveries: readonly DeliveryCheck[];
   readonly line: BlockingLine;
   readonly receive: ReceiveOptions;
   readonly batchSize: number;
@@ -67,7 +74,8 @@ export class SharedReaders {
     const { renewers } = made;
     const ends = queue.divide(renewers.length);
     this.#readers = renewers.map(
-      (renewer, at) => new SharedReader(made, renewer, manifest, ends[at] as ReaderQueue, known),
+      (renewer, at) =>
+        new SharedReader(made, renewer, made.deliveries[at] as DeliveryCheck, manifest, ends[at] as ReaderQueue, known),
     );
   }
 
@@ -95,6 +103,7 @@ class SharedReader {
   hasEnded = false;
   readonly #made: SharedReading;
   readonly #renewer: LeaseRenewer;
+  readonly #deliveries: DeliveryCheck;
   readonly #queue: ReaderQueue;
   readonly #known: EpochKnowledge;
   readonly #news: Aside<Manifest>;
@@ -113,6 +122,7 @@ class SharedReader {
   constructor(
     made: SharedReading,
     renewer: LeaseRenewer,
+    deliveries: DeliveryCheck,
     manifest: Manifest,
     queue: ReaderQueue,
     known: EpochKnowledge,
@@ -120,6 +130,7 @@ class SharedReader {
     const { member, receive, batchSize, notify } = made;
     this.#made = made;
     this.#renewer = renewer;
+    this.#deliveries = deliveries;
     this.#known = known;
     this.epoch = manifest.epoch;
     this.#manifest = manifest;
@@ -257,6 +268,8 @@ class SharedReader {
     let entries: StreamEntry[];
     try {
       entries = await answer;
+      // a replaced server may have answered without an error; what cannot be judged now is claimed later
+      if (this.#made.line.server.made !== null) await this.#deliveries.look(() => this.#awaitAcknowledged());
       this.#hold(entries, partition);
       this.#asked.shift();
     } catch (error) {
@@ -310,7 +323,9 @@ class SharedReader {
     const { group } = member.who;
     const found: Received[] = [];
     for (const entry of entries) {
-      const one = await receiveShared(receive, entry, { manifest, partition, group, isClaimed }, this.#committed);
+      const isDoubted = this.#deliveries.doubts(partition, manifest.epoch, textOf(entry[0]) as string);
+      const scope = { manifest, partition, group, isClaimed: isClaimed || isDoubted };
+      const one = await receiveShared(receive, entry, scope, this.#committed);
       found.push(one);
       if (one.kind !== "good") continue;
       const { block, rows, entryId, acknowledged } = one;
@@ -460,6 +475,7 @@ class SharedReader {
     await this.#requireLive();
     if (this.#manifest.state === "abandoned") return !renewer.hasClaims(this.epoch); // its acknowledgements are refused
     // what was delivered under this name and never arrived, or was acknowledged and lost by the server
+    await member.attend(this.#partitions);
     await member.patiently(() => renewer.recover(() => member.isAllAcknowledged));
     let beganMs: number | null = null;
     for (;;) {
@@ -537,6 +553,7 @@ class SharedReader {
       renewer.raiseError();
       await this.#outage.bear(failure);
       try {
+        await this.#deliveries.look(() => this.#awaitAcknowledged());
         await renewer.recover();
         return;
       } catch (again) {
@@ -544,6 +561,13 @@ class SharedReader {
         failure = again;
       }
     }
+  }
+
+  /** Wait, for a limited time, until the server has again what this member and others acknowledged. */
+  async #awaitAcknowledged(): Promise<void> {
+    const others = this.#renewer.members > 1 ? sleep(OTHERS_MS) : null;
+    await within(this.#made.member.attend(this.#partitions), ACKNOWLEDGED_MS);
+    await others;
   }
 }
 

@@ -19,6 +19,8 @@ export class Cluster implements Transport {
   readonly #nodes = new Map<string, Connection>();
   readonly #changed = () => this.#dropDemoted();
   #isClosed = false;
+  /** The connections made to nodes that are no masters any more. */
+  #madeBefore = 0;
 
   private constructor(map: SlotMap) {
     this.#map = map;
@@ -55,6 +57,10 @@ export class Cluster implements Transport {
         }
       },
     }));
+  }
+
+  get made(): number {
+    return [...this.#nodes.values()].reduce((sum, { made }) => sum + made, this.#madeBefore);
   }
 
   placeOf(key: string | undefined): string {
@@ -94,6 +100,7 @@ export class Cluster implements Transport {
     for (const [name, node] of this.#nodes) {
       if (masters.has(name)) continue;
       this.#nodes.delete(name);
+      this.#madeBefore += node.made;
       node.destroy("it is no master any more");
     }
   }

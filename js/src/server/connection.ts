@@ -18,6 +18,8 @@ export class Connection {
   readonly #replyTimeoutMs: number;
   #session: Session | null = null;
   #isClosed = false;
+  /** See `Transport.made`. */
+  made = 0;
 
   /**
    * @param address Where the server is, or redis://, rediss:// or unix://. Raises BadOption.
@@ -40,7 +42,10 @@ export class Connection {
    */
   sendCommand(args: readonly (string | Buffer)[]): Promise<unknown> {
     if (this.#isClosed) return Promise.reject(new Error("the connection was closed"));
-    if (this.#session?.isOpen !== true) this.#session = new Session(this.#address, this.#replyTimeoutMs);
+    if (this.#session?.isOpen !== true) {
+      this.#session = new Session(this.#address, this.#replyTimeoutMs);
+      this.made += 1;
+    }
     return this.#session.send(args);
   }
 

@@ -22,6 +22,8 @@ export class SentinelClient implements Transport {
   #opening: Promise<Primary> | null = null;
   #primary: Primary | null = null;
   #isClosed = false;
+  /** See `Transport.made`. */
+  made = 0;
 
   constructor(service: Service) {
     this.#service = service;
@@ -68,6 +70,7 @@ export class SentinelClient implements Transport {
       if (String(role) !== "master") throw new ServerUnavailable(`${where} is no primary at this moment`);
       if (this.#isClosed) throw new Error("the connection was closed");
       this.#primary = { connection, where };
+      this.made += 1;
       return this.#primary;
     } catch (error) {
       connection?.destroy();

@@ -116,6 +116,11 @@ export class Server {
     return this.#client.placeOf?.(key) ?? this.#address;
   }
 
+  /** The connections that were made, or null for a client that does not tell. */
+  get made(): number | null {
+    return this.#client.made ?? null;
+  }
+
   /** Return the numbers of these keys, in a list for each server that holds some of them now. */
   byServer(keys: readonly string[]): number[][] {
     const together = new Map<string, number[]>();

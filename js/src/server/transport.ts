@@ -29,6 +29,8 @@ export interface Transport extends RedisLike {
   placeOf?(key: string | undefined): string;
   /** Return the slots of each server. */
   slots?(): SlotRange[][];
+  /** The connections that it has made. A server that is another one since then is behind a new one. */
+  readonly made?: number;
   /** Return further connections to the same server. */
   duplicate?(): Transport;
   /** Receive later values in the memory of a value. Nobody may use that value from now on. */

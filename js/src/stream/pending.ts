@@ -108,13 +108,23 @@ export async function claimEntry(
 }
 
 /** Return whether there is an entry that no member of the group was given yet. */
-export async function hasUnread(server: Server, { partition, epoch }: EntriesKey, group: string): Promise<boolean> {
-  const key = partition.entries(epoch);
-  const groups = (await unlessGone(server.call("XINFO", "GROUPS", key), [])) as unknown[];
-  const given = new Map(groups.map(lastDelivered));
+export async function hasUnread(server: Server, entries: EntriesKey, group: string): Promise<boolean> {
+  const given = await lastGiven(server, entries);
   const [newest, mine] = [given.get(LAST), given.get(group)];
   if (newest === undefined || mine === undefined || compareIds(newest, mine) <= 0) return false;
+  const key = entries.partition.entries(entries.epoch);
   return entriesOf(await server.call("XRANGE", key, `(${mine}`, "+", "COUNT", 1)).length > 0; // it may be deleted
+}
+
+/** Return the id of the newest entry, or null if there is none, or no such epoch. */
+export async function newestEntry(server: Server, entries: EntriesKey): Promise<string | null> {
+  return (await lastGiven(server, entries)).get(LAST) ?? null;
+}
+
+/** Return the id of the last entry that each group was given. */
+async function lastGiven(server: Server, { partition, epoch }: EntriesKey): Promise<Map<string, string>> {
+  const groups = (await unlessGone(server.call("XINFO", "GROUPS", partition.entries(epoch)), [])) as unknown[];
+  return new Map(groups.map(lastDelivered));
 }
 
 function lastDelivered(info: unknown): [name: string, id: string] {

@@ -13,6 +13,36 @@ async function readRun(server: Server, key: string): Promise<string | null> {
   }
 }
 
+/** Notices that the server of a key was restarted or replaced: its connections reach another run. */
+export class RunWatch {
+  readonly #server: Server;
+  readonly #key: string;
+  /** The connections when the run was last asked for. */
+  #made: number | null = -1;
+  #run: string | null = null;
+
+  constructor(server: Server, key: string) {
+    this.#server = server;
+    this.#key = key;
+  }
+
+  /**
+   * Return whether the server is another run than at the last call. The first call only learns the run. It costs nothing
+   * while no connection was made. Where the run is hidden, each new connection counts as another one.
+   *
+   * @throws ServerUnavailable.
+   */
+  async isAnother(): Promise<boolean> {
+    const { made } = this.#server;
+    if (made !== null && made === this.#made) return false;
+    const run = await readRun(this.#server, this.#key);
+    const [isFirst, isHidden] = [this.#made === -1, run === null];
+    const isAnother = !isFirst && (isHidden ? made !== null : run !== this.#run);
+    [this.#made, this.#run] = [made, run];
+    return isAnother;
+  }
+}
+
 /**
  * The run of each server of a member at its join. A server that came back older may have lost the member. Its error then
  * names that server.

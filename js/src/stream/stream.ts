@@ -19,6 +19,8 @@ export interface Stream {
   /** `inline`, or `segments:` and a folder. */
   readonly payload: string;
   readonly durability: string;
+  /** Whether the durability is `auto`: one replica where one follows. Writers in Node take it for `memory`. */
+  readonly isAuto: boolean;
   /** The producer's facts, such as the names of classes. */
   readonly info: Record<string, unknown>;
   readonly keys: StreamKeys;
@@ -49,6 +51,7 @@ export async function findStream(server: Server, name: string): Promise<Stream |
       blockBytes: integer(meta.get("block_bytes")),
       payload: meta.get("payload") ?? "inline",
       durability: meta.get("durability") ?? "memory",
+      isAuto: meta.get("durability") === "memory" && meta.get("replicas") === "auto",
       info: JSON.parse(meta.get("info") ?? "{}"),
       keys,
     };

@@ -1,7 +1,7 @@
 import { BadOption, PenstockError, ReplyError, ServerUnsuitable } from "../errors.js";
 import { loadScript } from "../scripts.js";
 import type { Argument, Server } from "../server/server.js";
-import { textOf } from "../server/server.js";
+import { countReplicas } from "../stream/replicas.js";
 import type { Stream } from "../stream/stream.js";
 import { type Notify, Wait } from "../waiting.js";
 
@@ -63,7 +63,7 @@ export class Durability {
         throw new ServerUnsuitable(`${start} (${answer.message}): choose memory or replicas=K`);
     }
     if (this.#replicas === 0 || isStored) return;
-    const online = Math.min(...(await server.onEach(replicasOf)));
+    const online = Math.min(...(await server.onEach((one) => countReplicas(one))));
     if (online < this.#replicas) {
       throw new ServerUnsuitable(
         `durability '${this.text}' needs ${this.#replicas} replicas, the server has ${online} that follow: connect ` +
@@ -99,9 +99,4 @@ export class Durability {
   async bear(wait: Wait, lacking: string): Promise<void> {
     await wait.because("durability", () => `durability '${this.text}': ${lacking}`);
   }
-}
-
-async function replicasOf(server: Server): Promise<number> {
-  const facts = textOf(await server.call("INFO", "replication")) ?? "";
-  return facts.match(/^slave\d+:.*state=online/gm)?.length ?? 0;
 }

@@ -1,0 +1,51 @@
+import type { Server } from "../server/server.js";
+import type { PartitionKeys } from "../stream/keys.js";
+import { compareIds, newestEntry } from "../stream/pending.js";
+import { loadRoster } from "../stream/roster.js";
+import { RunWatch } from "../stream/serverRuns.js";
+
+/**
+ * The test whether a server may have lost that it delivered an entry. A replica that takes over may lack that an entry was
+ * delivered and acknowledged. It delivers the entry again, as a new one. The member that acknowledged it sends the
+ * acknowledgement again, so the ledger knows what is done.
+ */
+export class DeliveryCheck {
+  readonly #server: Server;
+  readonly #partitions: readonly PartitionKeys[];
+  readonly #watch: RunWatch;
+  /** `partition:epoch` to the newest entry that the server had when it was found to be another one. */
+  readonly #newest = new Map<string, string>();
+
+  /**
+   * @param server The connections that entries are read on. Their failures are not waited for.
+   * @param partitions The partitions on one server.
+   */
+  constructor(server: Server, partitions: readonly PartitionKeys[]) {
+    this.#server = server;
+    this.#partitions = partitions;
+    this.#watch = new RunWatch(server, (partitions[0] as PartitionKeys).roster);
+  }
+
+  /**
+   * Call `settle`, and doubt the entries of now, if the server is another one than at the last call. The first call only
+   * learns which server it is.
+   *
+   * @throws ServerUnavailable.
+   */
+  async look(settle: () => Promise<void> = async () => {}): Promise<void> {
+    if (!(await this.#watch.isAnother())) return;
+    for (const partition of this.#partitions) {
+      for (const epoch of (await loadRoster(this.#server, partition)).epochs) {
+        const newest = await newestEntry(this.#server, { partition, epoch });
+        if (newest !== null) this.#newest.set(`${partition.number}:${epoch}`, newest);
+      }
+    }
+    await settle();
+  }
+
+  /** Return whether a new entry may have been delivered and acknowledged before. */
+  doubts({ number }: PartitionKeys, epoch: number, entryId: string): boolean {
+    const newest = this.#newest.get(`${number}:${epoch}`);
+    return newest !== undefined && compareIds(entryId, newest) <= 0;
+  }
+}
