@@ -232,6 +232,52 @@ test("a member that one roster has lost joins again, and is given everything", a
   assert.equal(await client.hGet(`penstock:{${stream}.${tag}}:roster`, "d:g:0"), "1");
 });
 
+test("a member that a roster loses again and again in one epoch joins again each time", async () => {
+  const [stream, sizes] = ["twice-lost", [60, 60]];
+  await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2 });
+  const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  const roster = `penstock:{${stream}.${tag}}:roster`;
+  const restore = await slotState(client, `${stream}.${tag}`);
+  const found = [];
+  let losses = 0;
+  for await (const batch of begin(stream, { prefetchBytes: 400, leaseMs: 3000 })) {
+    if (losses < 3 && (await ofGroup(roster)).length > 0) {
+      await restore();
+      losses += 1;
+    }
+    found.push([...batch.identities()]);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  assert.equal(losses, 3);
+  assert.deepEqual([...new Set(names(found))].sort(), all(sizes).sort());
+});
+
+test("a member waits for an epoch that one partition has lost, until its writer opens it there again", async () => {
+  const [stream, sizes] = ["reopened", [20, 20]];
+  await peer.ask("produce", { stream, spec: "fixed", sizes, partitions: 2, block_bytes: 250, epochs: 0 });
+  const said = [];
+  const loader = begin(stream, { leaseMs: 3000, notify: (line) => said.push(line) });
+  await loader.open();
+  const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+  const restore = await slotState(client, `${stream}.${tag}`);
+  await peer.ask("plan", { stream, sizes, url: peer.url });
+  await peer.ask("write_planned", { shard: 0, size: 20 });
+  const found = [];
+  for await (const batch of loader) {
+    if (found.length === 0) {
+      await restore();
+      const until = Date.now() + 30_000;
+      while (!said.some((line) => line.includes("without epoch 0 in partition 1")) && Date.now() < until) {
+        await new Promise((resolve) => setTimeout(resolve, 50));
+      }
+      await peer.ask("write_planned", { shard: 1, size: 20 });
+      await peer.ask("end_planned");
+    }
+    found.push([...batch.identities()]);
+  }
+  assert.deepEqual(names(found).sort(), all(sizes).sort());
+});
+
 test("a group that the first roster has lost is joined, and not made", async () => {
   const [stream, sizes] = ["known", [20, 20]];
   await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2 });

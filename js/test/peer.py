@@ -146,6 +146,29 @@ def open_shards(stream: str, url: str) -> None:
         WRITERS[-1].flush()
 
 
+PLANNED: list[Any] = []
+"""The writer and the epoch that `plan` leaves open."""
+
+
+def plan(stream: str, sizes: list[int], url: str) -> None:
+    """Open an epoch of a stream."""
+    PLANNED.append(penstock.Writer(stream, url=url))
+    PLANNED.append(PLANNED[-1].epoch(sizes=sizes))
+
+
+def write_planned(shard: int, size: int) -> None:
+    """Write a shard of the open epoch."""
+    with PLANNED[-1].shard(shard) as part:
+        for offset in range(size):
+            part.write(sample("fixed", 1000 * shard + offset))
+
+
+def end_planned() -> None:
+    """Close the open epoch and its writer."""
+    PLANNED.pop().close()
+    PLANNED.pop().close()
+
+
 def told(value: Any) -> list[str]:
     """Return digests of a tensor's bytes and of its shapes."""
     arrays = [value.values, value.shapes] if isinstance(value, Ragged) else [value]

@@ -8,7 +8,7 @@ import { findManifest, isEnded, liveState, type Manifest, renewed } from "../str
 import { isGone, pendingMembers } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { requireThere } from "../stream/stream.js";
-import { type Notify, Outage, seconds } from "../waiting.js";
+import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
 import { Aside, ELSEWHERE_MS, within } from "./aside.js";
 import { Assembler } from "./batch.js";
 import { CommitCheck } from "./committed.js";
@@ -26,6 +26,8 @@ import { unlessAway, whyNoRoom } from "./sentences.js";
 const STATE_LOOKS = 10;
 const STATE_LOOK_MS = 100;
 const HOLDERS_LOOK_MS = 50;
+/** The time between two looks at a partition that has lost the epoch. */
+const LOST_LOOK_MS = 500;
 /** The longest wait for acknowledgements that a replaced server may have lost. */
 const ACKNOWLEDGED_MS = 10_000;
 /** The time that other members have for the same. They look and try again each second. */
@@ -113,8 +115,8 @@ class SharedReader {
   readonly #planner: FetchPlanner;
   readonly #outage: Outage;
   readonly #asked: Asked[] = [];
-  /** The partitions whose server had lost this member. */
-  readonly #rejoined = new Set<PartitionKeys>();
+  /** The partitions whose server has lost the epoch, and when that was first seen. */
+  readonly #lostSince = new Map<PartitionKeys, number>();
   #manifest: Manifest;
   /** The members whose entries are waited for, once nothing else is left. */
   #silent: string[] = [];
@@ -276,33 +278,55 @@ class SharedReader {
       if (error instanceof ServerUnavailable) throw new BrokenLine(error);
       if (isGone(error)) {
         this.#asked.shift();
-        if (await this.#rejoins(partition)) {
-          throw new BrokenLine(
-            new ServerUnavailable("the server came back without this group, which has joined again"),
-          );
-        }
-        const gone = new EpochNotFound(
-          `epoch ${this.epoch} of '${this.#made.member.stream.name}' was released, or its group dropped, or the server ` +
-            `came back without its newest writes, while it was read (${(error as Error).message})`,
-        );
-        throw await this.#made.member.who.runs.explained(gone, partition);
+        throw await this.#explainGone(partition, (error as Error).message);
       }
       throw error;
     }
     await this.#receive(entries, this.#manifest, partition, this.#assembler, false);
     this.#emit(this.#assembler);
     this.#planner.answered(request, entries.length);
+    this.#lostSince.delete(partition);
     this.#outage.over();
     return entries.length;
   }
 
-  /** Return whether a partition that has the epoch had lost this member, which is back now. At most once each. */
-  async #rejoins(partition: PartitionKeys): Promise<boolean> {
-    if (this.#rejoined.has(partition)) return false;
-    this.#rejoined.add(partition);
-    const { server, who } = this.#made.member;
-    const { epochs } = await loadRoster(server, partition);
-    return epochs.includes(this.epoch) && (await rejoin(server, who, partition));
+  /** Return what to raise where a partition has no group for the epoch: BrokenLine if it has one again, or soon. */
+  async #explainGone(partition: PartitionKeys, said: string): Promise<Error> {
+    const { server, stream, who } = this.#made.member;
+    const { groups, epochs } = await loadRoster(server, partition);
+    const hasLostMember = epochs.includes(this.epoch) || !groups.has(who.group);
+    if (hasLostMember && (await rejoin(server, who, partition))) {
+      return new BrokenLine(new ServerUnavailable("the server came back without this group, which has joined again"));
+    }
+    if (!hasLostMember && (await this.#isLostIn(partition))) {
+      await sleep(LOST_LOOK_MS);
+      return new BrokenLine(
+        new ServerUnavailable(
+          `the server came back without epoch ${this.epoch} in partition ${partition.number}: a process that writes ` +
+            `'${stream.name}' opens it there again, and so does \`penstock trim\``,
+          { isSaid: true },
+        ),
+      );
+    }
+    const gone = new EpochNotFound(
+      `epoch ${this.epoch} of '${stream.name}' was released, or its group dropped, or the server came back without its ` +
+        `newest writes, while it was read (${said})`,
+    );
+    return await who.runs.explained(gone, partition);
+  }
+
+  /** Return whether a partition has lost the epoch, for at most as long as processes that write look for that. */
+  async #isLostIn(partition: PartitionKeys): Promise<boolean> {
+    const { server, stream } = this.#made.member;
+    const since = this.#lostSince.get(partition) ?? now();
+    this.#lostSince.set(partition, since);
+    if (now() - since > OUTAGE_MS) return false;
+    const rosters = await Promise.all(stream.partitions.map((one) => loadRoster(server, one)));
+    const isReleased = rosters.some(({ retiring, retired }) => {
+      return retiring.has(this.epoch) || retired.some(([low, high]) => low <= this.epoch && this.epoch <= high);
+    });
+    const manifest = await findManifest(server, stream, this.epoch);
+    return !isReleased && manifest !== null && manifest.state !== "abandoned";
   }
 
   /** Hold entries from the moment on at which they are here, so that they are renewed, and handed back at a close. */
