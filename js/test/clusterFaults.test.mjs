@@ -163,6 +163,36 @@ async function begun(stream, url, partition, count, size) {
   return { finish, roster: rosters[partition] };
 }
 
+test("a writer sends again what a failover loses before a replica has it", async () => {
+  const [url] = await peer.ask("start_cluster", { replicas: 1 });
+  const [spec, said] = [{ x: ["uint8", [10]] }, []];
+  const options = { url, spec, blockBytes: 100, partitions: 3, durability: "replicas=1" };
+  const writer = await openWriter("torn", { ...options, notify: (line) => said.push(line) });
+  const epoch = await writer.epoch(0, { sizes: [60] });
+  const [, roster] = await peer.ask("keys_of", { stream: "torn", url });
+  const shard = await epoch.shard(0);
+  const write = async (end) => {
+    while (shard.position < end) await shard.write(sampleOf(spec, shard.position));
+    await shard.commitAll();
+  };
+  await write(20);
+  await peer.ask("cut_off", { key: roster });
+  const written = write(60);
+  written.catch(() => {}); // the error is raised where it is awaited
+  while (!said.some((line) => line.includes("0 of 1 replicas have it"))) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  await peer.ask("fail_over");
+  await peer.ask("add_replica", { key: roster });
+  await written;
+  await shard.close();
+  await epoch.close();
+  await writer.close();
+  const report = await peer.ask("audit_report", { stream: "torn", url });
+  assert.deepEqual([report.clean, report.findings, report.produced, report.lost], [true, [], 60, 0]);
+  await peer.ask("end_cluster");
+});
+
 const MANUAL = { batchSize: 10, acknowledge: "manual", prefetchBytes: 1, notify: () => {} };
 
 for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0, worldSize: 1 } })) {

@@ -323,6 +323,11 @@ def fail_over() -> None:
     TORN.pop().fail_over()
 
 
+def add_replica(key: str) -> None:
+    """Start a replica of a key's master."""
+    CLUSTER[-1].add_replica(CLUSTER[-1].master_of(key))
+
+
 def ask(url: str, command: list[Any]) -> Any:
     """Return a server's answer to a command, which is a number, a text or nothing."""
     with connect(url) as client:

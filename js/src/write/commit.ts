@@ -32,10 +32,14 @@ export class ShardTaken extends ShardMismatch {
   }
 }
 
-/** A block whose transaction was sent and not yet answered. */
-interface SentBlock {
+/** A block, with the reason for each of its holes. */
+interface BlockWithReasons {
   readonly block: PackedBlock;
   readonly bad: Reasons;
+}
+
+/** A block whose transaction was sent and not yet answered. */
+interface SentBlock extends BlockWithReasons {
   /** The answers to its transaction, and to the commands for its safety. Null once they were read. */
   answers: Promise<unknown[]> | null;
   /** The answers of the transaction alone. */
@@ -65,6 +69,8 @@ export class Committer {
   /** What is committed and lacks the durability, in words, and the wait for it. */
   #lacking = "";
   #unsafe: Wait | null = null;
+  /** The blocks that may lack the durability, in order. A failover may lose them, so they are sent again then. */
+  readonly #unsafeBlocks: BlockWithReasons[] = [];
   /** The blocks that this run committed: end to first offset. */
   readonly #own = new Map<number, number>();
   /** The offset after the last sample that the server said to be committed. */
@@ -200,19 +206,32 @@ export class Committer {
   }
 
   async #drain(): Promise<void> {
+    for (;;) {
+      await this.#drainSent();
+      await this.#awaitSafety();
+      const lost = this.#unsafeBlocks.find(({ block }) => block.end > this.#progress.end);
+      if (lost === undefined) break;
+      this.#isTaken = !(await this.#retake());
+      await this.#send(lost.block, lost.bad);
+    }
+    this.#unsafeBlocks.length = 0;
+  }
+
+  async #drainSent(): Promise<void> {
     while (this.#sent !== null) {
       const sent = this.#sent;
       try {
-        if (await this.#collect(sent)) {
-          this.#hasCommitted();
-          break;
-        }
+        if (await this.#collect(sent)) return this.#hasCommitted();
       } catch (error) {
         await this.#reconnect(error);
       }
+      if (this.#unsafeBlocks.length > 0) {
+        this.#keep(sent); // the ones before it may be lost, and come first then
+        this.#sent = null;
+        return;
+      }
       await this.#send(sent.block, sent.bad);
     }
-    await this.#awaitSafety();
   }
 
   #hasCommitted(): void {
@@ -270,6 +289,7 @@ export class Committer {
         rest = await this.#missingPart(block); // another run may have gone on while this one waited
       }
       if (rest === null) {
+        if (this.#lacking !== "") this.#keep({ block, bad });
         this.#sent = null;
         return;
       }
@@ -351,6 +371,7 @@ export class Committer {
     this.#confirmed = progress.end;
     this.#own.set(sent.block.end, sent.block.first);
     this.#noteUnsafe(this.#durability.shortfall(safety));
+    if (this.#lacking !== "") this.#keep(sent);
     return true;
   }
 
@@ -394,6 +415,11 @@ export class Committer {
     if (this.#durability.commands.length > 0) this.#noteUnsafe("the connection broke before the server said so");
   }
 
+  #keep(one: BlockWithReasons): void {
+    const isKept = this.#unsafeBlocks.some(({ block }) => block.end === one.block.end);
+    if (!isKept) this.#unsafeBlocks.push(one);
+  }
+
   #noteUnsafe(what: string): void {
     if (this.#lacking === "") this.#unsafe = null;
     this.#lacking = what;
@@ -401,11 +427,17 @@ export class Committer {
 
   /** Return once what is committed is as safe as the stream's durability says. */
   async #awaitSafety(): Promise<void> {
-    if (this.#lacking === "") return;
-    this.#unsafe ??= new Wait(this.#context.notify, null);
-    await this.#durability.bear(this.#unsafe, this.#lacking);
-    await this.#durability.makeSafe(this.#control, this.#stream, this.#context.notify);
-    this.#lacking = "";
+    while (this.#lacking !== "") {
+      this.#unsafe ??= new Wait(this.#context.notify, null);
+      await this.#durability.bear(this.#unsafe, this.#lacking);
+      await this.#durability.makeSafe(this.#control, this.#stream, this.#context.notify);
+      this.#lacking = "";
+      try {
+        this.#progress = await look(this.#server, this.#place); // another server may have said that it is safe
+      } catch (error) {
+        await this.#reconnect(error);
+      }
+    }
   }
 }
 
