@@ -179,7 +179,8 @@ test("a writer sends again what a failover loses before a replica has it", async
   await peer.ask("cut_off", { key: roster });
   const written = write(60);
   written.catch(() => {}); // the error is raised where it is awaited
-  while (!said.some((line) => line.includes("0 of 1 replicas have it"))) {
+  const isToldSo = () => said.some((line) => line.includes("0 of 1 replicas have it"));
+  for (const until = Date.now() + 60_000; !isToldSo() && Date.now() < until; ) {
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
   await peer.ask("fail_over");

@@ -439,7 +439,7 @@ test("why a loop waits is told without a server", async () => {
   await loader.open();
   await loader[Symbol.asyncIterator]().next();
   const waited = loader[Symbol.asyncIterator]().next();
-  setTimeout(() => void peer.ask("kill_server"), 200);
+  setTimeout(() => void peer.ask("kill_server"), 2500); // so that only the explanation fails before the wait's limit
   await assert.rejects(waited, (error) => {
     assert.ok(error instanceof WaitTimeout, error);
     assert.match(error.message, /^gave up after \d+ s: more samples of epoch 0 of 'why'; none came for/);
