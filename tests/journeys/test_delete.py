@@ -179,8 +179,6 @@ class TestLive:
         for writer in writers:
             with suppress(StreamDeleted), writer:
                 pass
-        with suppress(StreamDeleted), within:
-            pass
         until(lambda: len(any_client.client_list()) == before)
         assert not all_keys(any_client)
 

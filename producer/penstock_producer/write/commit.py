@@ -643,6 +643,7 @@ class Committer:
 
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
+        self._resources.use(channel)
         self._server = self._client.node_of(self._partition.roster).server
         try:
             # first, so that lost samples are reported before a writer writes them again

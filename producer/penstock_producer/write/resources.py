@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from socket import gethostname
+from weakref import WeakSet
 
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
@@ -35,6 +36,8 @@ class SharedResources:
         self._maps = maps_of_stream(stream)
         self._spare: list[tuple[int, Channel]] = []
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""
+        self._used: WeakSet[Channel] = WeakSet()
+        """The connections of shards that nobody may have closed."""
 
     def take_channel(self, where: str | None = None) -> Channel | None:
         """Return a connection to this server that an earlier shard gave back, or None. It may be closed by now.
@@ -57,9 +60,13 @@ class SharedResources:
         else:
             self._spare.append((os.getpid(), channel.hand_over()))
 
+    def use(self, channel: Channel) -> None:
+        """Close this connection of a shard with the writer, if the shard is never closed."""
+        self._used.add(channel)
+
     def close(self) -> None:
-        """Close the connection and drop the mapped segments. Shards close what they hold."""
+        """Close the connections and drop the mapped segments."""
         self._maps = None
-        channel = self.take_channel()
-        if channel is not None:
-            channel.close()
+        for channel in (self.take_channel(), *self._used):
+            if channel is not None:
+                channel.close()
