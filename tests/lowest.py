@@ -7,7 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("producer", "embedded", "terminal", "metrics", "gateway", "test")
+EXTRAS = ("producer", "embedded", "terminal", "metrics", "gateway", "zstd", "blosc2", "test")
 
 
 def lowest(requirement: str) -> str:

@@ -28,6 +28,8 @@ PACKAGES = {
     "prometheus_client": OptionalPackage("prometheus-client", "metrics"),
     "starlette": OptionalPackage("starlette", "gateway"),
     "uvicorn": OptionalPackage("uvicorn", "gateway"),
+    "zstandard": OptionalPackage("zstandard", "zstd"),
+    "blosc2": OptionalPackage("Blosc2", "blosc2"),
     "sklearn": OptionalPackage("scikit-learn", "demo"),
 }
 """Imported module -> package."""

@@ -26,7 +26,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.mending.bad import list_bad
-from penstock_common.stream.payloads import entry_digest
+from penstock_common.stream.payloads import entry_header
 from penstock_common.stream.streams import find_stream, load_stream
 from penstock_common.tuning import Tuning
 from penstock_common.wire.block import Block
@@ -86,7 +86,7 @@ def all_of(url: str, name: str, epoch: int) -> tuple[Any, ...]:
         manifest = load_manifest(client, stream, epoch)
         blocks = [
             (shard, record.first, record.end, record.count, record.nbytes, record.holes,
-             entry_digest(client, stream, epoch, shard, record.entry_id))
+             getattr(entry_header(client, stream, epoch, shard, record.entry_id), "xxh3", None))
             for shard in manifest.shards()
             for record in index_records(client, stream.partition_of(shard), epoch, shard)
             if record.entry_id

@@ -164,6 +164,7 @@ def commit_commands(
     fields: Fields,
     *,
     bad: Mapping[int, str] | None = None,
+    nbytes: int | None = None,
     segment: str = "",
     writer: str = "",
 ) -> list[Command]:
@@ -174,12 +175,14 @@ def commit_commands(
     Args:
         fields: The fields of the entry; none for a block of holes only.
         bad: JSON on the block's holes.
+        nbytes: The payload bytes as stored; None for those of the block, which is not compressed.
         segment: The segment that holds the payload, which this registers; '' where the entry holds it.
         writer: The token of a feed's writer. The block is refused if the shard's newest record has another token.
     """
     keys = commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
-    numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, block.nbytes)
+    stored = block.nbytes if nbytes is None else nbytes
+    numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, stored)
     noted = [text.encode() for offset, why in (bad or {}).items() for text in (f"{shard}:{offset}", why)]
     args = [manifest.live_state.encode(), *numbers.split(), holes.encode(), segment.encode(), writer.encode(), *noted]
     script = (b"EVAL", _COMMIT, b"%d" % len(keys), *keys, *args)

@@ -19,7 +19,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.wire.codec import Fields
-from penstock_common.wire.header import parse_header
+from penstock_common.wire.header import Header, parse_header
 from penstock_common.wire.spec import Spec
 
 
@@ -99,12 +99,12 @@ def entry_fields(
     return whole_fields(list(found[0][1].items()), stream.spec, segments)
 
 
-def entry_digest(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> str | None:
-    """Return the checksum in an entry's header, or None if it has none or was removed. No payload is sent."""
+def entry_header(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> Header | None:
+    """Return an entry's header, or None if it was removed. No payload is sent."""
     found = describe_entry(client, stream.partition_of(shard), epoch, entry_id)
     if not found or stream.spec is None:
         return None
-    return parse_header(found[0], stream.spec, takes_refs=True).xxh3
+    return parse_header(found[0], stream.spec, takes_refs=True)
 
 
 def whole_fields(fields: Fields, spec: Spec, segments: SegmentReader | None) -> Fields:

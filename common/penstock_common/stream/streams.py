@@ -26,6 +26,7 @@ from penstock_common.stream.keys import (
 )
 from penstock_common.stream.placement import choose_tags, usual_partitions
 from penstock_common.stream.ranges import parse_ranges
+from penstock_common.wire.compression import UNCOMPRESSED, Compression
 from penstock_common.wire.header import STREAM_ID
 from penstock_common.wire.limits import MAX_PARTITIONS
 from penstock_common.wire.spec import Spec
@@ -66,6 +67,8 @@ class Stream:
     info: dict[str, Any]
     """JSON of the source: class names, file names, units."""
     keys: StreamKeys
+    compression: Compression = UNCOMPRESSED
+    """The codecs with which writers compress tensors. Readers learn them from each entry."""
 
     def partition_of(self, shard: int) -> PartitionKeys:
         """Return the partition of a shard: shard s belongs to partition s mod P."""
@@ -118,6 +121,7 @@ def find_stream(client: Client, name: str) -> Stream | None:
         payload=meta.get("payload", "inline"),
         info=json.loads(meta.get("info", "{}")),
         keys=keys,
+        compression=Compression.parse(meta.get("compression", "")),
     )
 
 
@@ -223,6 +227,7 @@ def create_stream(
     retention: str | None = None,
     durability: str | None = None,
     payload: str | None = None,
+    compression: Compression | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Stream:
     """Make the stream, or return it if it exists with the same settings. None takes the existing or default value.
@@ -251,6 +256,7 @@ def create_stream(
             "info": json.dumps(dict(info or {})),
             "created_ms": time.time_ns() // 1_000_000,
             "id": stream_id,
+            **({"compression": str(compression)} if compression else {}),
         }
         # all fields of the first creator at once: no process sees half a stream
         with client.pipeline(transaction=True) as pipe:
@@ -262,7 +268,7 @@ def create_stream(
             announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions, payload)
-    _change_settings(client, stream, budget_bytes, retention, durability)
+    _change_settings(client, stream, budget_bytes, retention, durability, compression)
     if info:
         set_field(client, stream, "info", json.dumps({**stream.info, **info}))
     if spec is not None:
@@ -272,8 +278,9 @@ def create_stream(
 
 
 def _change_settings(
-    client: Client, stream: Stream, budget_bytes: int | None, retention: str | None, durability: str | None
-) -> None:
+    client: Client, stream: Stream, budget_bytes: int | None, retention: str | None, durability: str | None,
+    compression: Compression | None,
+) -> None:  # fmt: skip
     """Change the settings that a stream may change between runs. None keeps one."""
     if budget_bytes and budget_bytes != stream.budget_bytes:
         set_field(client, stream, "budget_bytes", budget_bytes)
@@ -282,6 +289,8 @@ def _change_settings(
     if durability and durability != stream.durability:
         for field, value in _fields_of_level(durability).items():
             set_field(client, stream, field, value)
+    if compression is not None and compression != stream.compression:
+        set_field(client, stream, "compression", str(compression))
 
 
 def _enter(client: Client, stream: Stream) -> None:

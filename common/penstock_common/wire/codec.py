@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, ChecksumMismatch, TooLarge
 from penstock_common.wire.block import Block, Column
+from penstock_common.wire.compression import CODECS, Compression, pack, unpack
 from penstock_common.wire.dtypes import BOOL, item_size, numpy_dtype
 from penstock_common.wire.header import STREAM_ID, WIRE_VERSION, Header, layout_of, parse_header
 from penstock_common.wire.limits import (
@@ -36,8 +37,9 @@ Fields = list[tuple[bytes, "bytes | memoryview"]]
 
 
 def encode(
-    block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True, is_repair: bool = False
-) -> Fields:
+    block: Block, *, stream: str, epoch: int, shard: int, checksum: bool = True, is_repair: bool = False,
+    compression: Compression | None = None,
+) -> Fields:  # fmt: skip
     """Return the fields of one entry, in order: ``meta`` first, then the tensors as views of the block's arrays.
 
     Args:
@@ -47,6 +49,7 @@ def encode(
         shard: The shard's number.
         checksum: Put the XXH3-64 of the payload into the header.
         is_repair: Mark the entry as written again for lost samples.
+        compression: The codecs of tensors. One that does not become smaller stays as it is.
 
     Raises:
         TooLarge: A field exceeds 512 MB, or the entry 1 GiB.
@@ -66,6 +69,7 @@ def encode(
             payload.append((name + SHAPES_SUFFIX.encode(), _bytes_of(column.shapes.astype("<i8", copy=False))))
         payload.append((name, _bytes_of(column.values)))
     _refuse_large(payload)
+    codecs = _compressed(block, payload, compression) if compression else ""
     layout = layout_of(tuple([column.spec for column in block.columns]), block.count)
     tensors = _tensors_json(block, inline) if layout is None else layout.json
     holes = f',"holes":{dumps(block.holes, separators=(",", ":"))}' if block.holes else ""
@@ -73,9 +77,28 @@ def encode(
     repair = ',"repair":true' if is_repair else ""
     meta = (
         f'{{"v":{WIRE_VERSION},"stream":"{stream}","epoch":{epoch},"shard":{shard},"first":{block.first},'
-        f'"count":{block.count}{holes}{repair},"tensors":{tensors}{digest}}}'
+        f'"count":{block.count}{holes}{repair}{codecs},"tensors":{tensors}{digest}}}'
     )
     return [(META_FIELD, meta.encode()), *payload]
+
+
+def _compressed(block: Block, payload: Fields, compression: Compression) -> str:
+    """Compress fields of a payload in place, and return what the header says of it."""
+    items = {column.spec.name.encode(): column.spec for column in block.columns}
+    codecs = {}
+    for at, (name, value) in enumerate(payload):
+        codec = compression.codec_of(items[name].name) if name in items else ""
+        frame = pack(codec, memoryview(value), item_size(items[name].dtype)) if codec else None
+        if frame is not None:
+            payload[at] = name, frame
+            codecs[items[name].name] = codec
+    return f',"compression":{dumps(codecs, separators=(",", ":"))}' if codecs else ""
+
+
+def stored_bytes(header: Header, sizes: Iterable[int]) -> int:
+    """Return the payload bytes of an entry as stored, without shapes, of the sizes of all its payload fields."""
+    fields = zip(header.fields(), sizes, strict=True)
+    return sum(size for (name, _), size in fields if not name.endswith(SHAPES_SUFFIX.encode()))
 
 
 def meta_bytes(spec: Spec, count: int) -> int:
@@ -154,7 +177,7 @@ def decode(fields: Sequence[tuple[bytes, Any]], spec: Spec, *, takes_refs: bool 
     if names != expected:
         raise BadEntry(f"fields {_short(names)}; expected {_short(expected)}")
     verify(header, (value for _, value in fields[1:]))
-    values = dict(fields[1:])
+    values = unpacked(header, dict(fields[1:]))
     columns = [decode_column(header, tensor, values) for tensor in spec]
     return header, Block(header.first, header.count, columns, list(header.holes))
 
@@ -164,18 +187,42 @@ def _short(names: list[bytes]) -> str:
     return ", ".join(text if text.isascii() and text.isprintable() else ascii(text) for text in texts) or "none"
 
 
+def require_codecs(header: Header) -> None:
+    """Raise MissingExtra unless the packages are installed that decompress an entry."""
+    for codec in (header.compression or {}).values():
+        CODECS[codec].load()
+
+
+def unpacked(header: Header, values: dict[bytes, Any]) -> dict[bytes, Any]:
+    """Return payload fields without compression, once the sum of their sizes by the header's shapes is bounded.
+
+    ``values`` may lack fields of fixed-size tensors that are not compressed. Raises BadEntry, MissingExtra.
+    """
+    if header.compression is None:
+        return values
+    require_codecs(header)
+    sizes = {tensor.name: _expected(header, tensor, values)[0] for tensor in header.spec}
+    if sum(sizes.values()) > MAX_ENTRY_BYTES:
+        raise BadEntry(f"an entry of {sum(sizes.values())} bytes, at most {MAX_ENTRY_BYTES} are read")
+    frames = {name: values[name.encode()] for name in header.compression}
+    found = {name.encode(): unpack(header.compression[name], name, frames[name], sizes[name]) for name in frames}
+    return {**values, **found}
+
+
+def _expected(header: Header, tensor: TensorSpec, values: dict[bytes, Any]) -> tuple[int, NDArray[np.int64] | None]:
+    """Return a tensor's bytes without compression, and the shapes of a ragged one. Raises BadEntry."""
+    if not tensor.is_ragged:
+        return header.count * tensor.sample_bytes, None
+    shapes = header.shapes[tensor.name]
+    if shapes is None:
+        shapes = read_shapes(values[tensor.name.encode() + SHAPES_SUFFIX.encode()], header.count, tensor)
+    return int(row_starts(shapes, tensor)[-1]) * item_size(tensor.dtype), shapes
+
+
 def decode_column(header: Header, tensor: TensorSpec, values: dict[bytes, Any]) -> Column:
     """Return one tensor's column from its payload fields. Raises BadEntry for a wrong size, or a bool not 0 or 1."""
-    name = tensor.name.encode()
-    data = np.frombuffer(values[name], dtype=np.uint8)
-    shapes: NDArray[np.int64] | None = None
-    if not tensor.is_ragged:
-        expected = header.count * tensor.sample_bytes
-    else:
-        shapes = header.shapes[tensor.name]
-        if shapes is None:
-            shapes = read_shapes(values[name + SHAPES_SUFFIX.encode()], header.count, tensor)
-        expected = int(row_starts(shapes, tensor)[-1]) * item_size(tensor.dtype)
+    data = np.frombuffer(values[tensor.name.encode()], dtype=np.uint8)
+    expected, shapes = _expected(header, tensor, values)
     if data.nbytes != expected:
         raise BadEntry(f"tensor {tensor.name!r} has {data.nbytes} bytes, expected {expected}")
     check_values(tensor, data)
@@ -204,6 +251,9 @@ __all__ = [
     "digest_of",
     "encode",
     "read_shapes",
+    "require_codecs",
     "row_starts",
+    "stored_bytes",
+    "unpacked",
     "verify",
 ]

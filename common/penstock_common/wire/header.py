@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json import JSONDecoder, dumps
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, UnsupportedVersion
+from penstock_common.wire.compression import CODECS
 from penstock_common.wire.limits import (
     MAX_ENTRY_BYTES,
     MAX_FIELD_BYTES,
@@ -132,8 +133,6 @@ def layout_of(tensors: tuple[TensorSpec, ...], count: int) -> FixedLayout | None
 
 
 WIRE_VERSION = 1
-RESERVED = ("compression", "ref")
-"""Header keys of later versions: this reader refuses an entry that has one."""
 STREAM_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{16}\Z")
 _INTEGER = rb"(?:0|[1-9]\d{0,15})"
@@ -168,6 +167,8 @@ class Header:
     """Whether a repair wrote it for lost samples. A group may have acknowledged some of them already."""
     layout: FixedLayout | None = field(default=None, compare=False)
     """The layout of a block of fixed-size tensors; None where a tensor is ragged or the header is unusual."""
+    compression: dict[str, str] | None = None
+    """Compressed tensor -> codec; None where no tensor is compressed."""
 
     @property
     def end(self) -> int:
@@ -178,11 +179,18 @@ class Header:
         """Return the payload fields that this header announces, in order: (name, bytes or None if unknown)."""
         if self.layout is not None:
             return self.layout.fields
+        return self._announced(self.compression or ())
+
+    def unpacked_fields(self) -> Sequence[tuple[bytes, int | None]]:
+        """Return the payload fields as they are without compression, as `fields` does."""
+        return self._announced(())
+
+    def _announced(self, unknown: Container[str]) -> Sequence[tuple[bytes, int | None]]:
         announced: list[tuple[bytes, int | None]] = []
         for tensor in self.spec:
             name = tensor.name.encode()
             if not tensor.is_ragged:
-                announced.append((name, self.count * tensor.sample_bytes))
+                announced.append((name, None if tensor.name in unknown else self.count * tensor.sample_bytes))
                 continue
             if self.shapes[tensor.name] is None:
                 announced.append((name + SHAPES_SUFFIX.encode(), 8 * self.count * tensor.wire_ndim))
@@ -211,9 +219,10 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
         raise UnsupportedVersion(
             f"entry of wire format v{version}, this process knows v{WIRE_VERSION}: update penstock"
         )
-    for key in RESERVED:
-        if key in value and not (takes_refs and key == "ref"):
-            raise UnsupportedVersion(f"entry uses {key!r}, reserved in wire format v1: update penstock")
+    if "ref" in value and not takes_refs:
+        raise UnsupportedVersion("entry uses 'ref', reserved in wire format v1: update penstock")
+    if "compression" in value:
+        _refuse_unknown_codecs(value["compression"])
     stream = value.get("stream")
     if type(stream) is not str or not STREAM_ID.match(stream):
         raise BadEntry(f"stream is {_shown(stream)}, expected an id of at most 64 letters, digits, '.', '_', '-'")
@@ -234,6 +243,7 @@ def parse_header(data: bytes | bytearray | memoryview, spec: Spec, *, takes_refs
         digest,
         parse_ref(value["ref"]) if "ref" in value else None,
         value.get("repair") is True,
+        compression=_codecs(value["compression"], spec) if "compression" in value else None,
     )
     _bound_sizes(header)
     if header.ref is not None:
@@ -262,6 +272,23 @@ def _recognised(usual: re.Match[bytes], spec: Spec, takes_refs: bool) -> Header 
     if header.ref is not None:
         _check_ref(header, header.ref)
     return header
+
+
+def _refuse_unknown_codecs(value: Any) -> None:
+    if type(value) is not dict:
+        raise UnsupportedVersion("entry uses 'compression' in a form that this process does not know: update penstock")
+    for name, codec in value.items():
+        if type(codec) is not str or codec not in CODECS:
+            raise UnsupportedVersion(
+                f"tensor {_shown(name)} uses 'compression' {_shown(codec)}, this process knows {', '.join(CODECS)}: "
+                "update penstock"
+            )
+
+
+def _codecs(value: dict[str, str], spec: Spec) -> dict[str, str]:
+    if not value or any(name not in spec.names for name in value):
+        raise BadEntry(f"compression names {_shown(list(value))}; the stream's spec is {spec!s:.200}")
+    return value
 
 
 def _check_ref(header: Header, ref: SegmentRef) -> None:
@@ -355,7 +382,7 @@ def _tensors(value: Any, count: int, spec: Spec) -> dict[str, NDArray[np.int64] 
 def _bound_sizes(header: Header) -> None:
     """Raise BadEntry for sizes over the limits: readers allocate memory by them before the bytes arrive."""
     total = 0
-    for name, size in header.fields():
+    for name, size in header.unpacked_fields():
         if size is not None and size > MAX_FIELD_BYTES:
             raise BadEntry(f"field {name.decode()} of {size} bytes, at most {MAX_FIELD_BYTES} are read")
         total += size or 0
@@ -370,7 +397,6 @@ __all__ = [
     "MAX_HOLES",
     "MAX_NUMBER",
     "MAX_SHARD_SAMPLES",
-    "RESERVED",
     "STREAM_ID",
     "WIRE_VERSION",
     "Header",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Outage
 from penstock_common.wire.block import Column
-from penstock_common.wire.codec import check_values, decode_column, verify
+from penstock_common.wire.codec import check_values, decode_column, require_codecs, unpacked, verify
 from penstock_common.wire.dtypes import BOOL
 from penstock_common.wire.header import Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_FIELD_BYTES, MAX_HEADER_BYTES
@@ -430,6 +430,7 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
+            require_codecs(header)
             self._entry.open(header, data, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)
@@ -460,6 +461,8 @@ class Receiver:
             self._fetch(header, header.ref)
         self._verify(header, entry.received)
         self._require_committed(header)
+        if header.compression is not None:
+            self._unpack(header, header.compression)
         if entry.wanted is None:
             return self._accept(header)
         offsets = self._offsets(header)
@@ -484,10 +487,24 @@ class Receiver:
             self._segments.read_into(ref, views)
         self._entry.fetched(ref)
 
+    def _unpack(self, header: Header, compressed: Iterable[str]) -> None:
+        """Decompress fields: whole fixed tensors into batches, all else into memory of its own."""
+        entry = self._entry
+        values = unpacked(header, dict(entry.fields))
+        for name in compressed:
+            data = np.frombuffer(values[name.encode()], dtype=np.uint8)
+            if entry.wanted is not None or name.encode() not in self._placed:
+                entry.fields[name.encode()] = data
+                continue
+            at = 0
+            for place in self._assembler.places(name, header.count):
+                place[:] = data[at : at + len(place)].data
+                at += len(place)
+
     def _is_view(self, header: Header) -> bool:
         """Return whether the entry is to be handed out where it lies."""
         assert self._segments is not None
-        is_whole = self._entry.wanted is None and not self._ragged
+        is_whole = self._entry.wanted is None and not self._ragged and header.compression is None
         return self._segments.gives_views and is_whole and self._assembler.takes_whole(header.count)
 
     def _adopt(self, header: Header, ref: SegmentRef) -> Lease:

@@ -385,6 +385,7 @@ SERVER_URL = accepted_by("penstock_common.server.connection:check_url")
 POLICY = accepted_by("penstock_producer.write.retention:parse_policy")
 PAYLOAD = accepted_by("penstock_common.segments.folder:parse_payload")
 DURABILITY = accepted_by("penstock_common.stream.servers.durability:Durability.parse")
+COMPRESSION = accepted_by("penstock_common.wire.compression:Compression.parse")
 EPOCH_NUMBER = whole_number(0)
 PORT = whole_number(0, 65535)
 

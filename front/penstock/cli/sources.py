@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import (
+    COMPRESSION,
     DURABILITY,
     IMPORT_NAME,
     PAYLOAD,
@@ -165,6 +166,12 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     )
     where = "where payloads of a new stream lie: inline (default), or segments:DIR, a folder that all trainers see"
     add("--payload", type=PAYLOAD, metavar="WHERE", help=where)
+    add(
+        "--compression",
+        type=COMPRESSION,
+        metavar="CODEC",
+        help="of blocks: zstd or blosc2, x=zstd,mask=blosc2 for some tensors, or none (default: the stream's)",
+    )
     add("--partitions", type=_COUNT, metavar="P", help="of a new stream (default: 1)")
     add_url(production)
     add_queue(parser)
@@ -258,6 +265,7 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
         retention=args.retention,
         durability=args.durability,
         payload=args.payload,
+        compression=args.compression,
     )
 
 

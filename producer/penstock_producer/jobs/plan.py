@@ -75,6 +75,8 @@ class ProductionPlan(BaseModel):
     """The place of payloads (segments/folder.py). None takes the stream's. Jobs need not name it, because the stream
     knows.
     """
+    compression: str | Mapping[str, str] | None = None
+    """The codecs of tensors (wire/compression.py). None takes the stream's, as with ``payload``."""
 
 
 def open_writer(
@@ -89,6 +91,7 @@ def open_writer(
     return Writer(
         plan.stream, url=url, spec=plan.spec if plan.spec is not None else spec, partitions=plan.partitions,
         budget_bytes=plan.budget_bytes, retention=plan.retention, payload=plan.payload, info=info,
+        compression=plan.compression,
         tuning=Tuning(block_bytes=plan.block_bytes, durability=plan.durability, notify=notify),
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block, BlockBuilder
 from penstock_common.wire.codec import encode
 from penstock_common.wire.limits import MAX_HOLES
+from penstock_common.wire.spec import SHAPES_SUFFIX
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
 from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source, can_make_again
@@ -150,8 +151,12 @@ def _make(
     for block, bad in _blocks(stream, lost, maker):
         fields = []
         if block.count:
-            fields = encode(block, stream=stream.id, epoch=manifest.epoch, shard=lost.shard, is_repair=True)
-        patch = RepairBlock(block.first, block.count, block.nbytes, tuple(block.holes), fields, bad)
+            fields = encode(
+                block, stream=stream.id, epoch=manifest.epoch, shard=lost.shard, is_repair=True,
+                compression=stream.compression,
+            )  # fmt: skip
+        nbytes = sum(len(value) for name, value in fields[1:] if not name.endswith(SHAPES_SUFFIX.encode()))
+        patch = RepairBlock(block.first, block.count, nbytes, tuple(block.holes), fields, bad)
         if commit_patch(client, stream, manifest, lost, patch, groups):
             done.count(made=block.count, bad=len(bad))
 

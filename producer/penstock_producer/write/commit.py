@@ -61,7 +61,8 @@ from penstock_common.stream.servers.durability import Durability, bear_shortfall
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
-from penstock_common.wire.codec import Fields, encode, meta_bytes
+from penstock_common.wire.codec import Fields, encode, meta_bytes, stored_bytes
+from penstock_common.wire.header import parse_header
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.completion import find_forged, first_fault, others_records, read_index
@@ -127,6 +128,7 @@ class Committer:
             should_stop: Asked during a wait for quota; True ends it with BudgetFull.
             token: Name of a feed's writer. Runs of a planned shard have none, so each continues where another ended.
         """
+        stream.compression.require(stream.spec)  # the first sample may have fixed the spec
         client, notify = resources.client, resources.notify
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
@@ -201,7 +203,8 @@ class Committer:
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Return memory of a segment for at most ``count`` samples, or None if the block may be made anywhere."""
-        return None if self._segment_writer is None else place_block(self._segment_writer, count)
+        is_here = self._segment_writer is None or self._stream.compression
+        return None if is_here or self._segment_writer is None else place_block(self._segment_writer, count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
         """Wait for quota, and return memory for the columns of ``count`` samples, which the caller fills and commits.
@@ -215,7 +218,7 @@ class Committer:
             if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
                 self.commit_all()  # a wait asks the server, which must not owe other answers then
                 self._wait_for_admission(sum(sizes))
-            if self._segment_writer is None:
+            if self._segment_writer is None or self._stream.compression:
                 return memory_for(spec, count)
             try:
                 return self._segment_writer.reserve(meta_bytes(spec, count), sizes)
@@ -225,7 +228,7 @@ class Committer:
 
     def drop_reserved(self, block: Block) -> None:
         """Drop a reserved block. Its place in the segment stays taken, and no index names it."""
-        if self._segment_writer is not None:
+        if self._segment_writer is not None and not self._stream.compression:
             epoch = self._manifest.epoch
             self._segment_writer.append(
                 encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=False)
@@ -510,7 +513,10 @@ class Committer:
         if not block.count:
             return []
         epoch = self._manifest.epoch
-        fields = encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum)
+        fields = encode(
+            block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum,
+            compression=self._stream.compression,
+        )  # fmt: skip
         if self._segment_writer is None:
             return fields
         try:
@@ -520,6 +526,11 @@ class Committer:
             return None
         self._stored_block = block, fields, segment
         return fields
+
+    def _stored_bytes(self, fields: Fields) -> int:
+        """Return the payload bytes of an entry of a stream with compression, in the entry or in a segment."""
+        header = parse_header(fields[0][1], self._stream.require_spec(), takes_refs=True)
+        return stored_bytes(header, header.ref.sizes if header.ref else [len(value) for _, value in fields[1:]])
 
     def _note_full_folder(self, segment_writer: SegmentWriter, error: OSError) -> None:
         """Note that a disk is full, so that the next try waits. Any other error is raised."""
@@ -534,7 +545,8 @@ class Committer:
         segment = self._stored_block[2] if self._stored_block is not None and self._stored_block[0] is block else ""
         sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
-        commands = commit_commands(*where, block, fields, bad=said, segment=segment, writer=self._token)
+        nbytes = self._stored_bytes(fields) if fields and self._stream.compression else None
+        commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
         must_reach, level = self._unconfirmed.level, self._unconfirmed.question(block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
         return SentBlock(block, bad, len(commands), segment, sealed, level, must_reach)

@@ -6,7 +6,7 @@ id of its own. Files are checked before anything is written, because their conte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,13 +19,13 @@ from penstock_common.settings import Settings
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import IndexRecord, index_records
 from penstock_common.stream.manifest import ABANDONED, PRODUCED, Manifest, begun_shards, find_manifest, open_epoch
-from penstock_common.stream.payloads import entry_digest
+from penstock_common.stream.payloads import entry_fields, entry_header, reader_of
 from penstock_common.stream.servers.budgets import default_budget
 from penstock_common.stream.streams import find_stream
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.block import Block
-from penstock_common.wire.codec import decode
+from penstock_common.wire.codec import decode, digest_of, encode
 from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import META_FIELD
 from penstock_producer.write.shard import ShardWriter
@@ -96,6 +96,8 @@ def import_stream(
             if budget_bytes is None and total > default_budget(client, name, payload, contents.partitions):
                 settings["budget_bytes"] = total
             settings |= {"partitions": contents.partitions, "info": contents.info}
+            # as the export's blocks, because the budget is that of their stored bytes
+            settings["compression"] = _compression(one for records in found.values() for one in records)
     segments = SegmentReader(folder)
     with Writer(name, url=url, spec=contents.spec, tuning=Tuning(notify=notify), **settings) as writer:
         try:
@@ -180,8 +182,19 @@ class _EpochImport:
         header = one.header
         if record is None or (record.end, record.count, record.holes) != (header.end, header.count, header.holes):
             return False
-        digest = entry_digest(self._writer.client, self._writer.stream, self.note.epoch, shard, record.entry_id)
-        return digest is None or header.xxh3 is None or digest == header.xxh3
+        where = self._writer.client, self._writer.stream, self.note.epoch, shard, record.entry_id
+        there = entry_header(*where)
+        if there is None or there.xxh3 is None or header.xxh3 is None or there.xxh3 == header.xxh3:
+            return True
+        if there.compression is None and header.compression is None:
+            return False
+        # a checksum is that of the stored bytes, which depend on the codec and its version
+        segments = reader_of(self._writer.stream)
+        fields = entry_fields(*where, segments)
+        if fields is None:
+            return True
+        _, block = decode(fields, self._folder.contents.spec, takes_refs=True)
+        return _digest(block) == _digest(self._block(one))
 
     def _conflict(self, what: str) -> StreamConflict:
         return StreamConflict(
@@ -226,6 +239,16 @@ class _EpochImport:
                 f"there stands (or give the epoch up: `penstock epochs abandon {self._writer.stream.name} "
                 f"{self.note.epoch}`)"
             ) from error
+
+
+def _compression(records: Iterable[ScannedRecord]) -> dict[str, str] | None:
+    """Return the codecs of the tensors in an export, or None if no block is compressed."""
+    return {name: codec for one in records for name, codec in (one.header.compression or {}).items()} or None
+
+
+def _digest(block: Block) -> str:
+    """Return the checksum that the block has without compression."""
+    return digest_of(value for _, value in encode(block, stream="any", epoch=0, shard=0, checksum=False)[1:])
 
 
 def _holes(start: int, end: int) -> Iterator[Block]:

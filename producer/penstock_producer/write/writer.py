@@ -48,6 +48,7 @@ from penstock_common.stream.servers.suitability import largest_block
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import to_stderr
+from penstock_common.wire.compression import Compression
 from penstock_common.wire.spec import Spec, SpecLike, flattened
 from penstock_producer.write.cleaner import CleanupTimer
 from penstock_producer.write.commit import Committer
@@ -98,13 +99,14 @@ class Writer:
         budget_bytes: int | None = None,
         retention: str | None = None,
         payload: str | None = None,
+        compression: str | Mapping[str, str] | None = None,
         info: Mapping[str, Any] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """Open the stream, and make it if it does not exist.
 
-        For an existing stream, None keeps its value. ``retention`` and the tuning's ``durability`` change those of an
-        existing stream.
+        For an existing stream, None keeps its value. ``retention``, ``compression`` and the tuning's ``durability``
+        change those of an existing stream.
 
         Args:
             stream: the stream's name.
@@ -116,6 +118,8 @@ class Writer:
             retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
             payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
                 folder that all readers see.
+            compression: how blocks are compressed: ``zstd`` or ``blosc2`` for all tensors, ``{"mask": "zstd"}`` for
+                some, or ``none``. See docs/compression.md.
             info: facts about the stream that JSON can hold, for its readers.
             tuning: rarely changed options: block_bytes, checksum, durability, room_wait_s, notify. See `Tuning`.
 
@@ -124,6 +128,7 @@ class Writer:
             ServerUnsuitable: the server cannot keep the stream's promises, such as its durability.
             BudgetRefused: the server has not enough memory for the budget.
             StreamConflict: the stream exists with another spec or other partitions.
+            MissingExtra: the package of a codec is not installed.
         """
         tuning = tuning_of("Writer", tuning)
         block_bytes, room_wait_s, notify = tuning.block_bytes, tuning.room_wait_s, chosen(tuning.notify, to_stderr)
@@ -145,14 +150,18 @@ class Writer:
         # a stream with the level waits for its replicas: after a failover they are away for a while
         require_durable(self._client, replace(level, replicas=0) if level == stored else level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
+        packed = None if compression is None else Compression.parse(compression)
+        if packed is not None:
+            packed.require(wanted)
         budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
         require_capacity(self._client, stream, payload, budget_bytes)
         require_takes_blocks(self._client, stream, block_bytes, payload, notify)
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,
-            info=info,
+            compression=packed, info=info,
         )  # fmt: skip
+        self.stream.compression.require(self.stream.spec)
         prepare_folder(self._client, self.stream)
         # a writer waits for a server that is away
         self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)

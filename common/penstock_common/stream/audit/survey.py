@@ -32,10 +32,10 @@ from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
 from penstock_common.stream.payloads import whole_fields
 from penstock_common.stream.streams import Stream
-from penstock_common.wire.codec import decode
-from penstock_common.wire.header import Header, SegmentRef, parse_header
+from penstock_common.wire.codec import decode, stored_bytes
+from penstock_common.wire.header import Header, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES, MAX_NUMBER
-from penstock_common.wire.spec import SHAPES_SUFFIX, Spec
+from penstock_common.wire.spec import Spec
 
 _LIST_ENTRIES = load_script("list_entries")
 
@@ -233,7 +233,7 @@ def _held(
             gone = _why_gone(header, segments)
             if gone and not client.xrange(partition.entries(epoch), entry_id, entry_id):
                 continue  # the entry was removed since it was listed, and then its segment
-            held = nbytes if header is None or header.ref is None else _payload_bytes(header, header.ref)
+            held = nbytes if header is None or header.ref is None else stored_bytes(header, header.ref.sizes)
             yield SurveyedEntry(entry_id, held, header, gone or problems.get(entry_id, problem), bool(gone))
         if len(page) < count:
             return
@@ -265,11 +265,6 @@ def _why_gone(header: Header | None, segments: SegmentReader | None) -> str:
     except BadEntry as error:
         return str(error)
     return ""
-
-
-def _payload_bytes(header: Header, ref: SegmentRef) -> int:
-    fields = zip(header.fields(), ref.sizes, strict=True)
-    return sum(size for (name, _), size in fields if not name.endswith(SHAPES_SUFFIX.encode()))
 
 
 def _checked(

@@ -24,7 +24,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream
-from penstock_common.wire.codec import Fields, decode
+from penstock_common.wire.codec import Fields, decode, stored_bytes
 
 _COMMIT_REPAIR = load_script("commit_repair")
 _CORRECT_BYTES = load_script("correct_bytes")
@@ -162,10 +162,11 @@ def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -
     try:
         segments = reader_of(stream)
         fields = whole_fields([field for _, fields in found for field in fields.items()], spec, segments)
-        header, block = decode(fields, spec, takes_refs=segments is not None)
+        header, _ = decode(fields, spec, takes_refs=segments is not None)
     except BadEntry:
         return None
     said = (header.stream, header.epoch, header.shard, header.first, header.end)
     if said != (stream.id, epoch, lost.shard, lost.first, lost.end):
         return None
-    return RepairBlock(header.first, header.count, block.nbytes, header.holes, [], {}, lost.found.encode())
+    nbytes = stored_bytes(header, (len(value) for _, value in fields[1:]))
+    return RepairBlock(header.first, header.count, nbytes, header.holes, [], {}, lost.found.encode())
