@@ -17,8 +17,11 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.ack import OutstandingBatches
 from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.writer import Writer, WriterHooks
+from tests.clusters import until
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 from tests.tuned import tuned
 
@@ -194,6 +197,50 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
     finally:
         is_over.set()
         thread.join(20)
+
+
+class TestQuiet:
+    """What a loop waited before its last batch, or its last acknowledgement, does not count."""
+
+    def test_a_loop_that_gets_a_batch_waits_no_more(self, any_url: str) -> None:
+        """Others would give up on it, or blame it for a full budget."""
+        produce(any_url, "t", 40)
+        with loader_of(any_url) as loader:
+            batches, hooks = iter(loader), hooks_of(loader)
+            next(batches)
+            hooks.acknowledger.wait_for_next(1000.0)
+            idle = hooks.member.heartbeat.loop.idle
+            assert idle is not None
+            assert idle.milliseconds < 900_000, "it had a batch a moment ago"
+            next(batches)
+            assert hooks.member.heartbeat.loop.idle is None
+
+    def test_an_acknowledgement_is_work_of_the_loop(self) -> None:
+        """A loop that acknowledged a moment ago is not stuck."""
+        now = [0.0]
+        outstanding, batch = OutstandingBatches(lambda: now[0]), Batch({}, 0, [], 8)
+        now[0] = 1.0
+        outstanding.train(batch)
+        now[0] = 5.0
+        assert outstanding.quiet_s == 4.0
+        assert outstanding.drop(batch)
+        assert outstanding.quiet_s == 0.0
+
+    def test_a_long_wait_before_the_last_batch_is_no_reason_to_end_a_training(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its samples fill the budget, and it is at work: a checkpoint may follow at once."""
+        monkeypatch.setattr("penstock_consumer.read.ack.PATIENCE_S", 100.0)
+        monkeypatch.setattr("penstock_common.explain.deadlock.SETTLED_MS", 0)
+        with writing(any_url, 1000), loader_of(any_url, acknowledge="on_checkpoint") as loader:
+            batches, acknowledger = iter(loader), hooks_of(loader).acknowledger
+            for _ in range(45):  # of 50 that fit
+                next(batches)
+            until(lambda: bool(load_roster(any_client, open_stream(any_client, "t").partitions[0]).waiting))
+            acknowledger.raise_if_overdue(1000.0)
+            monkeypatch.setattr("penstock_consumer.read.ack.PATIENCE_S", 0.0)
+            with pytest.raises(CheckpointOverdue):
+                acknowledger.raise_if_overdue(1000.0)
 
 
 class TestOverdue:

@@ -27,13 +27,14 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import uncovered
-from penstock_common.stream.groups.roster import load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import set_plan
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Wait
+from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.member import Member
 from penstock_consumer.read.waits import await_stream
@@ -50,6 +51,7 @@ from tests.contracts.feed import (
     sample,
     writer_of,
 )
+from tests.contracts.ordered import planned_writer
 from tests.tuned import tuned
 
 
@@ -520,3 +522,22 @@ def test_why_a_loop_waits_is_told_without_a_server(fresh_server: Callable[..., E
         fresh_server(port=server.port, password=urlsplit(server.url).password)
         member.stop()  # the loader would not wait for a thread that waits for the server
     assert "epoch 0 of 't'" in said[0]
+
+
+@pytest.mark.parametrize(("released", "start", "first"), [(0, "resume", 0), (2, "resume", 2), (2, 5, 5)])
+def test_a_late_group_begins_behind_what_was_released(
+    any_url: str, any_client: Any, released: int, start: str | int, first: int
+) -> None:
+    """Nothing else says so where no epoch is retained. It would wait for epochs that never come."""
+    with planned_writer(any_url) as writer:
+        for number in range(released):
+            writer.epoch(sizes=[1]).abandon()
+            assert release_epoch(any_client, writer.stream, number)
+        for order in (None, RankOrder(0, 1, 4)):
+            who = Membership(writer.stream, "g" if order is None else "h", "rank-0", "i", order)
+            claim = (LeaseClaim if order is None else RankClaim)(any_client, who, 30.0, lambda _: None)
+            if start == "resume":
+                claim.join(start)
+                assert claim.first == first
+            assert claim._floor(start) == first
+            claim.close()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from penstock_common.errors import MemberReplaced, ServerUnavailable
 from penstock_common.server.channel import Channel, Command
+from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.outbox import Outbox, OutboxThread
 from penstock_common.stream.groups.positions import PositionReport, known_positions
 from penstock_common.stream.groups.roster import Membership
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.waiting import OUTAGE_S
 from tests.clusters import until
 from tests.consumer.test_positions import rank
 from tests.contracts.ordered import plan
@@ -207,3 +210,20 @@ def test_reports_of_one_time_are_sent_though_nobody_waits(reporting: Rank, monke
         time.sleep(0.002)
     until(lambda: reporting.reported == LAST)
     assert 1 < len(found) < LAST / 2
+
+
+def test_a_caller_in_a_hurry_does_not_wait_for_a_server_that_is_gone(fresh_server: Callable[..., Any]) -> None:
+    """A trainer that ends must not hold its host for the patience of an outage, which is a minute."""
+    server = fresh_server()
+    plan(server.url, [LAST])
+    with connect(server.url) as client:
+        rank = Rank(client)
+        rank.outbox.send(PositionReport(rank.manifest, rank.who, 8))
+        rank.outbox.flush()
+        server.kill()
+        began_s = time.monotonic()
+        rank.outbox.hurry(0.2)
+        with pytest.raises(ServerUnavailable):
+            rank.outbox.flush()
+        assert time.monotonic() - began_s < OUTAGE_S / 2
+        rank.outbox.close()

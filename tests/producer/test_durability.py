@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock.__main__ import main
 from penstock_common.errors import BadOption, DurabilityLost, ServerUnsuitable
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.commands import server_ms
+from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.stream.streams import create_stream
@@ -405,6 +408,28 @@ def test_the_manifest_and_the_audit_say_what_was_written_without_a_replica(
     with durable_writer(server.url, "memory") as writer, writer.epoch() as epoch:
         epoch.write(sample(0))
     assert audit_stream(client, "t").epochs[-1].unreplicated == []
+
+
+def is_past(client: Any, key: str, at_ms: int) -> bool:
+    """Return whether the server of a key has another time than this one."""
+    return server_ms(client, key) > at_ms
+
+
+def test_the_last_block_that_a_replica_confirmed_is_not_noted(any_url: str, any_client: Any) -> None:
+    """An operator would write samples again that a replica has."""
+    with durable_writer(any_url, "auto") as writer, writer.epoch(sizes=[12]).shard(0) as shard:
+        ids: list[bytes] = []
+        for number in range(12):
+            shard.write(sample(number))
+            if number % 4 == 3:
+                shard.commit_all()
+                entries = any_client.xrange(writer.stream.partitions[0].entries(0))
+                ids = [entry_id for entry_id, _ in entries]
+                newest = int(ids[-1].partition(b"-")[0])
+                until(partial(is_past, any_client, writer.stream.keys.meta, newest))
+        shard._committer._unconfirmed.answered(8, is_confirmed=True)
+    (written,) = load_manifest(any_client, writer.stream, 0).unreplicated
+    assert written.first_ms == written.last_ms == int(ids[2].partition(b"-")[0])
 
 
 def test_only_what_the_replica_missed_is_noted(

@@ -423,8 +423,8 @@ class Acknowledger:
 
     def _go_on(self) -> None:
         """Note that the loop waits no more."""
-        if self.member is not None and self.member.heartbeat.loop.idle is not None:
-            self.member.heartbeat.loop.tell_idle(None)
+        assert self.member is not None
+        self.member.heartbeat.loop.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s
