@@ -60,6 +60,17 @@ def test_chaos_with_faulty_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_chaos_on_a_cluster(tmp_path: Path) -> None:
+    """A slot moves and a master is killed, while processes are killed and come back."""
+    result = chaos(
+        tmp_path, "--seed", "8922", "--minutes", "0.15", "--cluster", "--members", "2", "--workers", "2", "--node", "0",
+        "--pause", "1",
+    )  # fmt: skip
+    require_all_delivered(result)
+    assert {"kill a master", "move a slot"} & result["faults"].keys()
+
+
+@pytest.mark.slow
 def test_chaos_with_large_entries(tmp_path: Path) -> None:
     """Entries of 5 MB take many reads of a socket, so every cut is in the middle of one."""
     result = chaos(
