@@ -44,7 +44,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
-from penstock_common.stream.streams import Stream, is_released, read_counters
+from penstock_common.stream.streams import Stream, is_released, read_counters, require_there
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.heartbeat import (
@@ -428,6 +428,7 @@ class LeaseClaim(Claim):
             self._close_for_group(epoch)
             return True
         if not is_pending and not self.has_unread(epoch):
+            require_there(self.client, self.stream)  # a deletion removes the entries first
             ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
             lost = describe_loss(self.client, self.stream, manifest, missing)
             raise EpochIncomplete(
