@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock_common.stream.commands import Client
 from penstock_consumer.read.fetch_plan import (
     BLOCK_MS,
     BUDGET_SHARE,
@@ -17,6 +18,7 @@ from penstock_consumer.read.fetch_plan import (
     FetchPlanner,
     FetchRequest,
 )
+from tests.contracts.feed import loader_of, numbers, produce
 
 BUDGET = 64 << 20
 STREAM = 1 << 30
@@ -233,3 +235,12 @@ def test_nobody_rests_again_where_writers_could_wait_for_it() -> None:
         assert asking.rest_s(32) > 0
         given(asking, 0)
         assert (asking.rest_s(32) > 0) is rests
+
+
+def test_a_reader_of_small_entries_takes_many_with_one_request(any_url: str, any_client: Client) -> None:
+    """It learns their size from those that came. A round trip for each would take more time than the entry."""
+    produce(any_url, "t", 600, block_samples=1)
+    any_client.config_resetstat()
+    with loader_of(any_url, batch_size=50) as loader:
+        assert sorted(numbers(loader)) == list(range(600))
+    assert any_client.info("commandstats")["cmdstat_xreadgroup"]["calls"] < 100

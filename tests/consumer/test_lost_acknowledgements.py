@@ -170,6 +170,25 @@ def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: An
     outbox.close()
 
 
+def test_what_a_replica_confirmed_is_kept_no_longer(any_url: str, any_client: Any) -> None:
+    """What is kept is sent again after a failover, and a training of months would keep all that it did."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    stream = open_stream(any_client, "t")
+    who = Membership(stream, "g", "m", "i")
+    join_group(any_client, who)
+
+    def probe(limit_ms: int) -> list[Command]:
+        return [touch_command(stream.partitions[0].roster), (b"WAIT", b"0", b"%d" % limit_ms)]
+
+    outbox = Outbox(any_client, who, probe=probe)
+    outbox.send(Acknowledgement(stream.partitions[0], load_manifest(any_client, stream, 0), "g", [], {0: [(0, 4)]}))
+    outbox.flush()
+    assert len(outbox._answered) == 1
+    outbox.confirm()
+    assert len(outbox._answered) == 0
+    outbox.close()
+
+
 def test_a_trainer_without_the_right_to_wait_joins_all_the_same(fresh_server: Callable[..., EmbeddedServer]) -> None:
     """The users of an earlier version lack it. Nothing that they write is confirmed, and nothing is waited for."""
     server = fresh_server()

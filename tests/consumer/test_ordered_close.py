@@ -127,3 +127,14 @@ def test_an_epoch_that_was_given_up_is_closed_here_and_for_nobody_else(
     claim.close_epochs(0)
     assert claim.unclosed == set()
     assert not is_closed(client)
+
+
+def test_an_epoch_without_a_sample_closes(any_url: str, rank_of: RankOf) -> None:
+    """A producer may find nothing. Ranks that wait for a first sample would hold the epoch for ever."""
+    with writer_of(any_url, spec=SPEC) as writer, connect(any_url) as client:
+        with writer.epoch():
+            pass
+        claim = rank_of(client, 0)
+        claim.close_epochs(0)
+        assert claim.unclosed == set()
+        assert is_closed(client)

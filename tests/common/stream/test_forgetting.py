@@ -54,3 +54,14 @@ def test_a_drop_that_was_broken_off_is_simply_asked_for_again(
         drop_group(any_client, stream, "g")
     assert main(["groups", "drop", "t", "g", "--url", any_url]) == 0
     assert [list(load_roster(any_client, partition).groups) for partition in stream.partitions] == [[], []]
+
+
+def test_a_member_that_leaves_is_no_consumer_any_more(any_url: str, any_client: Any) -> None:
+    """Each restarted process would leave another consumer, and a group of months would have thousands."""
+    produce(any_url, "t", 20)
+    key = open_stream(any_client, "t").partitions[0].entries(0)
+    with loader_of(any_url) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert len(any_client.xinfo_consumers(key, "g")) == 1
+    assert [one for one in any_client.xinfo_consumers(key, "g") if one["pending"] == 0] == []
