@@ -80,6 +80,9 @@ class Tuning:
         durability: Writer, produce: what must have happened to a write before it counts as safe: ``auto``,
             ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. None keeps the value of a stream that
             exists, and is ``auto`` for a new one.
+        compression: Writer, produce: how blocks are compressed: ``zstd`` or ``blosc2`` for all tensors,
+            ``{"mask": "zstd"}`` for some, or ``none``. None keeps the value of a stream that exists. See
+            docs/compression.md.
         on_error: produce: "quarantine" counts and names bad samples and ends the epoch above a share of them, "skip"
             accepts any number of them, and "fail" ends the epoch at the first one.
         sample_limit_s: produce: the seconds after which a sample counts as hanging.
@@ -110,6 +113,7 @@ class Tuning:
     budget_bytes: int | None = None
     retention: str | None = None
     durability: str | None = None
+    compression: str | Mapping[str, str] | None = None
     on_error: Literal["quarantine", "skip", "fail"] | None = None
     sample_limit_s: float | None = None
     worker_memory_bytes: int | None = None
@@ -121,10 +125,10 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
                "views", "notify"),
     "Replay": ("prefetch_bytes", "lease_s", "views", "notify"),
     "Files": ("prefetch_bytes", "views", "notify"),
-    "Writer": ("block_bytes", "checksum", "durability", "room_wait_s", "notify"),
+    "Writer": ("block_bytes", "checksum", "compression", "durability", "room_wait_s", "notify"),
     "produce": (
         "shuffle", "seed", "block_transform", "block_samples", "shard_samples", "budget_bytes", "retention",
-        "durability", "on_error", "sample_limit_s", "worker_memory_bytes", "notify",
+        "durability", "compression", "on_error", "sample_limit_s", "worker_memory_bytes", "notify",
     ),
 }  # fmt: skip
 """Call -> the fields of a Tuning that it takes. Until the next version each is also an argument of the call."""

@@ -149,7 +149,6 @@ def produce(
     epochs: int = 1,
     url: str | None = None,
     spec: Mapping[str, Any] | None = None,
-    compression: str | Mapping[str, str] | None = None,
     wait: bool = False,
     tuning: Tuning | None = None,
 ) -> BackgroundProduction:
@@ -165,10 +164,9 @@ def produce(
         epochs: how many epochs are produced.
         url: the server's address. None means the one in the environment.
         spec: the tensors' dtypes and shapes. None means that the first sample decides.
-        compression: how blocks are compressed, as for a `Writer`: ``zstd``, or ``{"mask": "zstd"}`` for some tensors.
         wait: whether the call returns only after everything is produced.
         tuning: rarely changed options: shuffle, seed, block_transform, block_samples, shard_samples, budget_bytes,
-            retention, durability, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
+            retention, durability, compression, on_error, sample_limit_s, worker_memory_bytes, notify. See `Tuning`.
 
     Returns:
         The production, which continues in the background unless ``wait`` is true.
@@ -214,7 +212,7 @@ def produce(
     plan = ProductionPlan(
         stream=stream, source=LocalConfig(token=tokens[0], transform=transform), epochs=epochs, seed=seed,
         shuffle=chosen(tuning.shuffle, True), shard_samples=shard_samples, spec=spec, budget_bytes=budget_bytes,
-        compression=compression, retention=tuning.retention, durability=tuning.durability,
+        compression=tuning.compression, retention=tuning.retention, durability=tuning.durability,
         on_error=tuning.on_error or "quarantine",
         sample_limit_s=sample_limit_s, block_transform=block_transform, block_samples=block_samples,
     )  # fmt: skip

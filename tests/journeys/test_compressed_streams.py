@@ -42,9 +42,9 @@ def sample(number: int) -> dict[str, Any]:
 
 def write(url: str, name: str, payload: str, codecs: Any, *, start: int = 0, spec: Any = SPEC) -> None:
     """Write an epoch in blocks of some ten samples."""
-    tuning = Tuning(block_bytes=25_000, notify=lambda _: None)
+    tuning = Tuning(block_bytes=25_000, compression=codecs, notify=lambda _: None)
     with (
-        Writer(name, url=url, spec=spec, payload=payload, compression=codecs, tuning=tuning) as writer,
+        Writer(name, url=url, spec=spec, payload=payload, tuning=tuning) as writer,
         writer.epoch() as epoch,
     ):
         for number in range(start, start + COUNT):
@@ -128,7 +128,7 @@ def test_a_reader_without_the_package_stops_and_buries_nothing(
             ):
                 checked(loader)
         with pytest.raises(MissingExtra, match=r'pip install "penstock\[zstd\]"'):
-            Writer("new", url=any_url, compression="zstd", tuning=QUIET)
+            Writer("new", url=any_url, tuning=Tuning(compression="zstd", notify=lambda _: None))
     assert dead_letters(any_client, load_stream(any_client, "t").partitions[0], 0, "g") == {}
     with penstock.Loader("t", url=any_url, group="g", batch_size=8, tuning=QUIET) as loader:
         assert sorted(checked(loader)) == list(range(COUNT))
@@ -137,12 +137,12 @@ def test_a_reader_without_the_package_stops_and_buries_nothing(
 def test_a_tensor_that_the_spec_lacks_is_refused_at_the_start(any_url: str) -> None:
     """A typo would otherwise leave a stream without compression."""
     with pytest.raises(BadSpec, match="names the tensor 'z'; the spec has x, m, r, s, y"):
-        Writer("t", url=any_url, spec=SPEC, compression={"z": "zstd"}, tuning=QUIET)
+        Writer("t", url=any_url, spec=SPEC, tuning=Tuning(compression={"z": "zstd"}, notify=lambda _: None))
     with connect(any_url) as client:
         assert find_stream(client, "t") is None
     with (
         pytest.raises(BadSpec, match="names the tensor 'z'; the spec has y"),
-        Writer("t", url=any_url, compression={"z": "zstd"}, tuning=QUIET) as writer,
+        Writer("t", url=any_url, tuning=Tuning(compression={"z": "zstd"}, notify=lambda _: None)) as writer,
         writer.epoch() as epoch,
     ):
         epoch.write({"y": 1})
@@ -154,7 +154,7 @@ def test_the_command_and_produce_take_the_option(
     """Workers learn the setting from the stream, so a job need not carry it."""
     data = [{"x": np.full(2000, n, np.float32)} for n in range(30)]
     penstock.produce(
-        data, stream="p", url=any_url, workers=1, compression={"x": "zstd"}, wait=True, tuning=Tuning(notify=print)
+        data, stream="p", url=any_url, workers=1, wait=True, tuning=Tuning(compression={"x": "zstd"}, notify=print)
     )
     assert all(b'"compression":{"x":"zstd"}' in fields[b"meta"] for _, fields in entries(any_client, "p", 0))
     command = ["produce", "arrays", "nothing.npz", "--url", any_url, "--compression"]

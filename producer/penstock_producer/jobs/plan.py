@@ -91,8 +91,9 @@ def open_writer(
     return Writer(
         plan.stream, url=url, spec=plan.spec if plan.spec is not None else spec, partitions=plan.partitions,
         budget_bytes=plan.budget_bytes, retention=plan.retention, payload=plan.payload, info=info,
-        compression=plan.compression,
-        tuning=Tuning(block_bytes=plan.block_bytes, durability=plan.durability, notify=notify),
+        tuning=Tuning(
+            block_bytes=plan.block_bytes, durability=plan.durability, compression=plan.compression, notify=notify
+        ),
     )  # fmt: skip
 
 

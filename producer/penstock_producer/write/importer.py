@@ -89,6 +89,7 @@ def import_stream(
     contents = folder.contents
     notes = contents.epochs if epochs is None else tuple(contents.require(epoch) for epoch in sorted(set(epochs)))
     found = {note.epoch: list(complete_epoch(folder, note)) for note in notes}
+    compression: dict[str, str] | None = None
     settings: dict[str, Any] = {"payload": payload, "budget_bytes": budget_bytes, "retention": retention}
     with connect(url or Settings.from_environment().url) as client:
         if find_stream(client, name) is None:
@@ -97,9 +98,10 @@ def import_stream(
                 settings["budget_bytes"] = total
             settings |= {"partitions": contents.partitions, "info": contents.info}
             # as the export's blocks, because the budget is that of their stored bytes
-            settings["compression"] = _compression(one for records in found.values() for one in records)
+            compression = _compression(one for records in found.values() for one in records)
     segments = SegmentReader(folder)
-    with Writer(name, url=url, spec=contents.spec, tuning=Tuning(notify=notify), **settings) as writer:
+    tuning = Tuning(notify=notify, compression=compression)
+    with Writer(name, url=url, spec=contents.spec, tuning=tuning, **settings) as writer:
         try:
             runs = [_EpochImport(writer, segments, folder, note, found.pop(note.epoch), progress) for note in notes]
             is_written = {run.note.epoch: run.all_of_it() for run in runs}

@@ -99,14 +99,13 @@ class Writer:
         budget_bytes: int | None = None,
         retention: str | None = None,
         payload: str | None = None,
-        compression: str | Mapping[str, str] | None = None,
         info: Mapping[str, Any] | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         """Open the stream, and make it if it does not exist.
 
-        For an existing stream, None keeps its value. ``retention``, ``compression`` and the tuning's ``durability``
-        change those of an existing stream.
+        For an existing stream, None keeps its value. ``retention`` and the tuning's ``durability`` and
+        ``compression`` change those of an existing stream.
 
         Args:
             stream: the stream's name.
@@ -118,10 +117,9 @@ class Writer:
             retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
             payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
                 folder that all readers see.
-            compression: how blocks are compressed: ``zstd`` or ``blosc2`` for all tensors, ``{"mask": "zstd"}`` for
-                some, or ``none``. See docs/compression.md.
             info: facts about the stream that JSON can hold, for its readers.
-            tuning: rarely changed options: block_bytes, checksum, durability, room_wait_s, notify. See `Tuning`.
+            tuning: rarely changed options: block_bytes, checksum, compression, durability, room_wait_s,
+                notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -150,7 +148,7 @@ class Writer:
         # a stream with the level waits for its replicas: after a failover they are away for a while
         require_durable(self._client, replace(level, replicas=0) if level == stored else level)
         wanted = spec if spec is None or isinstance(spec, Spec) else Spec.of(spec)
-        packed = None if compression is None else Compression.parse(compression)
+        packed = None if tuning.compression is None else Compression.parse(tuning.compression)
         if packed is not None:
             packed.require(wanted)
         budget_bytes = admit_stream(self._client, stream, budget_bytes, payload, notify, partitions)
