@@ -202,7 +202,7 @@ test("of two loaders with one name the older one stops", async () => {
 });
 
 test("a member whose group is dropped says so", async () => {
-  await peer.ask("produce", { stream: "dropped", spec: "fixed", sizes: [50], block_bytes: 100, partitions: 2 });
+  await peer.ask("produce", { stream: "dropped", spec: "fixed", sizes: [500], block_bytes: 100, partitions: 2 });
   const loop = begin("dropped", { leaseMs: 300 })[Symbol.asyncIterator]();
   await loop.next();
   const rosters = await client.keys("penstock:{dropped.*}:roster");
