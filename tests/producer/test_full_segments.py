@@ -165,6 +165,8 @@ def test_a_block_whose_segment_was_sealed_is_stored_anew_in_another_one(
         return sending
 
     monkeypatch.setattr(Committer, "_execute", executed)
+    for name in ("FIRST_LINGER_S", "LINGER_S"):  # on a slow machine a first sample would be a block of its own
+        monkeypatch.setattr(f"penstock_producer.write.shard.{name}", 600.0)
     with writer_in(tmp_path, any_url) as writer:
         stream = writer.stream
         with writer.epoch(0, sizes=[2 * BLOCK]).shard(0) as shard:
