@@ -354,6 +354,7 @@ class ControlClient(redis.Redis):
                 self._watcher.close()
             for node in self._nodes.values():
                 node.connection_pool.close()
+            self.connection_pool.close()  # redis-py 5 disconnects it only
         super().close()
 
     # --- commands ---
