@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from penstock_common.stream.servers.durability import touch_command
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import set_field
 from penstock_common.tuning import Tuning
+from penstock_common.waiting import OUTAGE_S
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write.writer import Writer
@@ -199,3 +202,44 @@ def test_a_trainer_without_the_right_to_wait_joins_all_the_same(fresh_server: Ca
     url = f"redis://trainer:word@127.0.0.1:{server.port}"
     with loader_of(url, batch_size=BATCH) as loader:
         assert sorted(numbers(loader)) == list(range(COUNT))
+
+
+@contextmanager
+def acknowledgement_under_way(url: str, client: Any, settings: dict[str, Any], pause_ms: int) -> Iterator[list[int]]:
+    """Let a trainer end with an error while its server takes acknowledgements for a while and answers none of them.
+
+    Returns the numbers that it acknowledged.
+    """
+    found = list[int]()
+    with suppress(KeyboardInterrupt), loader_of(url, member="m", acknowledge="manual", **settings) as loader:
+        batch = next(iter(loader))
+        found += batch["y"].tolist()
+        loader.acknowledge(batch)
+        hooks_of(loader).acknowledger.flush()  # its script is loaded by now
+        batch = next(iter(loader))
+        found += batch["y"].tolist()
+        client.client_pause(pause_ms, all=False)
+        loader.acknowledge(batch)
+        raise KeyboardInterrupt
+    yield found
+    client.client_unpause()
+
+
+@pytest.mark.parametrize("every_s", [0.0, 0.01])
+def test_a_member_that_ends_by_an_error_waits_for_a_server_that_is_back(
+    any_url: str, any_client: Any, every_s: float
+) -> None:
+    """Its server was away until a moment ago. What was under way then was handed out twice."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    settings = {"batch_size": BATCH, "acknowledge_every_s": every_s}
+    with acknowledgement_under_way(any_url, any_client, settings, 1800) as found, loader_of(any_url) as loader:
+        assert sorted(found + numbers(loader)) == list(range(COUNT))
+
+
+def test_a_member_that_ends_by_an_error_says_what_it_leaves_behind(any_url: str, any_client: Any) -> None:
+    """The wait is limited, because a user who presses Ctrl-C waits for it."""
+    produce(any_url, "t", COUNT, block_samples=BLOCK)
+    said, began_s = list[str](), time.monotonic()
+    with acknowledgement_under_way(any_url, any_client, {"batch_size": BATCH, "notify": said.append}, 60_000):
+        assert time.monotonic() - began_s < OUTAGE_S / 2
+        assert [line for line in said if line.startswith("left 't' before its server had every acknowledgement (")]

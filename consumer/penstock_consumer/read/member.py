@@ -313,6 +313,13 @@ class Member:
         """
         try:
             self._end(join_s, patience_s)
+        except PenstockError as error:
+            if not self.claim.is_all_acknowledged() and not patience_s:  # `close` raises it
+                self.claim.notify(
+                    f"left {self.stream.name!r} before its server had every acknowledgement ({error}): "
+                    "some samples may be handed out again"
+                )
+            raise
         finally:
             self.claim.close()
             self._maps = None

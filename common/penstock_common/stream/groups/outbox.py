@@ -22,7 +22,7 @@ from penstock_common.stream.commands import Client, ScriptCall, sha_of
 from penstock_common.stream.groups.losses import ServerRuns
 from penstock_common.stream.groups.positions import has_lost_place, refusal_of
 from penstock_common.stream.groups.roster import Membership, rejoin
-from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
+from penstock_common.waiting import LEAVE_S, OUTAGE_S, Notify, Outage, to_stderr
 
 UNANSWERED = 8
 """Acknowledgements under way at once. Those that a crash of the server loses are delivered again."""
@@ -117,6 +117,9 @@ class Outboxes:
         is_plain = len(boxes) == 1 and not every_s
         self._boxes: Sequence[AnyOutbox] = boxes if is_plain else [OutboxThread(box, every_s) for box in boxes]
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
+        self._client = client
+        self._rosters = [who.stream.partitions[numbers[0]].roster for numbers in servers]
+        """A key on each server."""
 
     def send(self, partition: int, due: Due) -> None:
         """Send a script whose keys are of a partition. See `Outbox.send`."""
@@ -152,9 +155,20 @@ class Outboxes:
             box.forget()
 
     def hurry(self, patience_s: float) -> None:
-        """Repeat a request to a lost server for this time at most, from now on."""
-        for box in self._boxes:
-            box.hurry(patience_s)
+        """Repeat a request to a lost server for this time at most, from now on.
+
+        A server that answers, and owes the answer to an acknowledgement, was away a moment ago. It has `LEAVE_S`.
+        """
+        for box, roster in zip(self._boxes, self._rosters, strict=True):
+            is_back = patience_s < LEAVE_S and not box.is_empty and self._answers(roster)
+            box.hurry(LEAVE_S if is_back else patience_s)
+
+    def _answers(self, key: str) -> bool:
+        try:
+            self._client.node_of(key).ping()
+        except PenstockError:
+            return False
+        return True
 
     def close(self) -> None:
         """Close the connections."""
@@ -259,6 +273,7 @@ class Outbox:
 
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
+        self._outage.over()  # an outage that lasts already would leave no time
         self._outage.hurry(patience_s)
 
     def close(self) -> None:
@@ -343,9 +358,8 @@ class Outbox:
 
     def _send_again(self, error: ServerUnavailable | None) -> None:
         """Send everything unanswered once more, on a new connection, and before it what the server may have lost."""
-        sent = [*self._answered, *filter(_is_acknowledgement, self._unanswered)]
-        self._answered.clear()
-        self._unanswered = deque(sent)
+        self._unanswered = deque([*self._answered, *filter(_is_acknowledgement, self._unanswered)])
+        self._answered.clear()  # after that: Ctrl-C may come between them
         while True:
             self.close()
             if error is not None:
