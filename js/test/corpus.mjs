@@ -20,5 +20,13 @@ export function fieldsOf(found, shift = 0) {
   });
 }
 
+const metaOf = ({ fields }) => Buffer.from(fields[0]?.[1] ?? "", "hex").toString("latin1");
+
+/** Whether a tensor of the entry is compressed, which this package's writer does not do. */
+export const isCompressed = (found) => metaOf(found).includes('"compression"');
+
+/** Whether a tensor of the entry is compressed with Blosc2, which this package does not read. */
+export const usesBlosc2 = (found) => isCompressed(found) && metaOf(found).includes('"blosc2"');
+
 /** The bytes of a typed array in hexadecimal. */
 export const hexOf = (data) => Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString("hex");

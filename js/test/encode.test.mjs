@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decode, encode, parseSpec, SpecMismatch, TooLarge } from "../dist/index.js";
-import { cases, fieldsOf, hexOf } from "./corpus.mjs";
+import { cases, fieldsOf, hexOf, isCompressed } from "./corpus.mjs";
 
 /** Entries that readers take and writers do not make: their headers have another order, other keys or other shapes. */
 const READ_ONLY = new Set([
@@ -15,7 +15,7 @@ const READ_ONLY = new Set([
   "unknown-keys",
 ]);
 
-for (const found of cases("good")) {
+for (const found of cases("good").filter((one) => !isCompressed(one))) {
   test(`${found.name} is encoded to ${READ_ONLY.has(found.name) ? "other bytes of the same meaning" : "the same bytes"}`, () => {
     const spec = parseSpec(found.spec);
     const { header, columns } = decode(fieldsOf(found), spec);

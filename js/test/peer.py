@@ -42,6 +42,7 @@ from penstock_producer.write.quota import (
     pause_s,
 )
 from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
+from tests.contracts.feed import entries
 from tests.sentinels import Service, started_service
 from tests.torn import TornPair, torn_master_of
 
@@ -51,6 +52,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "images": {"x": ("uint8", (200, 200, 3))},
     "numbers": {"x": ("float32", (2,)), "y": ("int64", ())},
     "ragged": {"boxes": ("float32", (None, 4)), "name": ("bytes", ()), "y": ("int32", ())},
+    "masks": {"mask": ("float32", (64, 8)), "ids": ("int64", (None,)), "text": ("bytes", ()), "y": ("uint8", ())},
 }
 
 
@@ -71,6 +73,9 @@ def sample(spec: str, seed: int) -> dict[str, Any]:
             return {"x": rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)}
         case "numbers":
             return {"x": np.asarray([seed, seed + 0.5], np.float32), "y": np.int64(seed)}
+        case "masks":
+            mask = np.full((64, 8), seed % 5, np.float32)
+            return {"mask": mask, "ids": np.arange(seed % 9), "text": b"word " * (seed % 40), "y": np.uint8(seed % 251)}
         case _:
             return {
                 "boxes": rng.random((seed % 4, 4), dtype=np.float32),
@@ -87,13 +92,14 @@ def produce(
     epochs: int = 1,
     block_bytes: int | None = None,
     pause_s: float = 0.0,
+    compression: str | None = None,
     **options: Any,
 ) -> None:
     """Write epochs of shards of these sizes. Every offset in ``holes`` is a bad sample in each shard.
 
     ``pause_s`` is the time from one sample to the next.
     """
-    tuning = Tuning(block_bytes=block_bytes) if block_bytes else None
+    tuning = Tuning(block_bytes=block_bytes, compression=compression)
     with penstock.Writer(stream, spec=SPECS[spec], tuning=tuning, **options) as writer:
         for number in range(epochs):
             with writer.epoch(sizes=sizes) as epoch:
@@ -105,6 +111,13 @@ def produce(
                                 shard.quarantine("made bad on purpose")
                             else:
                                 shard.write(sample(spec, 100_000 * number + 1000 * index + offset))
+
+
+def compressed(stream: str, url: str) -> list[int]:
+    """Return how many entries of epoch 0 are compressed, and how many there are."""
+    with connect(url) as client:
+        found = [b'"compression":' in fields[b"meta"] for _, fields in entries(client, stream, 0)]
+    return [sum(found), len(found)]
 
 
 def digits(url: str) -> None:

@@ -2,8 +2,10 @@ import { BadEntry, ChecksumMismatch } from "../errors.js";
 import { digestOf } from "./checksum.js";
 import { DTYPES, type TypedArray, typed } from "./dtypes.js";
 import { type Header, parseHeader } from "./header.js";
+import { MAX_ENTRY_BYTES } from "./limits.js";
 import { readShapes, rowStarts } from "./ragged.js";
 import { META, SHAPES_SUFFIX, type Spec, type TensorSpec } from "./spec.js";
+import { unpackZstd } from "./zstd.js";
 
 /** A name beyond it is no tensor's: 128 letters, and `.shapes`. */
 const LONGEST_NAME = 136;
@@ -100,7 +102,9 @@ export function decode(fields: Fields, spec: Spec, options: DecodeOptions = {}):
     if (found !== header.xxh3) throw new ChecksumMismatch(`payload has xxh3 ${found}, its header says ${header.xxh3}`);
   }
   const values = new Map(payload);
-  return { header, columns: new Map(spec.map((tensor) => [tensor.name, columnOf(header, tensor, values)])) };
+  const layouts = spec.map((tensor) => layoutOf(header, tensor, values));
+  if (header.compressed.size > 0) unpack(header, layouts, values);
+  return { header, columns: new Map(layouts.map((layout) => [layout.tensor.name, columnOf(layout, values)])) };
 }
 
 /**
@@ -119,19 +123,36 @@ function nameOf(name: Uint8Array | string): string {
   return typeof name === "string" ? name : String.fromCharCode(...name.subarray(0, LONGEST_NAME));
 }
 
-function columnOf(header: Header, tensor: TensorSpec, values: ReadonlyMap<string, Uint8Array>): Column {
-  const data = values.get(tensor.name) as Uint8Array;
-  let shapes: Int32Array | null = null;
-  let starts: Float64Array | null = null;
-  let expected = header.count * tensor.sampleBytes;
-  if (tensor.isRagged) {
-    const field = values.get(tensor.name + SHAPES_SUFFIX) as Uint8Array;
-    shapes = header.shapes.get(tensor.name) ?? readShapes(field, header.count, tensor);
-    starts = rowStarts(shapes, header.count, tensor);
-    expected = (starts[header.count] as number) * DTYPES[tensor.dtype].itemSize;
+/** What a tensor's values are, by the header and the field of shapes. */
+interface Layout {
+  readonly tensor: TensorSpec;
+  readonly bytes: number;
+  readonly shapes: Int32Array | null;
+  readonly starts: Float64Array | null;
+}
+
+function layoutOf(header: Header, tensor: TensorSpec, values: ReadonlyMap<string, Uint8Array>): Layout {
+  if (!tensor.isRagged) return { tensor, bytes: header.count * tensor.sampleBytes, shapes: null, starts: null };
+  const field = values.get(tensor.name + SHAPES_SUFFIX) as Uint8Array;
+  const shapes = header.shapes.get(tensor.name) ?? readShapes(field, header.count, tensor);
+  const starts = rowStarts(shapes, header.count, tensor);
+  return { tensor, bytes: (starts[header.count] as number) * DTYPES[tensor.dtype].itemSize, shapes, starts };
+}
+
+/** Replace frames by what they hold, once the sum of all sizes is bounded. */
+function unpack(header: Header, layouts: readonly Layout[], values: Map<string, Uint8Array>): void {
+  const total = layouts.reduce((sum, { bytes }) => sum + bytes, 0);
+  if (total > MAX_ENTRY_BYTES) throw new BadEntry(`an entry of ${total} bytes, at most ${MAX_ENTRY_BYTES} are read`);
+  for (const { tensor, bytes } of layouts) {
+    if (!header.compressed.has(tensor.name)) continue;
+    values.set(tensor.name, unpackZstd(tensor.name, values.get(tensor.name) as Uint8Array, bytes));
   }
-  if (data.byteLength !== expected) {
-    throw new BadEntry(`tensor ${tensor.name} has ${data.byteLength} bytes, expected ${expected}`);
+}
+
+function columnOf({ tensor, bytes, shapes, starts }: Layout, values: ReadonlyMap<string, Uint8Array>): Column {
+  const data = values.get(tensor.name) as Uint8Array;
+  if (data.byteLength !== bytes) {
+    throw new BadEntry(`tensor ${tensor.name} has ${data.byteLength} bytes, expected ${bytes}`);
   }
   if (tensor.dtype === "bool" && data.some((value) => value > 1)) {
     throw new BadEntry(`tensor ${tensor.name} is bool and has a byte other than 0 and 1`);

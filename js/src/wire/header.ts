@@ -15,6 +15,7 @@ export const VERSION = 1;
 export const STREAM_ID = /^[A-Za-z0-9._-]{1,64}$/;
 const DIGEST = /^[0-9a-f]{16}$/;
 const SEGMENT = /^[0-9]{1,16}-[0-9]{1,4}-[0-9a-f]{12}\.seg$/;
+const ZSTD = "zstd";
 const ALIGN = 64;
 const PAGE = 4096;
 const MAX_SEGMENT_BYTES = 2 ** 40;
@@ -30,7 +31,7 @@ export interface SegmentRef {
   readonly sizes: readonly number[];
 }
 
-/** A payload field that a header announces. The size of a ragged tensor's values is not known before its shapes. */
+/** A payload field that a header announces. The size of a ragged or compressed tensor's values is not known here. */
 export interface Field {
   readonly name: string;
   readonly size: number | null;
@@ -56,6 +57,8 @@ export interface Header {
   readonly ref: SegmentRef | null;
   /** Whether a repair wrote it for lost samples. */
   readonly isRepair: boolean;
+  /** The tensors whose payload field is a zstd frame. */
+  readonly compressed: ReadonlySet<string>;
   /** The payload fields, in order. */
   readonly fields: readonly Field[];
 }
@@ -74,9 +77,10 @@ export function parseHeader(data: Uint8Array, spec: Spec, options: { takesRefs?:
   if (version !== VERSION) {
     throw new UnsupportedVersion(`entry of wire format v${version}, this process knows v${VERSION}: update penstock`);
   }
-  for (const key of ["compression", ...(options.takesRefs ? [] : ["ref"])]) {
-    if (value.has(key)) throw new UnsupportedVersion(`entry uses ${key}, which this reader does not know`);
+  if (value.has("ref") && !options.takesRefs) {
+    throw new UnsupportedVersion("entry uses ref, which this reader does not know");
   }
+  const compressed = compressedOf(value.get("compression"), spec);
   const stream = textOf(value, "stream", STREAM_ID);
   const xxh3 = value.has("xxh3") ? textOf(value, "xxh3", DIGEST) : null;
   const first = numberOf(value, "first", 0, MAX_SHARD_SAMPLES - 1);
@@ -85,11 +89,11 @@ export function parseHeader(data: Uint8Array, spec: Spec, options: { takesRefs?:
   const shard = numberOf(value, "shard", 0, MAX_NUMBER);
   const holes = holesOf(value.get("holes"), first, count);
   const shapes = shapesOf(value.get("tensors"), count, spec);
-  const fields = fieldsOf(spec, count, shapes);
+  const fields = fieldsOf(spec, count, shapes, compressed);
   const ref = value.has("ref") ? refOf(value.get("ref") as Json, fields) : null;
   const end = first + count + holes.length;
   const isRepair = value.get("repair") === true;
-  return { stream, epoch, shard, first, count, holes, end, shapes, xxh3, ref, isRepair, fields };
+  return { stream, epoch, shard, first, count, holes, end, shapes, xxh3, ref, isRepair, compressed, fields };
 }
 
 function objectOf(data: Uint8Array): JsonObject {
@@ -168,7 +172,12 @@ function hasShape(value: Json | undefined, count: number, shape: readonly (numbe
   return Array.isArray(value) && value.length === wanted.length && value.every((size, axis) => size === wanted[axis]);
 }
 
-function fieldsOf(spec: Spec, count: number, shapes: ReadonlyMap<string, Int32Array>): Field[] {
+function fieldsOf(
+  spec: Spec,
+  count: number,
+  shapes: ReadonlyMap<string, Int32Array>,
+  compressed: ReadonlySet<string>,
+): Field[] {
   const fields: Field[] = [];
   for (const tensor of spec) {
     const { name, isRagged } = tensor;
@@ -182,7 +191,25 @@ function fieldsOf(spec: Spec, count: number, shapes: ReadonlyMap<string, Int32Ar
     total += size ?? 0;
   }
   if (total > MAX_ENTRY_BYTES) throw new BadEntry(`an entry of ${total} bytes, at most ${MAX_ENTRY_BYTES} are read`);
-  return fields;
+  return fields.map((field) => (compressed.has(field.name) ? { name: field.name, size: null } : field));
+}
+
+/** Return the compressed tensors. Raises UnsupportedVersion for codecs of another reader. */
+function compressedOf(value: Json | undefined, spec: Spec): ReadonlySet<string> {
+  if (value === undefined) return new Set();
+  if (!(value instanceof Map)) throw new UnsupportedVersion("entry uses compression in a form of a later version");
+  for (const [name, codec] of value) {
+    if (codec === ZSTD) continue;
+    const what = `tensor ${JSON.stringify(name).slice(0, 80)} is compressed with ${JSON.stringify(codec).slice(0, 80)}`;
+    throw new UnsupportedVersion(
+      `${what}, and this package reads zstd only: read the stream in Python, or write it with compression zstd`,
+    );
+  }
+  const names = new Set(value.keys());
+  if (names.size === 0 || spec.filter(({ name }) => names.has(name)).length !== names.size) {
+    throw new BadEntry("compression does not name tensors of the spec");
+  }
+  return names;
 }
 
 function refOf(value: Json, fields: readonly Field[]): SegmentRef {
