@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import digest_of, encode
 from penstock_common.wire.spec import Spec
+from tests.golden import frames
 
 STREAM = "5f1c0a9be2d4"
 Case = dict[str, Any]
@@ -28,6 +29,7 @@ def good_cases() -> Iterator[Case]:
     yield from _ragged()
     yield from _identities()
     yield from _headers()
+    yield from _compressed()
 
 
 def made(
@@ -240,3 +242,42 @@ def _inlined_seventy() -> Case:
     case["header"]["xxh3"] = header["xxh3"] = digest_of([bytes.fromhex(case["fields"][1][1])])
     case["fields"][0][1] = json.dumps(header).encode().hex()
     return case
+
+
+def compressed(case: Case, **stored: tuple[str, str]) -> Case:
+    """Return a case whose tensors, ``name=(codec, frame)``, are stored as frozen frames."""
+    fields = [[name, stored[name][1] if name in stored else value] for name, value in case["fields"]]
+    digest = digest_of([bytes.fromhex(value) for _, value in fields[1:]])
+    header = json.loads(bytes.fromhex(fields[0][1])) | {"xxh3": digest}
+    header["compression"] = {name: codec for name, (codec, _) in stored.items()}
+    fields[0][1] = json.dumps(header, separators=(",", ":")).encode().hex()
+    return case | {"fields": fields, "header": case["header"] | {"xxh3": digest}}
+
+
+def _compressed() -> Iterator[Case]:
+    spec: dict[str, Any] = {"x": ("uint16", (64,)), "m": ("bool", (64,)), "y": ("uint8", ())}
+    rows = (np.arange(192, dtype="uint16") + 250).reshape(3, 64)
+    mask = np.arange(64) % 8 < 4
+    plain = made("", "", spec, [{"x": row, "m": mask, "y": np.uint8(i)} for i, row in enumerate(rows)])
+
+    def one(name: str, about: str, codec: str, frame: str, base: Case) -> Case:
+        return compressed(base | {"name": name, "about": about}, **{next(iter(base["spec"])): (codec, frame)})
+
+    numbers, masks = (frames.ZSTD_NUMBERS, frames.BLOSC2_NUMBERS), (frames.ZSTD_MASK, frames.BLOSC2_MASK)
+    about = "two of three tensors are compressed"
+    for codec, x, m in zip(("zstd", "blosc2"), numbers, masks, strict=True):
+        yield compressed(plain | {"name": f"{codec}-as-written", "about": about}, x=(codec, x), m=(codec, m))
+    both = plain | {"name": "zstd-and-blosc2", "about": "each tensor has a codec"}
+    yield compressed(both, x=("zstd", frames.ZSTD_NUMBERS), m=("blosc2", frames.BLOSC2_MASK))
+    texts = made("", "", {"s": ("bytes", ())}, [{"s": b"word " * 40}, {"s": b""}, {"s": b"word " * 80}])
+    yield one("zstd-checksum", "another level, and a checksum in the frame", "zstd", frames.ZSTD_TEXT, texts)
+    ragged = made("", "", {"r": ("int64", (None,))}, [{"r": _ramp(i % 5, dtype="int64")} for i in range(70)])
+    yield one("zstd-shapes-field", "the field of shapes gives the size", "zstd", frames.ZSTD_RAGGED, ragged)
+    pattern = np.frombuffer((b"0123456789abcdef" * 4 + bytes(100)) * 20, "uint8")
+    large = made("", "", {"x": ("uint8", (3280,))}, [{"x": pattern}])
+    yield one("zstd-window", "a window that is smaller than the content", "zstd", frames.ZSTD_WINDOW, large)
+    zeros = made("", "", {"x": ("float32", (150,))}, [{"x": np.zeros(150, "float32")}])
+    yield one("blosc2-zeros", "the one special chunk", "blosc2", frames.BLOSC2_ZEROS, zeros)
+    yield one("blosc2-no-filter", "another level, no filter", "blosc2", frames.BLOSC2_TEXT, texts)
+    blocks = made("", "", {"x": ("uint32", (256,))}, [{"x": _ramp(256, dtype="uint32")}])
+    yield one("blosc2-blocks", "four blocks of 256 bytes", "blosc2", frames.BLOSC2_BLOCKS, blocks)

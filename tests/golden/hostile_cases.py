@@ -5,13 +5,16 @@ good entry and breaks one thing. If the payload changes, the checksum is made ri
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.wire.codec import digest_of
-from tests.golden.good_cases import made
+from tests.golden import frames
+from tests.golden.good_cases import compressed, made
 
 Case = dict[str, Any]
 Fields = list[list[Any]]
@@ -40,6 +43,7 @@ def hostile_cases() -> Iterator[Case]:
     for part in (_fields(), _json(), _versions(), _numbers(), _holes(), _tensors(), _shapes(), _payloads(), _digests()):
         yield from part
     yield from _refs()
+    yield from _compressed()
 
 
 def case(name: str, about: str, base: Case, fields: Fields, error: str = "BadEntry") -> Case:
@@ -134,7 +138,7 @@ def _versions() -> Iterator[Case]:
     yield header("version-float", "1.0 is not an integer", v=1.0)
     yield header("version-true", "true is not 1", v=True)
     yield header("reserved-ref", "the payload lies elsewhere", ref="segment-1", error=newer)
-    yield header("reserved-compression", "compressed", compression="zstd", error=newer)
+    yield header("reserved-compression", "no object", compression="zstd", error=newer)
     yield header("reserved-compression-null", "even null", compression=None, error=newer)
 
 
@@ -322,3 +326,70 @@ def _digests() -> Iterator[Case]:
     yield header("digest-number", "a number", xxh3=int(digest, 16) >> 12)
     yield header("digest-null", "null", xxh3=None)
     yield header("digest-newline", "a line feed behind it", xxh3=digest + "\n")
+
+
+def _compressed() -> Iterator[Case]:
+    plain = made("", "", {"x": ("uint16", (64,))}, [{"x": row} for row in _numbers_of(192).reshape(3, 64)])
+    zstd = compressed(plain, x=("zstd", frames.ZSTD_NUMBERS))
+    blosc2 = compressed(plain, x=("blosc2", frames.BLOSC2_NUMBERS))
+    zeros = made("", "", {"x": ("uint8", (600,))}, [{"x": np.zeros(600, "uint8")}])
+
+    def frame(name: str, about: str, data: str, base: Case = zstd) -> Case:
+        return payload(name, about, base, lambda fields: fields[1].__setitem__(1, data))
+
+    def byte(name: str, about: str, at: int, value: int) -> Case:
+        data = bytearray.fromhex(frames.BLOSC2_NUMBERS)
+        data[at] = value
+        return frame(name, about, data.hex(), blosc2)
+
+    newer = "UnsupportedVersion"
+    yield header("codec-unknown", "a codec of a later version", base=zstd, compression={"x": "lz9"}, error=newer)
+    yield header("codec-no-text", "no name of a codec", base=zstd, compression={"x": None}, error=newer)
+    yield header("compression-empty", "it would be left out", base=zstd, compression={})
+    yield header("compression-of-no-tensor", "z is none", base=zstd, compression={"x": "zstd", "z": "zstd"})
+    yield header("digest-of-a-frame-differs", "it is of the frame", base=zstd, xxh3="0" * 16, error="ChecksumMismatch")
+    good = frames.ZSTD_NUMBERS
+    yield frame("zstd-cut", "the last byte is missing", good[:-2])
+    yield frame("zstd-extra", "a byte behind the frame", good + "00")
+    yield frame("zstd-twice", "two frames", "28b52ffd608000030c00aa" * 2)
+    yield frame("zstd-no-frame", "another magic number", "29" + good[2:])
+    yield frame("zstd-empty", "no frame", "")
+    yield frame("zstd-not-shorter", "as long as what it holds", good.ljust(2 * plain_bytes(plain), "0"))
+    # magic number, descriptor of a content size of 4 bytes and one segment, size, an RLE block
+    yield frame("zstd-bomb", "claims 400 MB", f"28b52ffda0{struct.pack('<I', 400_000_000).hex()}030001aa")
+    yield frame("zstd-claims-less", "383 bytes", good.replace("608000", "607f00", 1))
+    yield frame("zstd-holds-less", "claims 384 bytes, holds 383", "28b52ffd608000fb0b0000")
+    yield frame("zstd-holds-more", "claims 384 bytes, holds 385", "28b52ffd6080000b0c0000")
+    yield frame("zstd-dictionary", "a dictionary's number", "28b52ffd61078000030c00aa")
+    yield frame("zstd-window-too-large", "a window of 2 MB for 384 bytes", "28b52ffd40588000030c00aa")
+    yield frame("zstd-skippable", "a skippable frame", "502a4d1800000000")
+    shapes = [[400_000_000]]
+    many = made("", "", dict.fromkeys("abc", ("uint8", (None,))), [dict.fromkeys("abc", np.zeros(600, "u1"))])
+    value = header_of(compressed(many, **dict.fromkeys("abc", ("zstd", frames.ZSTD_MASK))))
+    for said in value["tensors"].values():
+        said["shapes"] = shapes
+    fields = [["meta", json.dumps(value).encode().hex()], *([name, frames.ZSTD_MASK] for name in "abc")]
+    yield case("compressed-entry-too-large", "three tensors of 400 MB, in 24 bytes each", many, fields)
+    yield frame("zstd-no-size", "no content size", frames.ZSTD_NO_SIZE, compressed(zeros, x=("zstd", "")))
+    yield byte("blosc2-version", "another format of chunks", 0, 9)
+    yield byte("blosc2-lz4", "another codec in the flags", 2, 0x25)
+    yield byte("blosc2-short-head", "no extended header", 2, 0x81)
+    yield byte("blosc2-filter", "a filter of a plugin", 16, 160)
+    yield byte("blosc2-user-codec", "a codec of a plugin", 22, 160)
+    yield byte("blosc2-lazy", "a lazy chunk", 31, 0x08)
+    yield byte("blosc2-dictionary", "a dictionary", 31, 0x01)
+    yield byte("blosc2-claims-more", "385 bytes", 4, 0x81)
+    yield byte("blosc2-bomb", "a claim of 2 GB", 7, 0x7F)
+    yield byte("blosc2-block-too-large", "a block larger than the chunk", 9, 0x02)
+    yield byte("blosc2-length", "another length", 12, 0x04)
+    yield frame("blosc2-cut", "the last byte is missing", frames.BLOSC2_NUMBERS[:-2], blosc2)
+    yield frame("blosc2-half-a-head", "less than a header", frames.BLOSC2_NUMBERS[:60], blosc2)
+
+
+def _numbers_of(count: int) -> NDArray[np.uint16]:
+    return np.arange(count, dtype="uint16") + np.uint16(250)
+
+
+def plain_bytes(base: Case) -> int:
+    """Return the bytes of the first payload field."""
+    return len(base["fields"][1][1]) // 2

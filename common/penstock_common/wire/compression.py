@@ -46,6 +46,9 @@ def _blosc2() -> Any:
     return blosc2
 
 
+_ZSTD_LEAST_WINDOW = 1024
+
+
 def _pack_zstd(data: memoryview, itemsize: int) -> bytes:
     return bytes(_zstandard().ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False).compress(data))
 
@@ -54,8 +57,8 @@ def _unpack_zstd(frame: Any, size: int) -> Any:
     zstandard = _zstandard()
     try:
         head = zstandard.get_frame_parameters(frame)
-        if head.content_size != size or head.dict_id:
-            raise ValueError(f"the zstd frame claims {head.content_size} bytes")
+        if head.content_size != size or head.dict_id or head.window_size > max(size, _ZSTD_LEAST_WINDOW):
+            raise ValueError(f"the zstd frame claims {head.content_size} bytes, a window of {head.window_size}")
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None

@@ -1,4 +1,5 @@
-"""A reader of wire format v1 written from docs/wire-format.md alone: struct and xxhash, no numpy, nothing of Penstock.
+"""A reader of wire format v1 written from docs/wire-format.md alone: struct, xxhash and zstandard, no numpy, nothing of
+Penstock. It does not know Blosc2, as a reader may not.
 
 It proves that the document suffices. Keep it so: when it must change, the document must have changed first.
 """
@@ -13,6 +14,7 @@ from math import prod
 from typing import Any
 
 import xxhash
+import zstandard
 
 ITEM: dict[str, tuple[int, str]] = {
     "bool": (1, "B"),
@@ -105,6 +107,7 @@ def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
     need([name.decode("latin-1") for name, _ in fields[1:]] == expected, "not the fields the header announces")
     check_digest(header, [value for _, value in fields[1:]])
     payload = dict(fields[1:])
+    decompress(payload, header, plan)
     columns = {name: samples_of(payload, name, dtype, shape, inline, count) for name, dtype, shape, inline in plan}
     samples = [{name: column[i] for name, column in columns.items()} for i in range(count)]
     return Entry(header, offsets_of(header), samples)
@@ -122,8 +125,10 @@ def read_ref(data: bytes, spec: Spec) -> tuple[str, int, list[int]]:
     need(type(sizes) is list, "no sizes")
     plan = [(name, dtype, shape, announced(header, name, dtype, shape)) for name, (dtype, shape) in spec.items()]
     fields: list[int | None] = []
-    for _, dtype, shape, inline in plan:
-        if not is_ragged(dtype, shape):
+    for name, dtype, shape, inline in plan:
+        if name in (header["compression"] or ()):
+            fields.append(None)
+        elif not is_ragged(dtype, shape):
             fields.append(count * ITEM[dtype][0] * prod(size or 0 for size in shape))
         else:
             fields += [None] if inline is not None else [8 * count * ndim_of(dtype, shape), None]
@@ -157,7 +162,7 @@ def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
     if (
         integer(header.get("v"), 1, NUMBER_LIMIT) != 1
         or ("ref" in header and not sees_files)
-        or "compression" in header
+        or not is_known(header.get("compression", {}))
     ):
         raise Refused("newer than v1", "UnsupportedVersion")
     stream = header.get("stream")
@@ -175,7 +180,14 @@ def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
         need(type(header["xxh3"]) is str and re.fullmatch(r"[0-9a-f]{16}", header["xxh3"]), "no digest")
     header.setdefault("xxh3", "absent")
     need(type(header.get("tensors")) is dict, "no tensors")
+    packed = header.setdefault("compression", None)
+    need(packed is None or (packed and set(packed) <= set(header["tensors"])), "compression of no tensor")
     return dict(header)
+
+
+def is_known(compression: Any) -> bool:
+    """Return whether this reader knows every codec."""
+    return type(compression) is dict and all(codec == "zstd" for codec in compression.values())
 
 
 def announced(header: dict[str, Any], name: str, dtype: str, shape: list[int | None]) -> list[list[int]] | None:
@@ -223,18 +235,53 @@ def check_digest(header: dict[str, Any], values: list[bytes]) -> None:
         raise Refused(f"digest is {digest}", "ChecksumMismatch")
 
 
+def decompress(
+    payload: dict[bytes, bytes], header: dict[str, Any], plan: list[tuple[str, str, list[Any], list[list[int]] | None]]
+) -> None:
+    """Replace frames by what they hold, once all sizes are known and bounded."""
+    packed = header["compression"]
+    if packed is None:
+        return
+    sizes = {}
+    for name, dtype, shape, inline in plan:
+        shapes = shapes_of(payload, name, dtype, shape, inline, header["count"])
+        sizes[name] = sum(ITEM[dtype][0] * prod(one) for one in shapes)
+        need(sizes[name] <= FIELD_LIMIT, "too large a payload")
+    need(sum(sizes.values()) <= ENTRY_LIMIT, "too large an entry")
+    for name in packed:
+        frame, size = payload[name.encode()], sizes[name]
+        need(len(frame) < size, "the frame is no shorter than what it holds")
+        try:
+            head = zstandard.get_frame_parameters(frame)
+            need(head.content_size == size and not head.dict_id, "the frame claims another size, or a dictionary")
+            need(head.window_size <= max(size, 1024), "the frame claims a larger window")
+            data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise Refused(f"no zstd frame: {error}") from None
+        need(len(data) == size, "the frame holds another size")
+        payload[name.encode()] = data
+
+
+def shapes_of(
+    payload: dict[bytes, bytes], name: str, dtype: str, shape: list[Any], inline: list[list[int]] | None, count: int
+) -> list[list[int]]:
+    """Return the shape of each of the n samples, bounded."""
+    if not is_ragged(dtype, shape):
+        return [shape] * count
+    shapes = (
+        shapes_field(payload[f"{name}.shapes".encode()], ndim_of(dtype, shape), count) if inline is None else inline
+    )
+    for one in shapes:
+        check_shape(one, [None] if dtype == "bytes" else shape, ITEM[dtype][0])
+    return shapes
+
+
 def samples_of(
     payload: dict[bytes, bytes], name: str, dtype: str, shape: list[Any], inline: list[list[int]] | None, count: int
 ) -> list[Tensor]:
     """Return one tensor's n samples."""
     data, item = payload[name.encode()], ITEM[dtype][0]
-    shapes = [shape] * count
-    if is_ragged(dtype, shape):
-        shapes = (
-            shapes_field(payload[f"{name}.shapes".encode()], ndim_of(dtype, shape), count) if inline is None else inline
-        )
-        for one in shapes:
-            check_shape(one, [None] if dtype == "bytes" else shape, item)
+    shapes = shapes_of(payload, name, dtype, shape, inline, count)
     sizes = [item * prod(one) for one in shapes]
     need(sum(sizes) == len(data), "payload has another size")
     need(dtype != "bool" or max(data, default=0) <= 1, "a bool is neither 0 nor 1")
