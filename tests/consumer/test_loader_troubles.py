@@ -27,7 +27,7 @@ from penstock_common.errors import (
 )
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import uncovered
-from penstock_common.stream.groups.roster import Membership, RankOrder, load_roster
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
 from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -39,6 +39,7 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.member import Member
 from penstock_consumer.read.waits import await_stream
 from penstock_producer.write.writer import Writer
+from tests.clusters import until
 from tests.contracts.feed import (
     SAMPLE_BYTES,
     SPEC,
@@ -51,7 +52,7 @@ from tests.contracts.feed import (
     sample,
     writer_of,
 )
-from tests.contracts.ordered import planned_writer
+from tests.contracts.ordered import plan, planned_writer
 from tests.tuned import tuned
 
 
@@ -541,3 +542,24 @@ def test_a_late_group_begins_behind_what_was_released(
                 assert claim.first == first
             assert claim._floor(start) == first
             claim.close()
+
+
+def test_a_late_group_begins_where_every_partition_is_whole(any_url: str, any_client: Any) -> None:
+    """Retention removes entries of one partition after the other, and part of an epoch would look like all of it."""
+    plan(any_url, [8] * 4, epochs=2, partitions=2)
+    stream = open_stream(any_client, "t")
+    any_client.hset(stream.partitions[1].roster, "t:0", "1")
+    assert join_group(any_client, Membership(stream, "g", "m", "i")) == 1
+    assert [load_roster(any_client, partition).groups["g"].first for partition in stream.partitions] == [1, 1]
+
+
+def test_a_reader_whose_request_is_open_waits_for_the_producers(any_url: str) -> None:
+    """A loop books its wait by this until the answer comes, and would name the training's own process."""
+    with writer_of(any_url, spec=SPEC, partitions=2) as writer, loader_of(any_url, batch_size=1) as loader:
+        writer.write(sample(0))
+        writer.flush()
+        next(iter(loader))
+        run = loader._joined().run
+        assert run is not None
+        times = run.queue.inner.reader_times
+        until(lambda: times.doing == "producers")

@@ -27,6 +27,7 @@ from penstock_common.stream.groups.roster import QUIET_MS, Membership, RankOrder
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.stages.batch import Batch
@@ -47,6 +48,17 @@ def rank(client: Client, number: int, world: int = 2, batch: int = 8, quiet_ms: 
     )
     join_group(client, who, quiet_ms=quiet_ms)
     return who
+
+
+class Silent:
+    """A link to a framework that has nothing to report."""
+
+    def report(self) -> None:
+        """Report nothing."""
+
+    def reached(self) -> list[Batch]:
+        """Return nothing."""
+        return []
 
 
 def position_of(client: Client, number: int, epoch: int = 0) -> int:
@@ -321,6 +333,43 @@ class TestGoingBack:
             loader.acknowledge(batches[2])
             hooks_of(loader).return_batches(batches[3:])
             assert numbers(loader) == list(range(24, 80))
+
+    def test_what_was_trained_on_behind_returned_batches_does_not_acknowledge_them(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """A position covers everything before it, and the batches in between are still to be trained on."""
+        plan(any_url, [80])
+        with rank_of(any_url) as loader:
+            hooks = hooks_of(loader)
+            hooks.take_over(Silent())
+            batches = take(loader, 4)
+            for number in (0, 3):
+                hooks.trained(batches[number])
+            hooks.return_batches(batches[1:3])
+            again = take(loader, 1)[0]
+            assert again["y"].tolist() == batches[1]["y"].tolist()
+            hooks.trained(again)
+            hooks.acknowledger.flush()
+            assert position_of(any_client, 0) == 16
+
+    def test_a_process_that_reads_no_epoch_asks_for_its_manifest_once(self, url: str, client: Client) -> None:
+        """A framework's worker processes read, and its main process acknowledges batch after batch."""
+        plan(url, [80])
+        who = Membership(open_stream(client, "t"), "g", rank_member(0), "i", RankOrder(0, 1, 8))
+        claim = RankClaim(client, who, 30.0, lambda _: None)
+        claim.join("resume")
+        try:
+            manifests = []
+            for position in range(8, 80, 8):
+                before = client.info("commandstats")["cmdstat_hgetall"]["calls"]
+                claim.acknowledge(Batch({}, 0, [], position))
+                claim.flush()
+                manifests.append(client.info("commandstats")["cmdstat_hgetall"]["calls"] - before)
+            assert manifests[0] > 0
+            assert not any(manifests[1:])
+            assert position_of(client, 0) == 72
+        finally:
+            claim.close()
 
 
 class TestRetention:

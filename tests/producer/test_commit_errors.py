@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,6 +94,44 @@ def test_a_connection_that_breaks_as_a_block_is_sent_is_made_again(
         once(monkeypatch, "send", ServerUnavailable("cut"))
         fill(shard, 8)
     assert sum("broke while writing" in line for line in said) == 1, said
+    require_once_each(any_url, any_client)
+
+
+def test_a_block_whose_answer_was_lost_with_its_connection_is_not_taken_for_anothers(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch would end with the error that another program writes the same shard."""
+    read, cuts = Channel.read, list[str]()
+    with writer_of(any_url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
+        index = writer.stream.partitions[0].index(0, 0)
+
+        def cut(self: Channel) -> Any:
+            if not cuts:
+                until(lambda: any_client.xlen(index))
+                cuts.append("cut")
+                raise ServerUnavailable("cut under the answer")
+            return read(self)
+
+        for number in range(SIZE):
+            epoch.write(sample(number))
+            if number == 0:
+                monkeypatch.setattr(Channel, "read", cut)
+    assert cuts
+    require_once_each(any_url, any_client)
+
+
+def test_a_forked_process_is_refused_at_its_first_sample(any_url: str, any_client: Client) -> None:
+    """A sample that fills no block would reach no connection, and be lost without a word."""
+    with shard_of(any_url) as (_, shard):
+        fill(shard, 5)
+        if (pid := os.fork()) == 0:
+            try:
+                shard.write(sample(5))
+            except PenstockError as error:
+                os._exit(7 if "a fork copied it" in str(error) else 1)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     require_once_each(any_url, any_client)
 
 
