@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import redis
 
 from penstock_common.errors import EpochFailed
+from penstock_common.stream.client import connect
+from penstock_common.stream.streams import create_stream
 from penstock_producer.jobs import watchdog
 from penstock_producer.jobs.fill import TooManyBad
 from penstock_producer.jobs.plan import ProductionPlan
@@ -95,6 +98,15 @@ def test_a_transform_that_always_crashes_is_said_before_any_worker_tries_it(any_
     """The command itself must survive to report it, without a wait for hundreds of dying workers."""
     with pytest.raises(TooManyBad, match=r"none of the first 5 samples can be made; the last: .*by SIGSEGV"):
         produce(any_url, "always_segfaults")
+
+
+def test_a_production_that_cannot_begin_closes_its_writer(any_url: str) -> None:
+    """The stream is there, so its writer is opened before a first sample gives the spec. It has a thread of its own."""
+    with connect(any_url) as client:
+        create_stream(client, "train")
+    with pytest.raises(TooManyBad, match="none of the first 5 samples can be made"):
+        produce(any_url, "always_segfaults")
+    assert [thread.name for thread in threading.enumerate() if thread.name == "penstock-cleaner-train"] == []
 
 
 def test_a_first_sample_that_hangs_is_passed_over(any_url: str) -> None:

@@ -107,7 +107,7 @@ def test_rq_info_shows_the_truth(any_url: str) -> None:
             queue, *workers = info()
             assert ", 2 executing, 0 finished, 0 failed" in queue
             queued = int(queue.split()[2].rstrip(","))
-            assert queued + 2 == len(production._live[0])
+            assert queued + 2 == len(production._runs[0].tasks)
             assert len(workers) == 2
             assert all(" busy penstock." in line for line in workers)
             killed = fleet.pids[0]

@@ -377,7 +377,9 @@ def test_a_job_of_an_earlier_life_of_the_stream_is_refused(any_url: str, fleet: 
     """A stream that was deleted and made again has other contents, so an old job must not write to it."""
     asked = ProductionPlan(stream="train", source=dataset())
     with Production(asked, options_of(any_url), workers=0) as production:
-        stale = production._task(production._writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
+        stale = production._planned.tasks(
+            production._writer.stream.id, production._writer.epoch(0, sizes=[SAMPLES]).manifest
+        )[0]
     dispatcher = Dispatcher(any_url, QUEUE)
     assert isinstance(stale, ShardTask)
     of_another = stale.model_copy(update={"manifest_id": "another"})
@@ -395,7 +397,7 @@ def test_a_job_of_an_epoch_that_is_cut_otherwise_than_its_source_is_refused(any_
     """A program opened the epoch with fewer samples: all of its shards would be made, and the rest never missed."""
     with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
         manifest = production._writer.epoch(0, sizes=[SAMPLES - 20, 10]).manifest
-        task = production._task(manifest, 0)
+        task = production._planned.tasks(production._writer.stream.id, manifest)[0]
     dispatcher = Dispatcher(any_url, QUEUE)
     dispatcher.enqueue([task])
     failed = _awaited(lambda: dispatcher.failure([task]))

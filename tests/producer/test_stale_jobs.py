@@ -17,7 +17,7 @@ from penstock_producer.jobs.dispatch import LOST_AFTER, Dispatcher
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
-from penstock_producer.jobs.production import Production
+from penstock_producer.jobs.production import EpochStage, Production
 from penstock_producer.jobs.queue import RETRIES, ShardJob
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import QUEUE
@@ -52,7 +52,7 @@ def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url:
     with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
         writer, dispatcher, fleet = production._writer, Dispatcher(any_url, QUEUE), Fleet(options_of(any_url), 1)
         try:
-            stale = production._task(writer.epoch(0, sizes=[SAMPLES]).manifest, 0)
+            stale = production._planned.tasks(writer.stream.id, writer.epoch(0, sizes=[SAMPLES]).manifest)[0]
             assert release_epoch(writer.client, writer.stream, 0)
             dispatcher.enqueue([stale])
             awaited(lambda: dispatcher.failure([stale]) or stale.job_id in dispatcher.forget([stale.job_id])[0])
@@ -69,17 +69,17 @@ def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str
         dispatcher, deadline, failed = production._dispatcher, time.monotonic() + PATIENCE_S, ""
         first = ""
         for look in production.run():
-            first = first or production._live[0][0].job_id
-            if not failed and 0 not in production._live and first in production._job_ids:
-                changed = production._live[1][0].model_copy(update={"fingerprint": "another", "shard": 99})
+            first = first or production._runs[0].tasks[0].job_id
+            if not failed and production._runs[0].stage is EpochStage.FINISHED and first in production._jobs.ids:
+                changed = production._runs[1].tasks[0].model_copy(update={"fingerprint": "another", "shard": 99})
                 dispatcher.enqueue([changed], at_front=True)
                 failed = changed.job_id
-                production._job_ids.add(failed)
+                production._jobs.ids.add(failed)
                 awaited(partial(dispatcher.failure, [changed]))
             assert time.monotonic() < deadline, look
         assert failed
         production.summary()
-        assert failed not in production._job_ids, "nothing of it is left on the server"
+        assert failed not in production._jobs.ids, "nothing of it is left on the server"
     assert sorted(numbers_in(any_url, 1)) == list(range(SAMPLES))
 
 

@@ -431,7 +431,7 @@ def test_a_changed_job_that_failed_is_no_failure_of_its_production(
         Production(plan, options_of(any_url), workers=0, notify=told.append) as production,
     ):
         next(production.run())
-        (task,) = production._live[0]
+        (task,) = production._runs[0].tasks
         forge(client, task.job_id, attack_of(photos, tmp_path / "mark"))
         fleet = Fleet(WorkerOptions(url=any_url, queue_url=any_url, is_chatty=True, allowlist=allowlist), 1)
         try:

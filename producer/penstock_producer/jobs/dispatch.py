@@ -71,6 +71,10 @@ class JobReports:
         if not is_done:
             self.waits = self.waits or str(notes.get("waits", ""))
 
+    def plus(self, other: JobReports) -> JobReports:
+        """Return the sum of both."""
+        return JobReports(self.nbytes + other.nbytes, self.workers | other.workers, self.waits or other.waits)
+
 
 def hurry(client: Client, patience_s: float) -> None:
     """Ask the server once for a process that must end. If no answer comes, later requests wait hardly at all."""
@@ -352,6 +356,28 @@ class Dispatcher:
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
+
+
+class OwnJobs:
+    """The jobs of one production: the ids that the queue's server still knows, and the notes of those it forgot."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher, self._forgotten = dispatcher, JobReports()
+        self.ids: set[str] = set()
+
+    def add(self, tasks: Iterable[ShardTask]) -> None:
+        """Count the jobs of these tasks among them."""
+        self.ids.update(task.job_id for task in tasks)
+
+    def forget(self, but: Iterable[str] = ()) -> None:
+        """Remove what the ended jobs left on the queue's server, except the ids of ``but``."""
+        gone, notes = self._dispatcher.forget(self.ids.difference(but))
+        self.ids -= gone
+        self._forgotten = self._forgotten.plus(notes)
+
+    def reports(self) -> JobReports:
+        """Return the sum of what all of them have noted so far."""
+        return self._forgotten.plus(self._dispatcher.reports(self.ids))
 
 
 def _is_as_planned(job: ShardJob, task: ShardTask) -> bool:

@@ -22,13 +22,14 @@ from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify
 from penstock_common.wire.limits import MAX_SHARD_SAMPLES
 from penstock_common.wire.spec import Spec, SpecLike
-from penstock_producer.jobs.task import MaxBad, OnError
+from penstock_producer.jobs.task import MaxBad, OnError, ShardTask
 from penstock_producer.jobs.watchdog import SAMPLE_LIMIT_S
 from penstock_producer.sources.config import SourceConfig
 from penstock_producer.sources.names import is_token
+from penstock_producer.sources.open import open_source, pin, require_iterable
 from penstock_producer.sources.order import ChoosingSource, order_of
 from penstock_producer.sources.protocol import BatchSource, Source
-from penstock_producer.sources.transform import BLOCK_SAMPLES
+from penstock_producer.sources.transform import BLOCK_SAMPLES, seen_through
 from penstock_producer.write.writer import Writer
 
 EPOCHS_AT_ONCE = 2
@@ -101,6 +102,72 @@ def plan_fingerprint(fingerprint: str, shuffle: bool, block_transform: str | Non
     """Return the manifest's fingerprint: of the source, its order, and the function that transforms blocks."""
     ordered = fingerprint if shuffle else f"{fingerprint}-in-order"
     return f"{ordered}-{block_transform}" if block_transform and not is_token(block_transform) else ordered
+
+
+class PlannedSource:
+    """The open source of a plan, the order of its epochs, and the jobs that make their shards."""
+
+    def __init__(self, plan: ProductionPlan) -> None:
+        """Open the source. Raises SourceError if it cannot be read."""
+        self._plan = plan
+        self.source = open_source(plan.source)
+        require_iterable(plan.source)
+        self.fingerprint = plan_fingerprint(self.source.fingerprint, plan.shuffle, plan.block_transform)
+        """The fingerprint that the manifests of its epochs have."""
+        self.transformed = seen_through(self.source, plan.block_transform)
+        """The source after the transform of blocks."""
+        self._config = pin(plan.source, self.source).model_dump(mode="json")
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """The samples of an epoch, or None if only reading the source can tell."""
+        return None if self.source.unit == "item" else count_samples(self.source)
+
+    def shard_samples(self, earlier: Manifest | None, workers: int) -> int:
+        """Return the samples of a full shard, as the plan or an ``earlier`` epoch has them, or by the ``workers``."""
+        if self._plan.shard_samples:
+            return self._plan.shard_samples
+        if earlier is not None and earlier.sizes:
+            return max(earlier.sizes)
+        samples = self.samples_per_epoch
+        return 1 if samples is None else default_shard_samples(samples, workers)
+
+    def shard_sizes(self, epoch: int, shard_samples: int, earlier: Manifest | None) -> list[int] | None:
+        """Return the sizes of an epoch's shards, or None if only reading the source can tell.
+
+        An epoch that has an ``earlier`` manifest stays as it was cut.
+        """
+        plan, planned = self._plan, None if earlier is None else earlier.sizes
+        if self.source.unit == "item":
+            return None
+        return EpochOrder(
+            self.source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle,
+            shard_samples=shard_samples, planned=planned,
+        ).sizes  # fmt: skip
+
+    def tasks(self, stream_id: str, manifest: Manifest) -> list[ShardTask]:
+        """Return the jobs of all shards of an epoch."""
+        plan = self._plan
+        return [
+            ShardTask(
+                stream=plan.stream,
+                stream_id=stream_id,
+                epoch=manifest.epoch,
+                manifest_id=manifest.id,
+                shard=shard,
+                source=self._config,
+                fingerprint=self.source.fingerprint,
+                seed=plan.seed,
+                shuffle=plan.shuffle,
+                on_error=plan.on_error,
+                max_bad=plan.max_bad,
+                block_transform=plan.block_transform,
+                block_samples=plan.block_samples,
+                sample_limit_s=plan.sample_limit_s,
+                spec_is_declared=plan.spec is not None,
+            )
+            for shard in range(1 if self.source.unit == "item" else len(manifest.sizes or ()))
+        ]
 
 
 def find_epochs(

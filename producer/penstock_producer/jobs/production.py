@@ -11,14 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from socket import gethostname
 from types import TracebackType
 from typing import Any, Self
 
 from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
 from penstock_common.printable import readable_bytes
-from penstock_common.server.client import RestartDetector
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
@@ -33,7 +33,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
-from penstock_common.stream.removal.reconcile import reopen_lost
+from penstock_common.stream.removal.reconcile import ReconcileWindow, reopen_lost
 from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.streams import (
     Stream,
@@ -47,19 +47,17 @@ from penstock_common.stream.streams import (
 from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
-from penstock_producer.jobs.dispatch import Dispatcher, JobReports, hurry
+from penstock_producer.jobs.dispatch import Dispatcher, OwnJobs, hurry
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.jobs.plan import (
     EpochOrder,
+    PlannedSource,
     ProductionPlan,
-    count_samples,
-    default_shard_samples,
     find_epochs,
     ids_of_source,
     open_writer,
-    plan_fingerprint,
 )
 from penstock_producer.jobs.progress import (
     EpochProgress,
@@ -75,10 +73,7 @@ from penstock_producer.jobs.task_runner import first_good
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
-from penstock_producer.sources.open import open_source, pin, require_iterable
-from penstock_producer.sources.protocol import BatchSource, Source, can_make_again
-from penstock_producer.sources.transform import seen_through
-from penstock_producer.write.cleaner import RECONCILE_S
+from penstock_producer.sources.protocol import can_make_again
 from penstock_producer.write.writer import WriterHooks
 
 TICK_MS = 200
@@ -86,6 +81,67 @@ CARE_S = 5.0
 """The time between two checks for lost jobs."""
 GATE_S = 0.5
 """The time between two questions whether trainers are far enough for the next epoch."""
+
+
+class EpochStage(Enum):
+    """The stage of an epoch in a production."""
+
+    OPENING = auto()
+    """Its jobs are being queued. Some may be in the queue already if this is interrupted."""
+    IN_WORK = auto()
+    FINISHED = auto()
+
+
+@dataclass
+class PlannedEpoch:
+    """An epoch of this run: its manifest as this run opened it, its jobs, and the last look at it.
+
+    Another epoch may have the number later.
+    """
+
+    manifest: Manifest
+    tasks: list[ShardTask]
+    seen: EpochProgress
+    stage: EpochStage = EpochStage.OPENING
+
+    @classmethod
+    def of(cls, manifest: Manifest, tasks: list[ShardTask]) -> Self:
+        """Return an epoch of which nothing was seen yet."""
+        return cls(manifest, tasks, EpochProgress(manifest.epoch, manifest.state, manifest.samples))
+
+    def begin(self) -> None:
+        """Count the epoch as in work: all its jobs are queued, or lost ones will be."""
+        self.stage = EpochStage.IN_WORK
+
+    def see(self, seen: EpochProgress) -> None:
+        """Note a look at it. One that shows it produced is the last."""
+        self.seen = seen
+        if seen.state == PRODUCED:
+            self.stage = EpochStage.FINISHED
+
+
+class EpochGate:
+    """Holds the next epoch of a plan back until trainers are far enough, if the plan follows them."""
+
+    def __init__(self, plan: ProductionPlan, client: Client, stream: Stream) -> None:
+        self._plan, self._client, self._stream = plan, client, stream
+        self._asked_s = float("-inf")
+        self.reason = ""
+        """Why the next epoch is held back, if it is."""
+
+    def is_open(self, epoch: int) -> bool:
+        """Return whether this epoch may begin. An unfinished one may always continue."""
+        if not self._plan.follow or epoch < read_counters(self._client, self._stream)[0]:
+            return True
+        if time.monotonic() - self._asked_s < GATE_S:
+            return False
+        unread = count_unread(self._client, self._stream)
+        if unread < self._plan.ahead:
+            self.reason = ""
+            return True
+        self._asked_s = time.monotonic()
+        self.reason = f"trainers have {unread} epochs to read, and --ahead is {self._plan.ahead}"
+        return False
 
 
 class Production:
@@ -107,24 +163,12 @@ class Production:
         """Prepare a run. With ``planned_tasks``, workers of the caller learn the tasks, too; its own always do."""
         self._planned_tasks = planned_tasks or PlannedTasks()
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
-        self._live: dict[int, list[ShardTask]] = {}
-        self._opening: list[ShardTask] = []
-        """The tasks of an epoch whose jobs are being queued: some may be in the queue already if this is interrupted.
-        """
-        self._opened: dict[int, Manifest] = {}
-        """Epoch -> its manifest as this run opened it. Another epoch may have the number later."""
-        self._finished: list[EpochProgress] = []
-        self._job_ids: set[str] = set()
-        """The jobs that the queue's server still knows."""
-        self._noted = JobReports()
-        """The notes of jobs that it no longer knows."""
-        self._seen: dict[int, EpochProgress] = {}
-        """The last look at each epoch in work."""
-        self._held_back, self._gated = "", float("-inf")
-        """The reason to hold the next epoch back while the production follows trainers, and the time of that look."""
+        self._runs: dict[int, PlannedEpoch] = {}
+        """The epochs that this run opened, by number."""
         has_own_workers = workers > 0 or planned_tasks is not None
         key = options.key if has_own_workers else None  # workers elsewhere know no key
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
+        self._jobs = OwnJobs(self._dispatcher)
         # Forked while this process has neither threads nor frameworks, so it takes milliseconds. Replacements come
         # later, and start in a new interpreter, unless only a fork has the objects they need.
         self._fleet = Fleet(
@@ -134,53 +178,50 @@ class Production:
             on_death=self._on_death,
             planned_tasks=self._planned_tasks,
         )
-        try:
-            self._prepare(plan, options, workers)
-        except BaseException:
-            self._fleet.stop()
-            self._dispatcher.close()
-            raise
+        with ExitStack() as unfinished:
+            unfinished.callback(self._dispatcher.close)
+            unfinished.callback(self._fleet.stop)
+            self._prepare(plan, options, workers, unfinished)
+            unfinished.pop_all()
 
-    def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int) -> None:
-        self._source = open_source(plan.source)
-        require_iterable(plan.source)
-        if others := passed_over(self._source.info):
+    def _prepare(self, plan: ProductionPlan, options: WorkerOptions, workers: int, unfinished: ExitStack) -> None:
+        self._planned = PlannedSource(plan)
+        unfinished.callback(self._planned.source.close)
+        source, spec = self._planned.source, self._planned.transformed.spec
+        if others := passed_over(source.info):
             self._notify(others)
         with connect(options.url) as client:
-            if "split" in self._source.info and "name" in self._source.info:
-                refuse_another_name(client, plan.stream, self._source.info)
+            if "split" in source.info and "name" in source.info:
+                refuse_another_name(client, plan.stream, source.info)
             self._makes_stream = find_stream(client, plan.stream) is None
-        self._config = pin(plan.source, self._source).model_dump(mode="json")
-        self._fingerprint = plan_fingerprint(self._source.fingerprint, plan.shuffle, plan.block_transform)
-        self._source_seen = seen_through(self._source, plan.block_transform)
-        is_inferred = plan.spec is None and self._source_seen.spec is None and self._source.unit != "item"
+        is_inferred = plan.spec is None and spec is None and source.unit != "item"
         first = None
         if self._makes_stream and is_inferred:  # a stream that never gets a sample would keep its budget
             first = self._first_sample(plan.numbers[0] if plan.numbers else 0)
-        self._writer = open_writer(plan, options.url, self._notify, spec=self._source_seen.spec, info=self._source.info)
-        self._client = self._writer.client
-        self._restarts, self._reopening_until_s = RestartDetector(self._client), 0.0
-        if can_make_again(self._source):
-            made = ids_of_source(self._client, self._writer.stream, self._fingerprint, plan.seed)
-            self._tell_reopened(reopen_lost(self._client, self._writer.stream, made))
-        self._todo, earlier = find_epochs(self._client, self._writer.stream, self._fingerprint, plan)
+        self._writer = open_writer(plan, options.url, self._notify, spec=spec, info=source.info)
+        unfinished.callback(self._writer.close)
+        self._client, stream, fingerprint = self._writer.client, self._writer.stream, self._planned.fingerprint
+        self._window, self._gate = ReconcileWindow(self._client), EpochGate(plan, self._client, stream)
+        if can_make_again(source):
+            made = ids_of_source(self._client, stream, fingerprint, plan.seed)
+            self._tell_reopened(reopen_lost(self._client, stream, made))
+        self._todo, earlier = find_epochs(self._client, stream, fingerprint, plan)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
         if earlier is not None and plan.numbers is None:
             self._notify(
                 f"going on with epoch{_ranges(self._todo)} of {plan.stream!r}, which an earlier run left unfinished"
             )
-        self._shard_samples = self._choose_shard_samples(earlier, workers)
+        self._shard_samples = self._planned.shard_samples(earlier, workers or os.cpu_count() or 1)
         self._cared = time.monotonic()
         self._details = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
-        if self._writer.stream.spec is None and self._source.unit != "item":
+        if stream.spec is None and source.unit != "item":
             WriterHooks(self._writer).require_spec(self._first_sample(self.epochs[0]) if first is None else first)
 
     @property
     def samples_per_epoch(self) -> int | None:
         """The samples of an epoch, or None if only reading the source can tell."""
-        source = self._source
-        return None if source.unit == "item" else count_samples(source)
+        return self._planned.samples_per_epoch
 
     # --- going through it ---
 
@@ -199,9 +240,9 @@ class Production:
                     self._open_epochs(self._plan.ahead)
                     progress = self._look()
                     yield progress
-                    if not self._live and not self._todo:
+                    if not self._in_work() and not self._todo:
                         self._reopen_lost()  # a server may have lost a part of the last shard as that was completed
-                        if not self._live:
+                        if not self._in_work():
                             return
                     self._check_failures(progress)
                     self._care()
@@ -216,7 +257,7 @@ class Production:
                 self.abandon()
             except PenstockError as error:
                 self._notify(f"what is unfinished could not be abandoned: {error}")
-            if self._makes_stream and not self._finished:
+            if self._makes_stream and not self._finished():
                 budget, name = readable_bytes(self._writer.stream.budget_bytes), self._plan.stream
                 self._notify(
                     f"this run made stream {name!r}, which keeps its budget of {budget} for the next run; `penstock "
@@ -237,24 +278,24 @@ class Production:
 
     def summary(self) -> ProductionSummary:
         """Return what was made, after `run`."""
-        self._forget_jobs()
-        reports = self._dispatcher.reports(self._job_ids)
+        self._jobs.forget(self._live_jobs())
+        reports, finished = self._jobs.reports(), self._finished()
         return ProductionSummary(
             stream=self._plan.stream,
             epochs=self.epochs,
-            samples=sum(epoch.done for epoch in self._finished),
-            bad=sum(epoch.bad for epoch in self._finished),
-            nbytes=reports.nbytes + self._noted.nbytes,
+            samples=sum(run.seen.done for run in finished),
+            bad=sum(run.seen.bad for run in finished),
+            nbytes=reports.nbytes,
             seconds=time.monotonic() - self._began,
-            workers=tuple(sorted(reports.workers | self._noted.workers)),
+            workers=tuple(sorted(reports.workers)),
         )
 
     def abandon(self) -> None:
         """Declare that what is unfinished will not come, so that trainers end."""
         states = retained_epochs(self._client, self._writer.stream)
-        for epoch, opened in self._opened.items():
+        for epoch, run in self._runs.items():
             if states.get(epoch) not in (PRODUCED, ABANDONED, None):
-                abandon_epoch(self._client, self._writer.stream, epoch, opened.id)
+                abandon_epoch(self._client, self._writer.stream, epoch, run.manifest.id)
         if not self._plan.is_endless:
             set_plan(self._client, self._writer.stream, self._todo[0] if self._todo else self.epochs[-1] + 1)
 
@@ -263,24 +304,25 @@ class Production:
 
         What is committed stays; a later run continues.
         """
-        jobs = self._live_jobs()
+        self._close(self._live_jobs())
+
+    def _close(self, jobs: list[str]) -> None:
         with ExitStack() as steps:  # each step is done whatever happens to the others; the last one comes first
             steps.callback(self._writer.close)
-            steps.callback(self._source.close)
+            steps.callback(self._planned.source.close)
             steps.callback(self._dispatcher.close)
             steps.callback(self._dispatcher.cancel, jobs)  # once more, because a worker that is stopped returns its own
-            steps.callback(self._forget_all)
+            steps.callback(self._forget_jobs)
             steps.callback(self._fleet.stop)
             steps.callback(self._dispatcher.cancel, jobs)
 
-    def _forget_all(self) -> None:
+    def _forget_jobs(self) -> None:
         with suppress(ServerUnavailable):
-            self._dispatcher.forget(self._job_ids)
+            self._jobs.forget()
 
     def leave(self) -> None:
         """Do what `close` does, but leave the jobs in the queue."""
-        self._live.clear()
-        self.close()
+        self._close([])
 
     def __enter__(self) -> Self:
         return self
@@ -297,68 +339,49 @@ class Production:
 
     # --- opening ---
 
-    def _choose_shard_samples(self, earlier: Manifest | None, workers: int) -> int:
-        if self._plan.shard_samples:
-            return self._plan.shard_samples
-        if earlier is not None and earlier.sizes:
-            return max(earlier.sizes)  # of the epochs that follow it
-        source = self._source
-        if source.unit == "item":
-            return 1
-        return default_shard_samples(count_samples(source), workers or os.cpu_count() or 1)
-
     def _first_sample(self, epoch: int) -> Mapping[str, Any] | Spec:
         """Return the first good sample of an epoch, or its spec.
 
         A broken transform shows at once, and workers need not agree on a spec.
         """
-        source, plan, seed = self._source, self._plan, EpochSeed(self._plan.seed, epoch)
+        source, plan, seed = self._planned.source, self._plan, EpochSeed(self._plan.seed, epoch)
         assert source.unit != "item"  # such a source is read by one worker
         items = EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle).first(HOPELESS)
         if source.unit == "batch":  # a framework's, which may not survive a fork
             return first_good(source, items, replace(seed, sets_globals=False), 0)
-        return infer_spec(self._source_seen, items, seed, plan.sample_limit_s, self._notify)
+        return infer_spec(self._planned.transformed, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:
         if death.reason not in (STOPPED, LOST_SERVER):
             self._notify(f"{death.reason}; another takes its place and goes on with its shard")
         self._dispatcher.return_jobs(death)
 
-    def _order(self, source: Source | BatchSource, epoch: int) -> EpochOrder:
-        """Return an epoch's order.
-
-        An epoch that was planned before stays as it was cut, whatever the workers are now.
-        """
-        plan, earlier = self._plan, find_manifest(self._client, self._writer.stream, epoch)
-        return EpochOrder(
-            source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle, shard_samples=self._shard_samples,
-            planned=None if earlier is None else earlier.sizes,
-        )  # fmt: skip
-
     # --- what a server lost ---
 
     def _reopen_lost(self) -> None:
         """Take up again what a server lost of the epochs of this run, for a while after another server came."""
-        self._restarts.check(self._expect_loss)
-        if not can_make_again(self._source) or time.monotonic() > self._reopening_until_s:
+        if not self._window.is_open() or not can_make_again(self._planned.source):
             return
-        for epoch in [seen.epoch for seen in self._finished]:
+        for run in self._finished():
+            epoch = run.manifest.epoch
             if self._find(epoch) is None and not is_released(self._client, self._writer.stream, epoch):
                 self._take_up(self._open_again(epoch))
-        reopened = reopen_lost(self._client, self._writer.stream, {manifest.id for manifest in self._opened.values()})
+        opened = {run.manifest.id for run in self._runs.values()}
+        reopened = reopen_lost(self._client, self._writer.stream, opened)
         self._tell_reopened(reopened)
         for epoch in reopened:
             self._take_up(self._find(epoch))
 
     def _take_up(self, manifest: Manifest | None) -> None:
         """Have the shards made of an epoch that was produced before, unless it is gone or is being made."""
-        if manifest is None or manifest.epoch in self._live or manifest.sizes is None:
+        if manifest is None or manifest.sizes is None or self._runs[manifest.epoch].stage is EpochStage.IN_WORK:
             return
-        epoch = manifest.epoch
-        self._finished = [seen for seen in self._finished if seen.epoch != epoch]
-        self._live[epoch] = [self._task(manifest, shard) for shard in range(len(manifest.sizes))]
-        self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
-        self._job_ids |= {task.job_id for task in self._live[epoch]}
+        run = PlannedEpoch.of(
+            self._runs[manifest.epoch].manifest, self._planned.tasks(self._writer.stream.id, manifest)
+        )
+        run.begin()
+        self._runs[manifest.epoch] = run
+        self._jobs.add(run.tasks)
 
     def _open_again(self, epoch: int) -> Manifest | None:
         """Open an epoch again that the server lost as a whole. None if it cannot be made again, or its number is taken.
@@ -366,15 +389,12 @@ class Production:
         Trainers learn again which epoch is the last.
         """
         stream = self._writer.stream
-        if not can_make_again(self._source) or find_manifest(self._client, stream, epoch) is not None:
+        if not can_make_again(self._planned.source) or find_manifest(self._client, stream, epoch) is not None:
             return None
         self._notify(f"the server lost epoch {epoch} of {stream.name!r} as a whole: making it again")
-        manifest = WriterHooks(self._writer).open_again(self._opened[epoch])
+        manifest = WriterHooks(self._writer).open_again(self._runs[epoch].manifest)
         self._announce()
         return manifest
-
-    def _expect_loss(self) -> None:
-        self._reopening_until_s = time.monotonic() + RECONCILE_S
 
     def _tell_reopened(self, reopened: Mapping[int, list[int]]) -> None:
         for epoch, shards in reopened.items():
@@ -383,94 +403,59 @@ class Production:
                 f"a server lost a part of epoch {epoch} of {self._plan.stream!r}: making shard {numbers} again"
             )
 
-    def _may_open(self) -> bool:
-        """Return whether trainers are far enough for one more epoch. An unfinished one may always continue."""
-        if not self._plan.follow or self._todo[0] < read_counters(self._client, self._writer.stream)[0]:
-            return True
-        if time.monotonic() - self._gated < GATE_S:
-            return False
-        unread = count_unread(self._client, self._writer.stream)
-        if unread < self._plan.ahead:
-            self._held_back = ""
-            return True
-        self._gated = time.monotonic()
-        self._held_back = f"trainers have {unread} epochs to read, and --ahead is {self._plan.ahead}"
-        return False
-
     def _open_epochs(self, ahead: int, *, is_gated: bool = True) -> None:
-        while self._todo and len(self._live) < ahead and (not is_gated or self._may_open()):
+        stream = self._writer.stream
+        while self._todo and len(self._in_work()) < ahead and (not is_gated or self._gate.is_open(self._todo[0])):
             epoch = self._todo[0]  # popped once all of it is done, because the server may go away before that
-            sizes = None if self._source.unit == "item" else self._order(self._source, epoch).sizes
-            opened = self._writer.epoch(epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._fingerprint)
-            manifest = opened.manifest
-            self._opened[epoch] = manifest
-            tasks = [self._task(manifest, shard) for shard in range(1 if sizes is None else len(sizes))]
-            self._planned_tasks.give(tasks[0])
-            known, self._opening = self._dispatcher.known(), tasks
-            self._dispatcher.enqueue(t for t in tasks if t.shard not in manifest.done and t.job_id not in known)
-            self._live[epoch], self._opening = tasks, []
-            self._seen[epoch] = EpochProgress(epoch, manifest.state, manifest.samples)
-            self._job_ids |= {task.job_id for task in tasks}
+            earlier = find_manifest(self._client, stream, epoch)
+            sizes = self._planned.shard_sizes(epoch, self._shard_samples, earlier)
+            manifest = self._writer.epoch(
+                epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._planned.fingerprint
+            ).manifest
+            run = self._runs[epoch] = PlannedEpoch.of(manifest, self._planned.tasks(stream.id, manifest))
+            self._planned_tasks.give(run.tasks[0])
+            known = self._dispatcher.known()
+            self._dispatcher.enqueue(t for t in run.tasks if t.shard not in manifest.done and t.job_id not in known)
+            run.begin()
+            self._jobs.add(run.tasks)
             self._todo.pop(0)
             self.epochs = tuple(sorted({*self.epochs, epoch}))
             if self._plan.is_endless and self._plan.numbers is None and not self._todo:
                 self._todo.append(epoch + 1)
 
-    def _task(self, manifest: Manifest, shard: int) -> ShardTask:
-        return ShardTask(
-            stream=self._plan.stream,
-            stream_id=self._writer.stream.id,
-            epoch=manifest.epoch,
-            manifest_id=manifest.id,
-            shard=shard,
-            source=self._config,
-            fingerprint=self._source.fingerprint,
-            seed=self._plan.seed,
-            shuffle=self._plan.shuffle,
-            on_error=self._plan.on_error,
-            max_bad=self._plan.max_bad,
-            block_transform=self._plan.block_transform,
-            block_samples=self._plan.block_samples,
-            sample_limit_s=self._plan.sample_limit_s,
-            spec_is_declared=self._plan.spec is not None,
-        )
-
     # --- watching ---
 
     def _look(self) -> ProductionProgress:
-        current: list[EpochProgress] = []
-        for epoch in list(self._live):
-            manifest = self._find(epoch)
-            if manifest is None:
-                require_there(self._client, self._writer.stream)
-            is_read = manifest is None and self._was_released(epoch)
-            if manifest is None and not is_read:
-                manifest = self._open_again(epoch)
-            if not is_read and (manifest is None or manifest.state == ABANDONED):
-                raise self._gone(epoch)
-            if manifest is None:
-                last = self._seen[epoch]
-                seen = replace(last, state=PRODUCED, done=last.samples or last.done)
-            else:
-                seen = self._seen[epoch] = look(self._client, self._writer.stream, manifest, self._seen.get(epoch))
-            current.append(seen)
-            if seen.state == PRODUCED:
-                self._finished.append(seen)
-                del self._live[epoch], self._seen[epoch]
-        finished = [epoch for epoch in self._finished if epoch not in current]
+        for run in self._in_work():
+            run.see(self._look_at(run))
+        begun = [run.seen for run in self._runs.values() if run.stage is not EpochStage.OPENING]
+        each = self._planned.samples_per_epoch
         progress = ProductionProgress(
-            epochs=tuple(sorted([*finished, *current], key=lambda seen: seen.epoch)),
-            samples=self._planned(),
+            epochs=tuple(sorted(begun, key=lambda seen: seen.epoch)),
+            samples=None if each is None else each * len(self.epochs),
             pids=tuple(self._fleet.pids),
         )
-        return self._details.explained(progress, self._writer.stream, self._live_jobs(), self._held_back)
+        return self._details.explained(progress, self._writer.stream, self._live_jobs(), self._gate.reason)
 
-    def _gone(self, epoch: int) -> EpochFailed:
+    def _look_at(self, run: PlannedEpoch) -> EpochProgress:
+        """Return how far an epoch in work is. Raises EpochFailed if it is gone."""
+        stream, epoch = self._writer.stream, run.manifest.epoch
+        manifest = self._find(epoch)
+        if manifest is None:
+            require_there(self._client, stream)
+            if is_released(self._client, stream, epoch):  # trainers had read it before it was looked at again
+                return replace(run.seen, state=PRODUCED, done=run.seen.samples or run.seen.done)
+            manifest = self._open_again(epoch)
+        if manifest is None or manifest.state == ABANDONED:
+            raise self._gone(run)
+        return look(self._client, stream, manifest, run.seen)
+
+    def _gone(self, run: PlannedEpoch) -> EpochFailed:
         """Return the error for an epoch that cannot go on. What a server lost of it is noted."""
-        stream, opened = self._writer.stream, self._opened[epoch]
+        stream, opened, seen, epoch = self._writer.stream, run.manifest, run.seen, run.manifest.epoch
         if find_manifest(self._client, stream, epoch) is not None or is_released(self._client, stream, epoch):
             return EpochFailed(f"epoch {epoch} of {stream.name!r} was abandoned or removed by someone else")
-        at_ms, seen = time.time_ns() // 1_000_000, self._seen[epoch]
+        at_ms = time.time_ns() // 1_000_000
         if seen.done:  # an iterator has one shard
             by = f"producer {gethostname()}-{os.getpid()}"
             note_loss(self._client, stream, Loss(epoch, opened.id, 0, 0, seen.done, seen.done, COMMITTED, by, at_ms))
@@ -484,27 +469,20 @@ class Production:
     def _find(self, epoch: int) -> Manifest | None:
         """Return the manifest of an epoch in work, or None if it is gone, even if another epoch has its number."""
         found = find_manifest(self._client, self._writer.stream, epoch)
-        return found if found is not None and found.id == self._opened[epoch].id else None
+        return found if found is not None and found.id == self._runs[epoch].manifest.id else None
+
+    def _in_work(self) -> list[PlannedEpoch]:
+        return [run for run in self._runs.values() if run.stage is EpochStage.IN_WORK]
+
+    def _finished(self) -> list[PlannedEpoch]:
+        return [run for run in self._runs.values() if run.stage is EpochStage.FINISHED]
 
     def _live_jobs(self) -> list[str]:
-        return [task.job_id for tasks in (*self._live.values(), self._opening) for task in tasks]
-
-    def _was_released(self, epoch: int) -> bool:
-        """Return whether trainers had read the epoch, and retention released it, before it was looked at again."""
-        return epoch in self._seen and is_released(self._client, self._writer.stream, epoch)
-
-    def _forget_jobs(self) -> None:
-        """Remove what the jobs of produced epochs left on the queue's server."""
-        gone, noted = self._dispatcher.forget(self._job_ids - set(self._live_jobs()))
-        self._job_ids -= gone
-        self._noted = JobReports(self._noted.nbytes + noted.nbytes, self._noted.workers | noted.workers)
-
-    def _planned(self) -> int | None:
-        per_epoch = self.samples_per_epoch
-        return None if per_epoch is None else per_epoch * len(self.epochs)
+        live = (run for run in self._runs.values() if run.stage is not EpochStage.FINISHED)
+        return [task.job_id for run in live for task in run.tasks]
 
     def _check_failures(self, progress: ProductionProgress) -> None:
-        planned = [task for tasks in self._live.values() for task in tasks]
+        planned = [task for run in self._in_work() for task in run.tasks]
         if self._planned_tasks.has_met_others():
             self._dispatcher.weed(planned)
         # a failed run of a complete shard does no harm: its worker died before it could report
@@ -531,12 +509,12 @@ class Production:
         self._cared = time.monotonic()
         self._dispatcher.clean()
         self._reopen_lost()
-        self._forget_jobs()
-        for epoch, tasks in self._live.items():
+        self._jobs.forget(self._live_jobs())
+        for run in self._in_work():
             known = self._dispatcher.known()
-            manifest = self._find(epoch)
+            manifest = self._find(run.manifest.epoch)
             if manifest is not None:
-                self._dispatcher.requeue_lost((t for t in tasks if t.shard not in manifest.done), known)
+                self._dispatcher.requeue_lost((t for t in run.tasks if t.shard not in manifest.done), known)
 
 
 def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) -> None:

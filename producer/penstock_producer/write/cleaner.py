@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
 from penstock_common.explain.snapshot import snapshot_partition
 from penstock_common.segments.folder import SegmentFolder
-from penstock_common.server.client import RestartDetector
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import (
     Roster,
@@ -29,7 +28,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ended_ms, find_manifest, retained_epochs
 from penstock_common.stream.payloads import free_segments, registered_segments, seal_segments, segments_of
 from penstock_common.stream.removal.deletion import release_epoch, unlink_epoch
-from penstock_common.stream.removal.reconcile import reconcile
+from penstock_common.stream.removal.reconcile import ReconcileWindow, reconcile
 from penstock_common.stream.servers.budgets import BudgetWatch
 from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream, deleted, find_stream
@@ -53,8 +52,7 @@ class CleanupTimer:
         self._client, self._stream, self._notify = client, stream, notify
         self._confirmer = Confirmer(client, stream, notify)
         self._budgets = BudgetWatch(client, stream.name, notify)
-        self._restarts, self._reconciled_until_s = RestartDetector(client), 0.0
-        self._has_reconciled = False
+        self._window, self._has_reconciled = ReconcileWindow(client), False
         self._every_s = CLEAN_UP_EVERY_S if every_s is None else every_s
         self.stopping = threading.Event()
         """The event that ends the thread. Setting it does not wait for the end."""
@@ -85,16 +83,10 @@ class CleanupTimer:
 
     def _reconcile(self) -> None:
         """Reconcile the stream's slot and its partitions once, and for a while after another server came."""
-        self._restarts.check(self._watch_again)
-        if not self._has_reconciled or time.monotonic() < self._reconciled_until_s:
+        if self._window.is_open() or not self._has_reconciled:
             self._has_reconciled = not reconcile(self._client, self._stream, self._notify)
 
-    def _watch_again(self) -> None:
-        self._reconciled_until_s = time.monotonic() + RECONCILE_S
 
-
-RECONCILE_S = 60.0
-"""The time for which a server that came back is looked at: longer than a lease, which some repairs wait for."""
 GRACE_S = 60.0
 """The writer of an unused file that was not written to for this long is dead. A live writer may have closed it a moment
 before, and is about to commit the last of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from penstock_common.server.client import RestartDetector
 from penstock_common.stream.audit.reconciliation import (
     SETTLE_S,
     ReconcileStep,
@@ -34,8 +35,26 @@ from penstock_common.stream.removal.deletion import unlink_epoch
 from penstock_common.stream.streams import Stream, is_released
 from penstock_common.waiting import Notify
 
+RECONCILE_S = 60.0
+"""The time for which a server that came back is looked at: longer than a lease, which some repairs wait for."""
 PROBED = 64
 """Shards of a partition that are asked about at once where no manifest says how many there are."""
+
+
+class ReconcileWindow:
+    """The time after a server came back, in which it may still turn out what it lost."""
+
+    def __init__(self, client: Client) -> None:
+        self._restarts, self._until_s = RestartDetector(client), 0.0
+
+    def is_open(self) -> bool:
+        """Return whether another server came within the last `RECONCILE_S`."""
+        self._restarts.check(self.open)
+        return time.monotonic() < self._until_s
+
+    def open(self) -> None:
+        """Begin the window now, as after another server."""
+        self._until_s = time.monotonic() + RECONCILE_S
 
 
 def reconcile(
