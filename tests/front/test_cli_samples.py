@@ -109,6 +109,8 @@ def test_stat_tells_what_numpy_does_and_changes_nothing(
         {"class": 0, "name": "cat", "samples": 60},
         {"class": 1, "name": "dog", "samples": 30},
     ]
+    assert set(y["compression"]["ratios"]) == {"zstd", "blosc2"}
+    assert 0 < y["compression"]["bytes"] <= y["bytes"]
     assert y["findings"] == ["y: no sample of class 'emu' was seen"]
     for name in ("x.histogram", "y.histogram", "y.classes"):
         with Image.open(tmp_path / "plots" / f"{name}.png") as chart:
@@ -118,6 +120,7 @@ def test_stat_tells_what_numpy_does_and_changes_nothing(
         "epoch 0: all 90 samples",
         "torchvision.transforms.Normalize(mean=[",
         "cat 60, dog 30",
+        "compressed  zstd 1.",
         "warning: y:",
     ):
         assert words in out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from penstock.views.stat import MOST_DISTINCT, QUANTILES, TensorSummary, as_json, paste_lines
-from penstock.views.statistics import Moments, UniformSample
-from penstock_common.wire.block import BlockBuilder
+from penstock.views.statistics import RATIO_BLOCKS, RATIO_BYTES, CompressionEstimate, Moments, UniformSample
+from penstock_common.wire import compression
+from penstock_common.wire.block import BlockBuilder, Column
 from penstock_common.wire.spec import Spec
 
 NUMBERS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e8])
@@ -239,3 +241,39 @@ def test_what_an_expert_would_point_at_is_pointed_at() -> None:
     assert "class 'cat' has 95 samples, 'dog' 5" in warned("int64", (), skewed, ("cat", "dog"))
     assert "no sample of class 'emu' was seen" in warned("int64", (), skewed, ("cat", "dog", "emu"))
     assert "2 is no class: the stream has 2 class names" in warned("int64", (), [0, 1, 2] * 9, ("cat", "dog"))
+
+
+def estimate_of(values: NDArray[Any], blocks: int = 1) -> CompressionEstimate:
+    """Estimate the ratio of a tensor that has these values in each of some blocks."""
+    spec = Spec.of({"x": (str(values.dtype), values.shape[1:])})["x"]
+    estimate = CompressionEstimate(np.random.default_rng(3))
+    for _ in range(blocks):
+        estimate.add(Column(spec, values, None))
+    return estimate
+
+
+def test_the_ratio_is_that_of_a_writer() -> None:
+    """A user chooses a codec by it."""
+    values = np.repeat(np.arange(500, dtype=np.int32), 50).reshape(-1, 5)
+    found = estimate_of(values).ratios()
+    for codec, ratio in found.items():
+        frame = compression.pack(codec, memoryview(values.tobytes()), 4)
+        assert frame is not None
+        assert ratio == values.nbytes / len(frame) > 3
+    noise = np.random.default_rng(0).integers(0, 256, (1, 9000)).astype(np.uint8)
+    assert set(estimate_of(noise).ratios().values()) == {1.0}  # a writer stores it as it is
+    assert set(estimate_of(np.zeros((3, 0), np.uint8)).ratios().values()) == {None}
+
+
+def test_the_estimate_takes_4_mib_of_any_stream() -> None:
+    """A stream may have blocks of a gigabyte, and millions of them."""
+    assert estimate_of(np.zeros((3, RATIO_BYTES), np.uint8), blocks=50).nbytes == RATIO_BLOCKS * RATIO_BYTES
+
+
+def test_a_codec_that_is_not_installed_has_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock stat` needs no package of compression."""
+    monkeypatch.setitem(sys.modules, "blosc2", None)
+    compression._blosc2.cache_clear()
+    ratios = estimate_of(np.zeros((9, 90), np.float32)).ratios()
+    assert ratios.pop("blosc2") is None
+    assert all(ratios.values())

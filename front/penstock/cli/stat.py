@@ -148,8 +148,16 @@ def _print_tensor(console: Console, one: dict[str, Any]) -> None:
         console.line(f"  not finite  {one['nan']} NaN, {one['infinite']} infinite of {one['numbers']}")
     if one["classes"]:
         console.line(f"  classes     {_classes(one['classes'])}")
+    console.line(f"  compressed  {_ratios(one['compression'])}")
     for framework, line in one["paste"].items():
         console.line(f"  {framework:<11} {line}")
+
+
+def _ratios(told: dict[str, Any]) -> str:
+    if not told["bytes"]:
+        return "nothing to compress"
+    each = [f"{codec} {f'{ratio:.1f}x' if ratio else 'is not installed'}" for codec, ratio in told["ratios"].items()]
+    return f"{', '.join(each)} (estimated on {readable_bytes(told['bytes'])})"
 
 
 def _classes(classes: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.views.statistics import (
     BYTE_WIDE,
     ByteCounts,
+    CompressionEstimate,
     Moments,
     UniformSample,
     channel_axis,
@@ -63,11 +64,12 @@ class ConstantSamples:
 class TensorSummary:
     """The properties of one tensor, gathered entry by entry in one thread.
 
-    It takes the memory of a sample of numbers, a few thousand counts and one piece.
+    It takes the memory of a sample of numbers, a few thousand counts, one piece, and 4 MiB to compress.
     """
 
     def __init__(self, spec: TensorSpec, rng: np.random.Generator) -> None:
         self.spec = spec
+        self.compression = CompressionEstimate(rng)
         self.axis = channel_axis(spec)
         self.samples = self.nbytes = 0
         columns = (spec.shape[self.axis] or 1) if self.axis is not None else 1
@@ -105,6 +107,7 @@ class TensorSummary:
         if not len(rows):
             return
         self.samples += len(rows)
+        self.compression.add(column)
         lost = self._lost
         for piece in pieces_of(column, rows, self.axis):
             self._add_piece(piece)
@@ -324,6 +327,7 @@ def as_json(summary: TensorSummary, names: Sequence[str] = ()) -> dict[str, Any]
         "channels": None if summary.axis is None or not known
         else {"axis": summary.axis, "mean": _numbers(summary.moments.mean), "std": _numbers(summary.moments.std)},
         "constant_samples": summary.constant.count,
+        "compression": {"bytes": summary.compression.nbytes, "ratios": summary.compression.ratios()},
         "paste": paste_lines(summary),
         "findings": findings(summary, names),
     }  # fmt: skip
