@@ -77,12 +77,13 @@ class Pages(Numbers):
         return {"x": np.stack([numbers, -numbers], 1), "noise": noise, "tag": [b"t" * (n % 5) for n in numbers]}
 
 
-def produce(url: str, source: Any = None, *, partitions: int = 1, shuffle: bool = True) -> None:
+def produce(
+    url: str, source: Any = None, *, partitions: int = 1, shuffle: bool = True, compression: str | None = None
+) -> None:
     """One epoch of the source, as jobs make it."""
     source = source or Numbers()
-    with Writer(
-        "t", url=url, spec=SPEC, partitions=partitions, tuning=Tuning(block_bytes=BLOCK * 22, notify=lambda _: None)
-    ) as writer:  # fmt: skip
+    tuning = Tuning(block_bytes=BLOCK * 22, compression=compression, notify=lambda _: None)
+    with Writer("t", url=url, spec=SPEC, partitions=partitions, tuning=tuning) as writer:
         order = EpochOrder(source, seed=SEED, epoch=0, shuffle=shuffle, shard_samples=SHARD)
         fingerprint = plan_fingerprint(source.fingerprint, shuffle)
         epoch = writer.epoch(0, seed=SEED, sizes=order.sizes, fingerprint=fingerprint)

@@ -19,6 +19,7 @@ from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.jobs.repair import NotRepairable
 from penstock_producer.write.writer import Writer
+from tests.contracts.feed import entries
 from tests.contracts.processes import child
 from tests.producer import repaired
 from tests.producer.repaired import (
@@ -97,6 +98,24 @@ def test_a_deleted_entry_is_made_again_and_only_who_lacked_it_is_given_it(
         epoch.write({"x": [1, 1], "noise": 0, "tag": b""})
     assert [epoch for epoch, _, _ in train(url, "had")] == [1]
     assert audit(url).is_clean
+
+
+def test_a_compressed_epoch_is_repaired_as_it_was(any_url: str, any_client: redis.Redis) -> None:
+    """Entries that are made again, and entries that are found without a record, are compressed like the others."""
+    produce(any_url, compression="x=zstd")
+    before = replay(any_url)
+    lose_entry(any_client, 0, 2)
+    lose_entry(any_client, 1, 1)
+    lose_record(any_client, 0, 4)
+    done = repair(any_url)
+    assert done.made > 0
+    assert done.found > 0
+    assert audit(any_url).is_clean
+    assert replay(any_url) == before
+    metas = [fields[b"meta"] for _, fields in entries(any_client, "t", 0)]
+    repaired_metas = [meta for meta in metas if b'"repair":true' in meta]
+    assert len(repaired_metas) >= 2
+    assert all(b'"compression":{"x":"zstd"}' in meta for meta in metas)
 
 
 def test_a_group_that_was_told_of_a_gap_ends_its_epoch_after_the_repair(url: str, client: redis.Redis) -> None:

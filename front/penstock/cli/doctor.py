@@ -105,9 +105,10 @@ def _of_servers(
     from penstock_common.stream.servers.suitability import memory_of
 
     inline = [facts.snapshot for facts in streams if facts.payload == "inline"]
+    plain = tuple(each.snapshot.name for each in streams if each.payload == "inline" and not each.is_compressed)
     if len(nodes) == 1:
         budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
-        facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held)
+        facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held, uncompressed=plain)
         return [("server", replace(one, mend=typed(one.mend, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
     memories = {where: memory_of(node.info or {}, client.memory_bytes) for where, node in masters.items()}
@@ -122,7 +123,8 @@ def _of_servers(
         # a scratch key lies on one of them
         probe = not args.no_probe and client.node_of(scratch_key("")).where == place.where
         held = memories[place.where].used_bytes  # what is not payload is told of one server only
-        facts = read_server(place, probe=probe, budgets=budgets_of.get(place.where, {}), held_bytes=held)
+        here_budgets = budgets_of.get(place.where, {})
+        facts = read_server(place, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
         here = f"redis-cli -h {node.host} -p {node.port} "
         found += [
             (f"server {place.where}", replace(one, mend=one.mend.replace("redis-cli ", here)))
@@ -172,7 +174,7 @@ def _stream(client: Client, name: str, nodes: Sequence[NodeState]) -> StreamFact
         snapshot=snapshot,
         durability=stream.durability, payload=stream.payload, is_aof=is_aof,
         has_waitaof=has_waitaof(client.node_of(stream.keys.meta)), replicas=replicas, segments_seen=seen,
-        segments_free=free, segments_trouble=trouble,
+        segments_free=free, segments_trouble=trouble, is_compressed=bool(stream.compression),
     )  # fmt: skip
 
 

@@ -66,6 +66,8 @@ class StreamFacts:
     """The bytes that are free there."""
     segments_trouble: str = ""
     """The reason why this host does not see the folder, or may not trust it."""
+    is_compressed: bool = False
+    """Whether writers compress tensors of it."""
 
 
 def durability(facts: StreamFacts) -> Finding:

@@ -16,6 +16,8 @@ SLOW_PING_MS, VERY_SLOW_PING_MS = 5.0, 50.0
 """A writer commits a block of 1 MB in some ms, so a longer round trip limits its rate."""
 SLOW_BYTES_PER_S = 100e6
 """Below this rate, a single trainer of 150 kB samples gets less than 700 of them a second."""
+PACKED_BYTES_PER_S = 240e6
+"""The rate at which one core compresses tokens with zstd (docs/compression.md), its slowest common input."""
 REPLICA_BUFFER_BYTES = 1 << 30
 BACKLOG_BYTES = 256 << 20
 CROWDED = 0.8
@@ -311,6 +313,29 @@ def throughput(facts: ServerFacts) -> Finding:
     return ok("throughput", told)
 
 
+def link(facts: ServerFacts) -> Finding:
+    """Check whether bytes take longer on the way than one core takes to compress them.
+
+    The probe cannot tell a slow link from a busy server, so this is a note that says both.
+    """
+    if facts.local is not None:
+        return ok("link", "the server is on this host")
+    if facts.written_per_s is None or facts.read_per_s is None:
+        return ok("link", "not measured")
+    rate = min(facts.written_per_s, facts.read_per_s)
+    told = f"{rate / 1e6:,.0f} MB/s from this host"
+    if rate >= PACKED_BYTES_PER_S or not facts.uncompressed:
+        return ok("link", told)
+    name = facts.uncompressed[0]
+    return Finding(
+        "link", "note",
+        f"{told}, and one core compresses {PACKED_BYTES_PER_S / 1e6:,.0f} MB/s: if the network is the limit, and not a "
+        f"busy server, masks, labels and tokens come faster compressed; {', '.join(facts.uncompressed)} "
+        f"{'is' if len(facts.uncompressed) == 1 else 'are'} sent without compression",
+        f"penstock stat {name}, for the ratio of each tensor; then penstock produce ... --compression TENSOR=zstd",
+    )  # fmt: skip
+
+
 def login(facts: ServerFacts) -> Finding:
     """Check the login: every client that reaches a server without one can delete everything on it."""
     if facts.config is None:
@@ -340,7 +365,7 @@ def settings(facts: ServerFacts) -> Finding:
 
 RULES: tuple[Callable[[ServerFacts], Finding], ...] = (
     product, role, rights, eviction, memory, persistence, allocator, output_buffers, query_buffer, backlog,
-    least_replicas, clients, idle_timeout, latency, throughput, login, settings,
+    least_replicas, clients, idle_timeout, latency, throughput, link, login, settings,
 )  # fmt: skip
 
 

@@ -210,11 +210,14 @@ def label_of(offset: int) -> bytes:
     return b"label" * (offset % 3)
 
 
-def write_train(url: str, *, samples: int = SAMPLES, epochs: int = 1, side: int = 16) -> list[Identity]:
+def write_train(
+    url: str, *, samples: int = SAMPLES, epochs: int = 1, side: int = 16, compression: str | None = None
+) -> list[Identity]:
     """Write epochs of two shards of fixed and ragged tensors, and return the identities of their samples."""
     spec = {"x": ("float32", (side, side)), "label": ("bytes", ())}
     half = samples // 2
-    with penstock.Writer("train", url=url, spec=spec, tuning=penstock.Tuning(block_bytes=8000)) as writer:
+    tuning = penstock.Tuning(block_bytes=8000, compression=compression)
+    with penstock.Writer("train", url=url, spec=spec, tuning=tuning) as writer:
         for _ in range(epochs):
             with writer.epoch(sizes=[half, half]) as epoch:
                 for number in range(2):

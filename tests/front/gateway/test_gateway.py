@@ -14,7 +14,9 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock_common.errors import WaitTimeout
+from penstock_common.stream.commands import Client
 from penstock_common.wire.spec import Spec
+from tests.contracts.feed import entries
 from tests.front.gateway.clients import (
     GROUP,
     GatewayProcess,
@@ -76,6 +78,17 @@ def test_a_client_reads_one_epoch_after_the_other(any_url: str) -> None:
         first = client.read()
         client.send(type="epoch")
         assert sorted([*first, *client.read()]) == written
+
+
+def test_a_compressed_stream_comes_without_compression(any_url: str, any_client: Client) -> None:
+    """A page has no codec, and need not know that a writer compresses."""
+    written = write_train(any_url, compression="x=blosc2,label=zstd")
+    assert all(b'"compression":' in fields[b"meta"] for _, fields in entries(any_client, "train", 0))
+    with gateway_for(any_url) as gateway, gateway.client() as client:
+        number, blocks = client.batch() or pytest.fail("no batch")
+        client.acknowledge(number)
+        assert {header.compression is None for header, _ in blocks} == {True}
+        assert sorted([*identities(blocks), *client.read()]) == written
 
 
 def test_no_batch_comes_without_a_credit(any_url: str) -> None:

@@ -29,6 +29,9 @@ WELL = ServerFacts(
     "redis", (8, 6, 6), INFO, CONFIG, "-1", "20", "default", (), tuple([0.1] * 100), 1e9, 2e9, "", LOCAL, {"train": GB}
 )
 
+FAR = replace(WELL, local=None, written_per_s=118e6, uncompressed=("train",))
+"""A server behind a link of 1 Gb/s."""
+
 
 def info(**changes: Any) -> ServerFacts:
     """Return a server with other fields of INFO."""
@@ -196,6 +199,12 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
         ),
         (server.latency, replace(WELL, pings_ms=tuple([9.0] * 100)), "warning", "PING takes 9.00 ms", "--latency"),
         (server.throughput, replace(WELL, written_per_s=5e6), "warning", "5 MB/s written", "penstock monitor"),
+        (server.link, FAR, "note", "118 MB/s from this host", "penstock stat train"),
+        (server.link, replace(FAR, uncompressed=("a", "b")), "note", "a, b are sent without", "penstock stat a"),
+        (server.link, replace(FAR, read_per_s=1e9, written_per_s=1e9), "ok", "1,000 MB/s", ""),
+        (server.link, replace(FAR, uncompressed=()), "ok", "118 MB/s", ""),
+        (server.link, replace(FAR, local=LOCAL), "ok", "on this host", ""),
+        (server.link, replace(FAR, read_per_s=None), "ok", "not measured", ""),
         (server.throughput, replace(WELL, written_per_s=None, probe_left_out="not wanted"), "ok", "not wanted", ""),
         (
             server.login,

@@ -76,9 +76,13 @@ class ServerFacts:
     """Bytes of the server's memory that all of them hold now."""
     has_jobs: bool = False
     """Whether there was ever a queue of jobs on it."""
+    uncompressed: tuple[str, ...] = ()
+    """The streams whose payload is sent to it without compression."""
 
 
-def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int) -> ServerFacts:
+def read_server(
+    client: Client, *, probe: bool, budgets: Mapping[str, int], held_bytes: int, uncompressed: tuple[str, ...] = ()
+) -> ServerFacts:
     """Read all facts. The probe writes and reads 32 MB in a scratch key, unless that would fill the server."""
     info: dict[str, Any] = client.info("everything")
     info["maxmemory"] = int(info.get("maxmemory", 0)) or client.memory_bytes
@@ -100,7 +104,7 @@ def read_server(client: Client, *, probe: bool, budgets: Mapping[str, int], held
         max_fit=jemalloc.get("lg_extent_max_active_fit"), user=_user(client), refused=refused,
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
-        has_jobs=_has_jobs(client),
+        has_jobs=_has_jobs(client), uncompressed=uncompressed,
     )  # fmt: skip
 
 
