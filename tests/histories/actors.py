@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from penstock_common.errors import PenstockError
+from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import Membership
+from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.manifest import SIZED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
@@ -20,6 +20,7 @@ from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 from penstock_producer.write.writer import Writer, WriterHooks
+from tests.histories.step import RANKS
 
 NAME = "h"
 """The stream."""
@@ -195,19 +196,22 @@ class StepQueue(PrefetchQueue):
         return self.was_stopped
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note how the reader ended."""
-        self.error = error
+        """Note how the reader ended. A loop that has stopped its reader does not hear that the server is away."""
+        if not (self.was_stopped and isinstance(error, ServerUnavailable)):
+            self.error = error
 
 
 class Trainer:
-    """One life of a member of a shared group."""
+    """One life of a member of a shared group, or of a rank of an ordered one."""
 
     def __init__(self, url: str, name: str, incarnation: str, start: str = "resume") -> None:
         self.group, self.name, self.ending = name[0], name, ""
         self.client = connect(url, bears_outages=quiet)
         self.stream = load_stream(self.client, NAME)
-        who = Membership(self.stream, self.group, name, incarnation)
-        options = LoaderOptions(start, 1, 1 << 20, LEASE_S, quiet)
+        order = RankOrder(RANKS.index(name), len(RANKS), 1) if name in RANKS else None
+        member = name if order is None else rank_member(order.rank)
+        who = Membership(self.stream, self.group, member, incarnation, order)
+        options = LoaderOptions(start, 1, 1 << 20, LEASE_S, quiet, order=order)
         try:
             self.member: Member = join_as(self.client, who, options)
         except BaseException:
@@ -227,12 +231,15 @@ class Trainer:
         manifest = find_manifest(self.client, self.stream, epoch)
         queue = StepQueue(patience=30 if manifest is not None and manifest.is_ended else 3)
         member.heartbeat.read_epoch(epoch)
-        member._reader_of(epoch, queue).run()
+        reader = member._reader_of(epoch, queue)
+        reader.run()
         found = [batch for batch in queue.taken if batch.without_lost() is not None]
         self.held += found
         if queue.error is not None:
             raise queue.error
-        if not queue.was_stopped:
+        if reader.loss:
+            member.claim.forget(epoch)
+        elif not queue.was_stopped:
             member.passed(epoch)
             member._read_again(member.claim.take_returned())
             member.claim.unclosed.add(epoch)

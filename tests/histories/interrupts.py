@@ -17,6 +17,7 @@ from unittest.mock import patch
 from penstock_common.server import client as client_module
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stall_detector import PendingRequest
+from penstock_consumer.read import ordered as ordered_module
 from penstock_consumer.read import shared as shared_module
 from penstock_consumer.read.heartbeat import Heartbeat
 from penstock_producer.write import shard as shard_module
@@ -114,7 +115,7 @@ class Interrupts:
                 (client_module, "read_run_id", lambda *_: f"run-{self.runs}"),
                 (Heartbeat, "start", lambda _: None), (CleanupTimer, "start", lambda _: None),
                 (shard_module, "FIRST_LINGER_S", 1e9), (shard_module, "LINGER_S", 1e9),
-                (shared_module, "OTHERS_S", 0.0),
+                (shared_module, "OTHERS_S", 0.0), (ordered_module, "BLOCK_MS", 1),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))
             yield

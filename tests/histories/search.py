@@ -31,7 +31,7 @@ def arena() -> Iterator[Arena]:
     """Yield a server of its own on a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         socket = Path(folder) / "socket"
-        with EmbeddedServer(extra={"unixsocket": str(socket)}) as server:
+        with EmbeddedServer(extra={"unixsocket": str(socket), "hz": "500"}) as server:  # blocked requests end in time
             login = server.url.partition("://")[2].rpartition("@")[0]
             place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}")
             yield place

@@ -11,7 +11,7 @@ import numpy as np
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.feeds import FEED, close_epoch
-from penstock_common.stream.groups.ledger import done_bits
+from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -25,7 +25,7 @@ from penstock_common.stream.manifest import (
 from penstock_common.stream.removal.reconcile import reopen_lost
 from penstock_common.stream.streams import Stream, find_stream, is_released, load_stream
 from tests.histories.actors import NAME, Confirmed, Producer
-from tests.histories.step import PLANS, Step
+from tests.histories.step import PLANS, RANKS, Step
 from tests.histories.world import Violation, World
 
 ROUNDS = 200
@@ -99,7 +99,9 @@ def _run_janitor(world: World) -> None:
 
 
 def _read_all(world: World) -> None:
-    """Let every member that ever joined read until nothing more comes."""
+    """Let every member that ever joined read until nothing more comes, and of an ordered group every rank."""
+    if RANKS[0][0] in world.groups:
+        world.names.update(RANKS)
     lives: dict[str, int] = defaultdict(int)
     vain = 0
     for _ in range(ROUNDS):
@@ -155,10 +157,16 @@ def _values_there(world: World, stream: Stream) -> dict[tuple[int, int], dict[in
 
 def _judge_ledgers(world: World, stream: Stream, there: dict[tuple[int, int], dict[int, int]]) -> None:
     """Require that each sample that a group has acknowledged was given to a member of it."""
+    records = {
+        name: one for part in stream.partitions for name, one in load_roster(world.operator, part).groups.items()
+    }
     for (epoch, shard), values in there.items():
+        manifest = find_manifest(world.operator, stream, epoch)
         for group, facts in world.groups.items():
+            if manifest is None or group not in records:
+                continue
             size = max(values) + 1
-            bits = done_bits(world.operator, stream.partition_of(shard), epoch, group, shard, 0, size)
+            bits = group_bits(world.operator, stream, manifest, group, records[group], shard, 0, size)
             wrong = [offset for offset, value in values.items() if bits[offset] and value not in facts.delivered]
             if wrong:
                 where = f"epoch {epoch} shard {shard} offsets {wrong}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 FEEDERS = ("f0", "f1", "f2")
 """Writers of the endless feed."""
@@ -13,6 +13,8 @@ WORKERS = ("w0", "w1")
 """Processes that run the jobs of planned epochs."""
 TRAINERS = ("a0", "a1", "b0")
 """Members of the groups ``a`` and ``b``."""
+RANKS = ("o0", "o1")
+"""The ranks of the ordered group ``o``."""
 SLOTS = ("s", "p0", "p1")
 """The slots: that of the stream as a whole, and one for each partition."""
 LOSSES = ("s", "s", "s", "p0", "p0", "p1", "p1", "s+p0", "s+p1", "p0+p1", "s+p0+p1")
@@ -37,6 +39,8 @@ class Theme:
     """The steps behind them, losses not counted."""
     gap: float = 3.0
     """The mean number of steps from a mark to its loss."""
+    actors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Kind of step -> its actors, where they are others than in `WHO`."""
 
 
 THEMES = {
@@ -48,6 +52,10 @@ THEMES = {
         "feed": 7, "join": 5, "read": 8, "ack": 8, "close": 2, "beat": 2, "leave": 2, "die": 2, "clean": 2, "end": 2,
         "jump": 1,
     }),
+    "ranks": Theme(
+        {"plan": 3, "job": 8, "join": 3, "read": 9, "ack": 8, "close": 3, "beat": 1, "leave": 1, "die": 2, "clean": 2},
+        "plan; join o0; join o1", actors={"join": RANKS, "die": (*WORKERS, *RANKS)},
+    ),
     "all": Theme({
         "plan": 3, "job": 7, "feed": 9, "pour": 8, "end": 3, "join": 6, "read": 9, "ack": 7, "close": 3, "beat": 2,
         "leave": 2, "die": 3, "clean": 4, "seal": 1, "abandon": 1, "delete": 0.3, "jump": 2,
@@ -118,6 +126,7 @@ def drawn(seed: int, name: str = "") -> History:
     chance = random.Random(f"history {seed}")
     theme = THEMES[name or chance.choice([*THEMES])]
     actors = {kind: chance.sample(who, min(len(who), chance.choice((2, 3)))) for kind, who in WHO.items()}
+    actors |= {kind: [*who] for kind, who in theme.actors.items()}
     actors["pour"] = actors["end"] = actors["feed"]
     for kind in ("read", "ack", "close", "beat", "leave"):
         actors[kind] = actors["join"]

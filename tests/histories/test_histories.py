@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from penstock_common.stream import entries
+from penstock_common.stream.groups.positions import Positions
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.commit import Committer
 from tests.histories.interrupts import Hang, Interrupts
@@ -88,6 +89,19 @@ def test_random_histories_find_two_writers_if_blocks_carry_no_token(place: Arena
         assert violation_of(place, found.history) == found.violation
     assert violation_of(place, found.history) is None
     assert len(found.history) <= 6
+
+
+def test_random_histories_find_a_rank_that_acknowledges_for_the_others(place: Arena) -> None:
+    """The slowest rank decides what an ordered group has acknowledged. Here the first one does."""
+
+    def highest(self: Positions, world: int) -> int:
+        return max(self.of(rank) for rank in range(world))
+
+    with patch.object(Positions, "minimum", highest):
+        found, _ = search(place, SEED, histories=30, theme="ranks")
+    assert found is not None
+    assert found.violation.kind == "untrue"
+    assert violation_of(place, found.history) is None
 
 
 @pytest.mark.parametrize("seed", [7, 2, 7771, 13])
