@@ -29,6 +29,10 @@ SPECS = [
         {"h": ["bfloat16", [2]], "c": ["complex64", []], "a/b.c-d": ["uint16", [1, 2, 3]]},
         {"z": ["uint8", [None, 0]], "s": ["bytes", []]},
         {"x": ["uint16", [2]], "tag": ["bytes", []]},
+        {"x": ["uint16", [64]]},
+        {"x": ["uint16", [64]], "m": ["bool", [64]], "y": ["uint8", []]},
+        {"r": ["int64", [None]]},
+        {"s": ["bytes", []]},
     )
 ]
 """The specs. Add only at the end, because a corpus file names one by its number. The hostile half of the golden corpus

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
+from penstock_common.wire.compression import CODECS, Compression
 from penstock_common.wire.dtypes import BOOL, BYTES, item_size, numpy_dtype
 from penstock_common.wire.spec import TensorSpec
 from tests.fuzz.entries import RIGHT_DIGEST, SPECS, Entry, names_of
@@ -26,18 +27,22 @@ INTERESTING: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 63, 64, 65, 1023, 1024, 1025, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 1 << 31,
     1 << 32, (1 << 53) - 1, 1 << 53, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**400, 0.0, 1.0, 2.0,
     1e300, "", "1", "x", "float32", "bytes", "object", [], [[]], [0], [None], {}, {"dtype": "uint8"},
-    [0, 1_000_000_000], [1 << 62, 4],
+    [0, 1_000_000_000], [1 << 62, 4], "zstd", {"x": "zstd"}, {"x": "blosc2"},
 ]  # fmt: skip
 
 
-def made_entry(number: int, *, seed: int, count: int, first: int = 0, holes: int = 0, switches: int = 0) -> Entry:
-    """Return a good entry of the spec, with ``count`` random samples."""
+def made_entry(
+    number: int, *, seed: int, count: int, first: int = 0, holes: int = 0, switches: int = 0, codec: str = "none"
+) -> Entry:
+    """Return a good entry of the spec, with ``count`` random samples. With a codec all are the same, so it shrinks."""
     spec, random = SPECS[number], Random(seed)
     builder = BlockBuilder(spec, 1 << 24, count)
     for _ in range(count):
+        random = Random(seed) if codec != "none" else random
         builder.add({tensor.name: _value(tensor, random) for tensor in spec})
     dropped = sorted(random.sample(range(first, first + count + holes), holes))
-    fields = encode(builder.finish(first, dropped), stream=STREAM, epoch=0, shard=number % 3)
+    block, compression = builder.finish(first, dropped), Compression.parse(codec)
+    fields = encode(block, stream=STREAM, epoch=0, shard=number % 3, compression=compression)
     return Entry(number, switches, [(name, bytes(value)) for name, value in fields])
 
 
@@ -61,7 +66,7 @@ def _new(entry: Entry, random: Random, mutate: Mutate) -> Entry:
     return made_entry(
         random.randrange(len(SPECS)), seed=random.randrange(1 << 30), count=count,
         first=random.choice([0, 0, 1, 7, 90, 4000, (1 << 20) - 80]), holes=random.choice([0, 0, 1, 3]),
-        switches=random.randrange(8),
+        switches=random.randrange(8), codec=random.choice(["none", "none", *CODECS]),
     )  # fmt: skip
 
 

@@ -52,6 +52,12 @@ def test_no_golden_entry_breaks_a_promise() -> None:
         decoder.check(packed(entry))
 
 
+@pytest.mark.parametrize("codec", [b'"zstd"', b'"blosc2"'])
+def test_the_corpus_has_compressed_entries(codec: bytes) -> None:
+    """Frames come from outside, and libraries in C read them."""
+    assert sum(b'"compression":{' in data and codec in data for data in map(Path.read_bytes, inputs("decoder"))) > 5
+
+
 @pytest.mark.usefixtures("small_limits")
 def test_no_reply_of_the_corpus_is_read_wrongly_however_it_is_cut() -> None:
     """A connection cut anywhere must not turn one sample into another."""

@@ -1,5 +1,5 @@
 """A reader of wire format v1 written from docs/wire-format.md alone: struct, xxhash and zstandard, no numpy, nothing of
-Penstock. It does not know Blosc2, as a reader may not.
+Penstock. It does not know Blosc2, as a reader may not, unless it is given a function for it.
 
 It proves that the document suffices. Keep it so: when it must change, the document must have changed first.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -38,6 +39,8 @@ FIELD_LIMIT, ENTRY_LIMIT, HEADER_LIMIT, SHARD_LIMIT = 512_000_000, 1_073_741_824
 NUMBER_LIMIT = (1 << 53) - 1
 
 Spec = dict[str, Any]
+Codecs = Mapping[str, Callable[[bytes, int], bytes]]
+"""Codec -> (frame, size) -> the bytes. It raises ValueError for a frame of another size or form."""
 
 
 class Refused(Exception):
@@ -91,10 +94,24 @@ def integer(value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
+def unpack_zstd(frame: bytes, size: int) -> bytes:
+    """Return what a frame holds, once its claims are compared."""
+    try:
+        head = zstandard.get_frame_parameters(frame)
+        if head.content_size != size or head.dict_id or head.window_size > max(size, 1024):
+            raise ValueError("the frame claims another size, a dictionary, or a larger window")
+        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+ZSTD: Codecs = {"zstd": unpack_zstd}
+
+
+def read(fields: list[tuple[bytes, bytes]], spec: Spec, codecs: Codecs = ZSTD) -> Entry:
     """Read one entry from its fields in order. ``spec`` is the JSON form from the stream's meta."""
     need(fields and fields[0][0] == b"meta", "meta is not the first field")
-    header = read_header(fields[0][1])
+    header = read_header(fields[0][1], codecs=codecs)
     count = header["count"]
     plan = [(name, dtype, shape, announced(header, name, dtype, shape)) for name, (dtype, shape) in spec.items()]
     need(set(header["tensors"]) == set(spec), "not the spec's tensors")
@@ -107,7 +124,7 @@ def read(fields: list[tuple[bytes, bytes]], spec: Spec) -> Entry:
     need([name.decode("latin-1") for name, _ in fields[1:]] == expected, "not the fields the header announces")
     check_digest(header, [value for _, value in fields[1:]])
     payload = dict(fields[1:])
-    decompress(payload, header, plan)
+    decompress(payload, header, plan, codecs)
     columns = {name: samples_of(payload, name, dtype, shape, inline, count) for name, dtype, shape, inline in plan}
     samples = [{name: column[i] for name, column in columns.items()} for i in range(count)]
     return Entry(header, offsets_of(header), samples)
@@ -151,7 +168,7 @@ def no_constant(name: str) -> None:
     raise Refused(f"{name} is not JSON")
 
 
-def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
+def read_header(data: bytes, *, sees_files: bool = False, codecs: Codecs = ZSTD) -> dict[str, Any]:
     """Return the header with its numbers bounded. Missing holes become [], and a missing xxh3 None."""
     need(len(data) <= HEADER_LIMIT, "header too large")
     try:
@@ -162,7 +179,7 @@ def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
     if (
         integer(header.get("v"), 1, NUMBER_LIMIT) != 1
         or ("ref" in header and not sees_files)
-        or not is_known(header.get("compression", {}))
+        or not is_known(header.get("compression", {}), codecs)
     ):
         raise Refused("newer than v1", "UnsupportedVersion")
     stream = header.get("stream")
@@ -185,9 +202,9 @@ def read_header(data: bytes, *, sees_files: bool = False) -> dict[str, Any]:
     return dict(header)
 
 
-def is_known(compression: Any) -> bool:
+def is_known(compression: Any, codecs: Codecs) -> bool:
     """Return whether this reader knows every codec."""
-    return type(compression) is dict and all(codec == "zstd" for codec in compression.values())
+    return type(compression) is dict and all(type(one) is str and one in codecs for one in compression.values())
 
 
 def announced(header: dict[str, Any], name: str, dtype: str, shape: list[int | None]) -> list[list[int]] | None:
@@ -236,7 +253,10 @@ def check_digest(header: dict[str, Any], values: list[bytes]) -> None:
 
 
 def decompress(
-    payload: dict[bytes, bytes], header: dict[str, Any], plan: list[tuple[str, str, list[Any], list[list[int]] | None]]
+    payload: dict[bytes, bytes],
+    header: dict[str, Any],
+    plan: list[tuple[str, str, list[Any], list[list[int]] | None]],
+    codecs: Codecs,
 ) -> None:
     """Replace frames by what they hold, once all sizes are known and bounded."""
     packed = header["compression"]
@@ -252,12 +272,9 @@ def decompress(
         frame, size = payload[name.encode()], sizes[name]
         need(len(frame) < size, "the frame is no shorter than what it holds")
         try:
-            head = zstandard.get_frame_parameters(frame)
-            need(head.content_size == size and not head.dict_id, "the frame claims another size, or a dictionary")
-            need(head.window_size <= max(size, 1024), "the frame claims a larger window")
-            data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise Refused(f"no zstd frame: {error}") from None
+            data = codecs[packed[name]](frame, size)
+        except ValueError as error:
+            raise Refused(f"no frame of {size} bytes: {error}") from None
         need(len(data) == size, "the frame holds another size")
         payload[name.encode()] = data
 
