@@ -247,6 +247,51 @@ def test_a_member_that_one_roster_has_lost_joins_again_and_is_given_everything(a
     assert ("g", 0) in load_roster(any_client, stream.partitions[1]).closed
 
 
+def test_a_member_that_a_roster_loses_again_and_again_in_one_epoch_joins_again_each_time(
+    any_url: str, any_client: Any
+) -> None:
+    """A feed is one epoch for as long as it lasts. The second loss ended its trainer."""
+    plan(any_url, [60, 60], partitions=2)
+    stream, found, losses = open_stream(any_client, "t"), list[int](), 0
+    before = partition_slot(any_client, stream, 1)
+    with loader_of(any_url, prefetch_bytes=400) as loader:
+        for batch in loader:
+            if losses < 3 and "g" in load_roster(any_client, stream.partitions[1]).groups:
+                before.restore(any_client)
+                losses += 1
+            found += batch["y"].tolist()
+            time.sleep(0.1)
+    assert losses == 3
+    assert set(found) == set(range(120))
+
+
+def test_a_member_that_a_partition_lost_with_the_epoch_joins_again_and_waits_for_it(
+    any_url: str, any_client: Any
+) -> None:
+    """Without its group the partition was not waited for."""
+    said = list[str]()
+    with planned_writer(any_url, 2) as writer:
+        before = partition_slot(any_client, writer.stream, 1)
+        with loader_of(any_url, notify=said.append) as loader:
+            _ = loader.spec  # so it has joined
+            epoch = writer.epoch(sizes=SIZES)
+            write_shard(epoch, 0, SIZES, frozenset())
+            batches = iter(loader)
+            found = numbers([next(batches)])
+            before.restore(any_client)
+
+            def write_on() -> None:
+                while not any("came back without epoch 0" in line for line in said):
+                    time.sleep(0.01)
+                write_shard(epoch, 1, SIZES, frozenset())
+
+            writing = Thread(target=write_on, daemon=True)
+            writing.start()
+            found += numbers(batches)
+            writing.join()
+    assert sorted(found) == list(range(40))
+
+
 def test_a_group_that_is_dropped_is_not_brought_back_by_its_members(any_url: str, any_client: Any) -> None:
     """An operator who drops a group with living members wants it gone."""
     plan(any_url, [40, 40], partitions=2)

@@ -219,8 +219,6 @@ class SharedReader:
             len(self._partitions), budget_bytes, claim.stream.budget_bytes, is_referred=claim.stream.payload != INLINE
         )
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
-        self._rejoined: set[int] = set()
-        """The partitions whose server had lost this member."""
         self._lost_s: dict[int, float] = {}
         """Partition -> when it was first seen that its server has lost the epoch."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
@@ -294,12 +292,17 @@ class SharedReader:
             self._planner.restart()
 
     def _rejoins(self, partition: PartitionKeys) -> bool:
-        """Return whether a partition that has the epoch had lost this member, which is back now. At most once each."""
-        if partition.number in self._rejoined:
+        """Return whether a partition had lost this member, which is back now."""
+        client, group, roster = self.claim.client, self.claim.who.group, load_roster(self.claim.client, partition)
+        if self.epoch not in roster.epochs and group in roster.groups:
             return False
-        self._rejoined.add(partition.number)
-        is_there = self.epoch in load_roster(self.claim.client, partition).epochs
-        return is_there and rejoin(self.claim.client, self.claim.who, partition)
+        if not rejoin(client, self.claim.who, partition):
+            return False
+        # where the roster has both, and the entries have no group, another program removed it
+        return (
+            group in group_counts(client, partition, self.epoch)
+            or self.epoch not in load_roster(client, partition).epochs
+        )
 
     def _is_lost_in(self, partition: PartitionKeys) -> bool:
         """Return whether a partition alone lost the epoch. Raises EpochIncomplete after `LOST_S`."""
