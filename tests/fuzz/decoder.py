@@ -33,6 +33,8 @@ MANY = 4096
 
 KNOWN = {**independent.ZSTD, BLOSC2: CODECS[BLOSC2].unpack}
 """The independent reader has a zstd of its own."""
+for _codec in CODECS.values():
+    _codec.load()  # now, because the memory of an import is no entry's
 
 Rows = list[list[tuple[tuple[int, ...], bytes]]]
 
