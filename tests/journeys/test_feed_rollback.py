@@ -72,6 +72,13 @@ def rollback(fresh_server: Fresh, tmp_path: Path) -> Rollback:
     return Rollback(fresh_server, tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def full_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no block leave early by the clock: on a slow machine, samples that were not to be sent yet were."""
+    for name in ("FIRST_LINGER_S", "LINGER_S"):
+        monkeypatch.setattr(f"penstock_producer.write.shard.{name}", 600.0)
+
+
 def feeder(url: str, payload: str | None = None) -> Writer:
     """Return a quiet writer of 't' with ten samples in a block."""
     settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload}
