@@ -23,7 +23,7 @@ from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.write import cleaner, segments
 from penstock_producer.write.commit import Committer
-from penstock_producer.write.segments import SegmentSealer
+from penstock_producer.write.segments import ShardPayloads
 from penstock_producer.write.writer import Writer
 
 SPEC = {"x": ("uint32", (500,)), "y": ("int64", ())}
@@ -53,7 +53,7 @@ WRITING: dict[str, tuple[Any, str, str, int]] = {
     "before its transaction": (SegmentWriter, "append", AFTER, 9),
     "after its transaction was sent": (Committer, "_execute", AFTER, 9),
     "before a full segment is said to be full": (segments, "seal_command", BEFORE, 3),
-    "after it was said, behind a block, and not answered": (SegmentSealer, "answered", BEFORE, 3),
+    "after it was said, behind a block, and not answered": (ShardPayloads, "sealed", BEFORE, 3),
     "while a new file has no name": (os, "posix_fallocate", AFTER, 2),
     "before a file that is used again has its new name": (SegmentFolder, "_locked", BEFORE, 3),
 }

@@ -7,7 +7,6 @@ still lose is kept in ``unconfirmed``, and sent again to one that lost it (decis
 
 from __future__ import annotations
 
-import errno
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,12 +22,10 @@ from penstock_common.errors import (
     EpochAbandoned,
     EpochNotFound,
     PenstockError,
-    SegmentsUnseen,
     ServerUnavailable,
     ShardMismatch,
     Unauthorized,
 )
-from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
@@ -61,14 +58,12 @@ from penstock_common.stream.servers.durability import Durability, bear_shortfall
 from penstock_common.stream.streams import Stream, is_released, require_there
 from penstock_common.waiting import Outage, Wait
 from penstock_common.wire.block import Block, sizes_of
-from penstock_common.wire.codec import Fields, encode, meta_bytes, stored_bytes
-from penstock_common.wire.header import parse_header
+from penstock_common.wire.codec import Fields
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.completion import find_forged, first_fault, others_records, read_index
-from penstock_producer.write.reserve import memory_for
 from penstock_producer.write.resources import SharedResources
-from penstock_producer.write.segments import SegmentSealer, open_segment_writer, place_block
+from penstock_producer.write.segments import FolderFull, ShardPayloads
 from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
 
 
@@ -132,17 +127,14 @@ class Committer:
         client, notify = resources.client, resources.notify
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
-        self._checksum, self._notify, self._clock = checksum, notify, clock
+        self._notify, self._clock = notify, clock
         self._resources = resources
         self._admission = AdmissionControl(client, stream, manifest, shard, clock, resources)
         self._room_wait_s, self._should_stop = room_wait_s, should_stop
         self._sent: SentBlock | None = None
         self._wait: Wait | None = None
         """The wait for quota. It lasts until a block is committed, even if the server refuses blocks in between."""
-        self._segment_writer = open_segment_writer(client, stream, manifest, shard)
-        self._sealer = SegmentSealer(client, self._partition, manifest, self._segment_writer)
-        self._stored_block: tuple[Block, Fields, str] | None = None
-        """The block whose payload was put into a segment last, its entry's fields, and the segment."""
+        self._payloads = ShardPayloads(client, stream, manifest, shard, checksum=checksum)
         self._durability = Durability.parse(stream.durability)
         self._unconfirmed = UnconfirmedBlocks(
             self._durability, resources.replicas, self._partition.roster, clock, self._is_elsewhere
@@ -203,36 +195,29 @@ class Committer:
 
     def place(self, count: int) -> NDArray[np.uint8] | None:
         """Return memory of a segment for at most ``count`` samples, or None if the block may be made anywhere."""
-        is_here = self._segment_writer is None or self._stream.compression
-        return None if is_here or self._segment_writer is None else place_block(self._segment_writer, count)
+        return self._payloads.place(count)
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
         """Wait for quota, and return memory for the columns of ``count`` samples, which the caller fills and commits.
 
         It is memory of a segment if the stream has segments. Raises TooLarge, and what `commit` raises.
         """
-        sizes = sizes_of(spec, count)
+        nbytes = sum(sizes_of(spec, count))
         is_full = False
         while True:
             # asked once, because only the next answer shows that the folder refused
-            if is_full or not self._admission.admit(sum(sizes), self._progress.held_bytes):
+            if is_full or not self._admission.admit(nbytes, self._progress.held_bytes):
                 self.commit_all()  # a wait asks the server, which must not owe other answers then
-                self._wait_for_admission(sum(sizes))
-            if self._segment_writer is None or self._stream.compression:
-                return memory_for(spec, count)
+                self._wait_for_admission(nbytes)
             try:
-                return self._segment_writer.reserve(meta_bytes(spec, count), sizes)
-            except OSError as error:
-                self._note_full_folder(self._segment_writer, error)
+                return self._payloads.reserve(spec, count)
+            except FolderFull as error:
+                self._admission.note_full_folder(str(error))
                 is_full = True
 
     def drop_reserved(self, block: Block) -> None:
         """Drop a reserved block. Its place in the segment stays taken, and no index names it."""
-        if self._segment_writer is not None and not self._stream.compression:
-            epoch = self._manifest.epoch
-            self._segment_writer.append(
-                encode(block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=False)
-            )
+        self._payloads.drop_reserved(block)
 
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
         """Send the block once what was sent before is committed. ``bad`` gives a reason for each of its holes.
@@ -287,7 +272,7 @@ class Committer:
         """
         self._drain()
         self._confirm()
-        self._sealer.now(self.run_script)
+        self._payloads.seal_now(self.run_script)
 
     def _drain(self) -> None:
         while self._sent is not None:
@@ -378,10 +363,9 @@ class Committer:
 
     def finish(self) -> None:
         """End the shard once everything is committed; the connection goes to the next shard."""
-        if self._segment_writer is not None:
-            self._segment_writer.close()
-            with suppress(PenstockError):  # the cleaner finds out
-                self._sealer.now(self.run_script)
+        self._payloads.close()
+        with suppress(PenstockError):  # the cleaner finds out
+            self._payloads.seal_now(self.run_script)
         self._note_settled(self._answered)
         self._resources.give_channel(self._channel)
         self.close()
@@ -389,11 +373,10 @@ class Committer:
     def close(self) -> None:
         """Close the connection. What was sent and not answered may or may not be committed."""
         self._channel.close()
-        if self._segment_writer is not None:
-            self._segment_writer.close()
-            if self._sent is None:  # else the cleaner finds out
-                with suppress(PenstockError):
-                    self._sealer.now()
+        self._payloads.close()
+        if self._sent is None:  # else the cleaner finds out
+            with suppress(PenstockError):
+                self._payloads.seal_now()
 
     def _send(self, block: Block, bad: Mapping[int, str]) -> None:
         """Wait for quota, and send the part of the block that is not committed yet."""
@@ -431,7 +414,7 @@ class Committer:
 
         Raises ShardMismatch if it lost more than is kept.
         """
-        stored, is_said = self._stored_block, False
+        is_said = False
         while self._progress.end < upto:
             self._require_writable()
             kept = self._unconfirmed.at(self._progress.end)
@@ -443,9 +426,9 @@ class Committer:
                     f"the server came back without samples {self._progress.end}-{upto - 1} of shard {self._shard} of "
                     f"epoch {self._manifest.epoch} of {self._stream.name!r}: sending them again"
                 )
-            self._send(kept.block, kept.bad)
-            self._drain()
-        self._stored_block = stored
+            with self._payloads.keeping_newest():
+                self._send(kept.block, kept.bad)
+                self._drain()
 
     def _lost_behind(self, begin: int) -> ShardMismatch:
         found = self._progress.end
@@ -506,46 +489,19 @@ class Committer:
         return not is_there and not is_released(self._client, self._stream, self._manifest.epoch)
 
     def _stored(self, block: Block) -> Fields | None:
-        """Return the entry's fields, or None if the disk is full. With segments, the payload is stored in one first."""
-        if self._stored_block is not None and self._stored_block[0] is block:  # it is sent again
-            return self._stored_block[1]
-        self._stored_block = None
-        if not block.count:
-            return []
-        epoch = self._manifest.epoch
-        fields = encode(
-            block, stream=self._stream.id, epoch=epoch, shard=self._shard, checksum=self._checksum,
-            compression=self._stream.compression,
-        )  # fmt: skip
-        if self._segment_writer is None:
-            return fields
+        """Return the entry's fields, or None if the disk is full, so that the next try waits."""
         try:
-            fields, segment = self._segment_writer.append(fields)
-        except OSError as error:
-            self._note_full_folder(self._segment_writer, error)
+            return self._payloads.fields_of(block)
+        except FolderFull as error:
+            self._admission.note_full_folder(str(error))
             return None
-        self._stored_block = block, fields, segment
-        return fields
-
-    def _stored_bytes(self, fields: Fields) -> int:
-        """Return the payload bytes of an entry of a stream with compression, in the entry or in a segment."""
-        header = parse_header(fields[0][1], self._stream.require_spec(), takes_refs=True)
-        return stored_bytes(header, header.ref.sizes if header.ref else [len(value) for _, value in fields[1:]])
-
-    def _note_full_folder(self, segment_writer: SegmentWriter, error: OSError) -> None:
-        """Note that a disk is full, so that the next try waits. Any other error is raised."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            require_there(self._client, self._stream)  # deleted, it has no folder any more
-            raise SegmentsUnseen(f"{segment_writer.folder.path} takes no more segments: {error}") from error
-        self._admission.note_full_folder(str(segment_writer.folder.path))
 
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
         """Send the block's transaction."""
         said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
-        segment = self._stored_block[2] if self._stored_block is not None and self._stored_block[0] is block else ""
-        sealed, seal = self._sealer.behind(segment, "" if self._sent is None else self._sent.segment)
+        segment, nbytes = self._payloads.segment_of(block), self._payloads.nbytes_of(fields)
+        sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
-        nbytes = self._stored_bytes(fields) if fields and self._stream.compression else None
         commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
         must_reach, level = self._unconfirmed.level, self._unconfirmed.question(block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
@@ -561,7 +517,7 @@ class Committer:
             return False
         replies = [self._channel.read() for _ in range(due)]
         if sent.sealed:
-            self._sealer.answered(sent.sealed, self._channel.read())
+            self._payloads.sealed(sent.sealed, self._channel.read())
         safety = [self._channel.read() for _ in sent.level.commands()]
         if any(is_out_of_memory(reply) for reply in replies):
             self._admission.note_full_server()
@@ -570,7 +526,7 @@ class Committer:
         if isinstance(outcome, list):
             sent.appended(outcome)
             if is_sealed(outcome[-1]):
-                self._leave_segment()
+                self._payloads.leave_segment()
                 return False
             raise_errors(outcome, self._client, self._keys())
             live_state = self._manifest.live_state
@@ -605,12 +561,6 @@ class Committer:
         if end:
             self._resources.loss_detector.committed(self._manifest, self._shard, end, self._token)
 
-    def _leave_segment(self) -> None:
-        """Put uncommitted blocks into another segment, because another process declared this writer dead."""
-        self._stored_block = None
-        if self._segment_writer is not None:
-            self._segment_writer.close()
-
     def _look(self) -> ShardProgress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
         replies = [self._channel.read() for _ in range(3)]
@@ -624,7 +574,7 @@ class Committer:
             while not self._admission.admit(nbytes, self._progress.held_bytes):
                 self._wait = wait = self._wait or Wait(self._notify, clock=self._clock, server=address(self._client))
                 wait.because("room", self._admission.why)
-                self._sealer.now(self.run_script)  # files that may be used again are space, too
+                self._payloads.seal_now(self.run_script)  # files that may be used again are space, too
                 is_over = self._room_wait_s is not None and wait.seconds > self._room_wait_s
                 if is_over or self._should_stop():
                     raise BudgetFull(self._admission.why())

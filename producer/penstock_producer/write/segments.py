@@ -1,16 +1,19 @@
-"""The segments of one shard: how large they are made, and when the server learns that they are full.
+"""The payloads of one shard: how large its segments are made, and when the server learns that they are full.
 
 ``segments.writer`` writes them, and `cleaner` says which may be used again.
 """
 
 from __future__ import annotations
 
+import errno
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BudgetRefused, SegmentsUnseen
+from penstock_common.errors import BudgetRefused, PenstockError, SegmentsUnseen
 from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import parse_payload
 from penstock_common.segments.writer import SegmentWriter
@@ -22,9 +25,11 @@ from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.payloads import seal_command, seal_segments, segments_of
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, Stream, find_stream, read_counters, require_there
-from penstock_common.wire.block import sizes_of
-from penstock_common.wire.codec import meta_bytes
-from penstock_common.wire.header import FILE_PAGE
+from penstock_common.wire.block import Block, sizes_of
+from penstock_common.wire.codec import Fields, encode, meta_bytes, stored_bytes
+from penstock_common.wire.header import FILE_PAGE, parse_header
+from penstock_common.wire.spec import Spec
+from penstock_producer.write.reserve import memory_for
 
 SEGMENT_BYTES = 64 << 20
 """The usual size. It is so large that making and sealing a segment costs nothing per byte, and so small that a budget
@@ -100,16 +105,6 @@ def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shar
     )  # fmt: skip
 
 
-def place_block(segment_writer: SegmentWriter, count: int) -> NDArray[np.uint8] | None:
-    """Return memory of a segment for at most ``count`` samples, or None if the block is better made elsewhere."""
-    try:
-        return segment_writer.place(
-            meta_bytes(segment_writer.spec, count) + HOLES_BYTES, sizes_of(segment_writer.spec, count)
-        )
-    except OSError:  # committing the block meets the same error, and reports it
-        return None
-
-
 def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     """Return the size of a new segment.
 
@@ -128,41 +123,129 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     return min(most, payload + entries * RECORD_BYTES + HEAD_BYTES)
 
 
-class SegmentSealer:
-    """Tells the server which segments of one shard are full.
+class FolderFull(PenstockError):
+    """A disk takes no more segments at this moment."""
 
-    It names only segments without an entry under way, because a later entry would be lost.
+
+class ShardPayloads:
+    """The payloads of one shard: encoded for its entries, and put into segments where the stream has them.
+
+    It tells the server which segments are full. It names only segments without an entry under way, because a later
+    entry would be lost.
     """
 
-    def __init__(
-        self, client: Client, partition: PartitionKeys, manifest: Manifest, segment_writer: SegmentWriter | None
-    ) -> None:
-        self._client, self._partition, self._manifest, self._segment_writer = (
-            client,
-            partition,
-            manifest,
-            segment_writer,
-        )
+    def __init__(self, client: Client, stream: Stream, manifest: Manifest, shard: int, *, checksum: bool) -> None:
+        """Make no file yet. Raises what `open_segment_writer` raises."""
+        self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
+        self._checksum = checksum
+        self._segment_writer = open_segment_writer(client, stream, manifest, shard)
+        self._in_place = None if stream.compression else self._segment_writer
+        """The segment writer, if blocks may be made in its memory."""
+        self._newest: tuple[Block, Fields, str] | None = None
+        """The block that was encoded last, its entry's fields, and the segment that has its payload."""
 
-    def behind(self, *under_way: str) -> tuple[list[str], list[Command]]:
+    def place(self, count: int) -> NDArray[np.uint8] | None:
+        """Return memory of a segment for at most ``count`` samples, or None if the block is better made elsewhere."""
+        if self._in_place is None:
+            return None
+        spec = self._in_place.spec
+        try:
+            return self._in_place.place(meta_bytes(spec, count) + HOLES_BYTES, sizes_of(spec, count))
+        except OSError:  # committing the block meets the same error, and reports it
+            return None
+
+    def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
+        """Return memory for the columns of ``count`` samples, of a segment if there is one. Raises FolderFull."""
+        if self._in_place is None:
+            return memory_for(spec, count)
+        try:
+            return self._in_place.reserve(meta_bytes(spec, count), sizes_of(spec, count))
+        except OSError as error:
+            raise self._refused(self._in_place, error) from error
+
+    def drop_reserved(self, block: Block) -> None:
+        """Drop a reserved block. Its place in the segment stays taken, and no index names it."""
+        if self._in_place is not None:
+            self._in_place.append(self._encoded(block, checksum=False))
+
+    def fields_of(self, block: Block) -> Fields:
+        """Return the fields of a block's entry. With segments, the payload is put into one first. Raises FolderFull."""
+        if self._newest is not None and self._newest[0] is block:  # it is sent again
+            return self._newest[1]
+        self._newest = None
+        if not block.count:
+            return []
+        fields, segment = self._encoded(block, checksum=self._checksum), ""
+        if self._segment_writer is not None:
+            try:
+                fields, segment = self._segment_writer.append(fields)
+            except OSError as error:
+                raise self._refused(self._segment_writer, error) from error
+            self._newest = block, fields, segment
+        return fields
+
+    def segment_of(self, block: Block) -> str:
+        """Return the segment that has the payload of the block that was encoded last, or ''."""
+        return self._newest[2] if self._newest is not None and self._newest[0] is block else ""
+
+    def nbytes_of(self, fields: Fields) -> int | None:
+        """Return the payload bytes of an entry, in it or in a segment. None if they are the samples' own."""
+        if not fields or not self._stream.compression:
+            return None
+        header = parse_header(fields[0][1], self._stream.require_spec(), takes_refs=True)
+        return stored_bytes(header, header.ref.sizes if header.ref else [len(value) for _, value in fields[1:]])
+
+    @contextmanager
+    def keeping_newest(self) -> Iterator[None]:
+        """Send other blocks meanwhile, and have the newest one encoded still."""
+        newest = self._newest
+        yield
+        self._newest = newest
+
+    def leave_segment(self) -> None:
+        """Put uncommitted blocks into another segment, because another process declared this writer dead."""
+        self._newest = None
+        self.close()
+
+    def close(self) -> None:
+        """End the segment under way."""
+        if self._segment_writer is not None:
+            self._segment_writer.close()
+
+    def seal_behind(self, *under_way: str) -> tuple[list[str], list[Command]]:
         """Return the names of full segments, and the command to send behind a block.
 
-        ``under_way`` names segments of blocks that are not known to be committed. The answer goes to `answered`.
+        ``under_way`` names segments of blocks that are not known to be committed. The answer goes to `sealed`.
         """
-        names = (
-            [name for name in self._segment_writer.full if name not in under_way]
-            if self._segment_writer is not None
-            else []
-        )
+        full = [] if self._segment_writer is None else self._segment_writer.full
+        names = [name for name in full if name not in under_way]
         return names, [seal_command(self._partition, self._manifest, names)] if names else []
 
-    def answered(self, names: list[str], reply: Reply) -> None:
-        """Take the answer. The sealer repeats what the server refused, and what a broken connection took."""
+    def sealed(self, names: list[str], reply: Reply) -> None:
+        """Take the answer. What the server refused, and what a broken connection took, is sent again."""
         if self._segment_writer is not None and type(reply) is int:
             self._segment_writer.forget_full(names)
 
-    def now(self, run: Run | None = None) -> None:
-        """Seal all full segments, by ``run`` or else the client; no block may be under way."""
+    def seal_now(self, run: Run | None = None) -> None:
+        """Seal all full segments, by ``run`` or else the client. No block may be under way."""
         if self._segment_writer is not None and self._segment_writer.full:
             seal_segments(self._client, self._partition, self._manifest, self._segment_writer.full, run=run)
             self._segment_writer.full.clear()
+
+    @property
+    def _partition(self) -> PartitionKeys:
+        return self._stream.partition_of(self._shard)
+
+    def _encoded(self, block: Block, *, checksum: bool) -> Fields:
+        return encode(
+            block, stream=self._stream.id, epoch=self._manifest.epoch, shard=self._shard, checksum=checksum,
+            compression=self._stream.compression,
+        )  # fmt: skip
+
+    def _refused(self, segment_writer: SegmentWriter, error: OSError) -> PenstockError:
+        """Return the error for a file that cannot be made or enlarged."""
+        path = segment_writer.folder.path
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return FolderFull(str(path))
+        require_there(self._client, self._stream)  # deleted, it has no folder any more
+        return SegmentsUnseen(f"{path} takes no more segments: {error}")
