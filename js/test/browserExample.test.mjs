@@ -118,7 +118,8 @@ describe("the page", { skip: noChromium }, () => {
   for (const [digit, strokes] of Object.entries(STROKES))
     test(`recognizes a drawn ${digit}`, async () => {
       await draw(strokes);
-      await page.waitForFunction((wanted) => document.getElementById("digit").value === wanted, digit);
+      const isFound = page.waitForFunction((wanted) => document.getElementById("digit").value === wanted, digit);
+      await isFound.catch(async () => assert.equal(await best(), digit)); // it names what was found instead
       assert.match(await text("#time"), /^\d+\.\d ms$/);
     });
 
