@@ -29,10 +29,10 @@ A history that was found is printed as steps, the shortest that still fail, with
 def main(argv: list[str] | None = None) -> int:
     """Return 0 if every promise held, 1 if not."""
     args = _parser().parse_args(argv)
-    with arena() as place:
+    with arena(args.durability) as place:
         if args.chaos is not None:
             found = shortest_of(place, args.chaos, scheduled(args.chaos))
-            print("every promise held" if found is None else told(found))
+            print("every promise held" if found is None else told(found, args.durability))
             return int(found is not None)
         if args.replay is not None:
             violation = violation_of(place, args.replay)
@@ -42,16 +42,16 @@ def main(argv: list[str] | None = None) -> int:
         found, count = search(place, seed, histories=args.histories, minutes=args.minutes, theme=args.theme)
     print(f"{count} histories from seed {seed} on: {'every promise held' if found is None else 'a promise is broken'}")
     if found is not None:
-        print(told(found))
+        print(told(found, args.durability))
     return int(found is not None)
 
 
-def told(found: Found) -> str:
+def told(found: Found, durability: str) -> str:
     """Return a history that fails as text for people."""
     steps = "\n".join(f"  {step}" for step in found.history)
     return (
         f"{found.violation.kind}: {found.violation.text}\n{steps}\n"
-        f"again: python -m tests.histories --replay '{written(found.history)}'"
+        f"again: python -m tests.histories --durability {durability} --replay '{written(found.history)}'"
     )
 
 
@@ -75,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--histories", type=int, metavar="N", help="the most histories (default: as many as the time allows)")
     add("--seed", type=int, help="of the first history (default: a random one, printed)")
     add("--theme", choices=("", *THEMES), default="", help="of all histories (default: each chooses)")
+    add(
+        "--durability", choices=("memory", "auto", "replicas=1"), default="memory",
+        help="of the stream; with 'auto' and 'replicas=1' the server has a replica (default: %(default)s)",
+    )  # fmt: skip
     add("--chaos", type=int, metavar="SEED", help="run the faults of a seed of the chaos suite, and no other history")
     add("--replay", type=_history, metavar="HISTORY", help="run this history, or the one in this file, and no other")
     return parser

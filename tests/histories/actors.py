@@ -39,11 +39,11 @@ def quiet(_: str) -> None:
     """Ignore a notice."""
 
 
-def open_writer(url: str) -> Writer:
+def open_writer(url: str, durability: str = "memory") -> Writer:
     """Return a writer of the stream, which is made if it does not exist."""
     return Writer(
         NAME, url=url, spec=SPEC, partitions=2, budget_bytes=BUDGET_BYTES,
-        tuning=Tuning(block_bytes=BLOCK_BYTES, durability="memory", notify=quiet),
+        tuning=Tuning(block_bytes=BLOCK_BYTES, durability=durability, notify=quiet),
     )  # fmt: skip
 
 
@@ -65,8 +65,8 @@ class Confirmed:
 class Producer:
     """One life of a process that writes."""
 
-    def __init__(self, url: str) -> None:
-        self.writer = open_writer(url)
+    def __init__(self, url: str, durability: str) -> None:
+        self.writer, self._is_durable = open_writer(url, durability), durability != "memory"
         self.unconfirmed: list[int] = []
         """The values that were written and not confirmed."""
         self.confirmed: list[Confirmed] = []
@@ -82,7 +82,7 @@ class Producer:
             self.unconfirmed.append(value)
             self.writer.write({"y": value})
         known = len(self.unconfirmed) - self.writer.uncommitted
-        if known:
+        if known and not self._is_durable:  # else a flush says whether a replica has it
             rest, self.unconfirmed = self.unconfirmed[known:], self.unconfirmed[:known]
             self.confirm(self.writer._feed_epoch, run)
             self.unconfirmed = rest

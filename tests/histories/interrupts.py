@@ -21,6 +21,7 @@ from penstock_consumer.read import ordered as ordered_module
 from penstock_consumer.read import shared as shared_module
 from penstock_consumer.read.heartbeat import Heartbeat
 from penstock_producer.write import shard as shard_module
+from penstock_producer.write import unconfirmed as unconfirmed_module
 from penstock_producer.write.cleaner import CleanupTimer
 from tests.histories.step import Step
 
@@ -116,6 +117,7 @@ class Interrupts:
                 (Heartbeat, "start", lambda _: None), (CleanupTimer, "start", lambda _: None),
                 (shard_module, "FIRST_LINGER_S", 1e9), (shard_module, "LINGER_S", 1e9),
                 (shared_module, "OTHERS_S", 0.0), (ordered_module, "BLOCK_MS", 1),
+                (unconfirmed_module, "ASK_S", 1e9),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))
             yield

@@ -5,12 +5,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import redis
+
 from penstock_common.errors import PenstockError
 from penstock_common.stream.servers.embedded import EmbeddedServer
+from tests.clusters import until
+from tests.histories.replicas import Answers
 from tests.histories.settle import settle
 from tests.histories.shrink import shrunk
 from tests.histories.step import History, drawn
@@ -27,13 +31,23 @@ class Found:
 
 
 @contextmanager
-def arena() -> Iterator[Arena]:
-    """Yield a server of its own on a Unix socket."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+def arena(durability: str = "memory") -> Iterator[Arena]:
+    """Yield a server of its own on a Unix socket, with a replica if the durability of the stream needs one."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, ExitStack() as stack:
         socket = Path(folder) / "socket"
-        with EmbeddedServer(extra={"unixsocket": str(socket), "hz": "500"}) as server:  # blocked requests end in time
+        settings = {
+            "unixsocket": str(socket),
+            "hz": "500",  # blocked requests end in time
+            "repl-diskless-sync-delay": "0",
+        }
+        with EmbeddedServer(extra=settings) as server:
             login = server.url.partition("://")[2].rpartition("@")[0]
-            place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}")
+            if durability != "memory":
+                follow = {"replicaof": f"127.0.0.1 {server.port}", "masterauth": server.password}
+                stack.enter_context(EmbeddedServer(extra=follow))
+                with redis.Redis.from_url(server.url) as client:
+                    until(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
+            place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}", durability)
             yield place
             place.close()
 
@@ -41,7 +55,7 @@ def arena() -> Iterator[Arena]:
 def violation_of(place: Arena, history: History) -> Violation | None:
     """Run a history, and return the first promise that it breaks, or None."""
     world = World(place)
-    with world.interrupts.installed():
+    with world.interrupts.installed(), Answers(world.replicated).followed() if place.is_durable else nullcontext():
         try:
             world.run(history)
             if not world.violations:

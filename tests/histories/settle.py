@@ -127,8 +127,9 @@ def _judge(world: World) -> None:
     there = _values_there(world, stream)
     present = {value for values in there.values() for value in values.values()}
     _judge_ledgers(world, stream, there)
-    if report.is_clean:
+    if report.is_clean or world.arena.is_durable:
         _judge_holes(world, stream, present)
+    if report.is_clean:
         if not any(facts.is_told for facts in world.groups.values()):
             _judge_reading(world, report, there)
         _judge_bytes(world, stream)
@@ -184,12 +185,12 @@ def _judge_bytes(world: World, stream: Stream) -> None:
 
 
 def _judge_holes(world: World, stream: Stream, present: set[int]) -> None:
-    """Require that the audit is not clean if a confirmed sample is gone, and somebody could know."""
+    """Require that no confirmed sample is gone that a replica had, or that the audit says so if somebody can know."""
     released: dict[int, bool] = {}
     states = retained_epochs(world.operator, stream)
     for producer in [*world.former, *world.producers.values()]:
         for one in producer.confirmed:
-            if one.value in present or _may_be_unknown(world, producer, one):
+            if one.value in present or (not world.arena.is_durable and _may_be_unknown(world, producer, one)):
                 continue
             lacking = [name for name, facts in world.groups.items() if _lacks(facts, one)]
             if one.epoch not in released:
@@ -198,7 +199,8 @@ def _judge_holes(world: World, stream: Stream, present: set[int]) -> None:
                 continue
             if lacking or not (world.groups or released[one.epoch]):
                 where = f"{one.value} of epoch {one.epoch}"
-                _violate(world, "hole", f"sample {where} is gone, groups {lacking} lack it, and the audit is clean")
+                kind, also = ("lost", "a replica had it") if world.arena.is_durable else ("hole", "the audit is clean")
+                _violate(world, kind, f"sample {where} is gone, groups {lacking} lack it, and {also}")
                 return
 
 

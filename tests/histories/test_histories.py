@@ -10,6 +10,7 @@ import pytest
 
 from penstock_common.stream import entries
 from penstock_common.stream.groups.positions import Positions
+from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.commit import Committer
 from tests.histories.interrupts import Hang, Interrupts
@@ -34,6 +35,13 @@ def place() -> Iterator[Arena]:
         yield one
 
 
+@pytest.fixture(scope="module", params=["auto", "replicas=1"])
+def followed(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """Start a server with a replica, once for each durability that asks it."""
+    with arena(request.param) as one:
+        yield one
+
+
 def _stored() -> list[Any]:
     return [
         pytest.param(
@@ -48,6 +56,30 @@ def test_random_histories_keep_every_promise(place: Arena, theme: str) -> None:
     """The same seeds each time. `make histories` draws others for as long as you like."""
     found, _ = search(place, SEED, histories=30, theme=theme)
     assert found is None, f"{found.violation}: {written(found.history)}"
+
+
+def test_random_histories_lose_nothing_that_a_replica_has_confirmed(followed: Arena) -> None:
+    """Whoever was told of a commit may have ended before the loss."""
+    found, _ = search(followed, SEED, histories=25)
+    assert found is None, f"{found.violation}: {written(found.history)}"
+
+
+CONFIRMED = parse_history("feed f0 0; feed f0 0; die f0; lose p0")
+TAKEN = parse_history("feed f0 0; die f0; lose s")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "history"),
+    [(Committer, "_confirm", CONFIRMED), (Confirmer, "asks", TAKEN)],
+    ids=["block", "shard"],
+)
+def test_a_commit_that_waits_for_no_replica_is_found(followed: Arena, owner: type, name: str, history: History) -> None:
+    """A writer waits for its blocks, and before for the note in the stream's slot that it has the shard."""
+    assert violation_of(followed, history) is None
+    with patch.object(owner, name, lambda *_: None):
+        violation = violation_of(followed, history)
+    assert violation is not None
+    assert violation.kind == "lost"
 
 
 @pytest.mark.parametrize("one", _stored())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -61,13 +61,13 @@ class Violation:
 class Arena:
     """A server for many histories, one after the other, with a stream that is made once."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, durability: str = "memory") -> None:
+        self.url, self.durability = url, durability
         self.admin: Any = redis.Redis.from_url(url)
         self.admin.flushall()
         for path in SCRIPTS.glob("*.lua"):  # a script that the server does not know yet costs a point more
             self.admin.script_load(load_script(path.stem))
-        with open_writer(url) as writer:
+        with open_writer(url, durability) as writer:
             self.slots = SlotStore(self.admin, writer.stream)
         self._empty = self.slots.save()
 
@@ -75,6 +75,11 @@ class Arena:
         """Bring the empty stream back."""
         self.admin.flushall()
         self.slots.bring_back(self._empty, self._empty, {})
+
+    @property
+    def is_durable(self) -> bool:
+        """Return whether a replica has what is confirmed."""
+        return self.durability != "memory"
 
     def close(self) -> None:
         """Close the connection."""
@@ -186,7 +191,7 @@ class World:
     def producer(self, who: str) -> Producer:
         """Return the present life of a producer, which is started if there is none."""
         if who not in self.producers:
-            self.producers[who] = Producer(self.arena.url)
+            self.producers[who] = Producer(self.arena.url, self.arena.durability)
         return self.producers[who]
 
     # --- producers ---
@@ -301,6 +306,11 @@ class World:
 
     def _mark_now(self, _: Step) -> None:
         self._mark = self.arena.slots.save()
+
+    def replicated(self, slots: Iterable[str]) -> None:
+        """Note that the replicas of these slots have everything."""
+        now = self.arena.slots.save()
+        self._mark = {**self._mark, **{slot: now.get(slot, {}) for slot in slots}}
 
     def _lose(self, step: Step) -> None:
         """Bring slots back to the last mark. Connections to their server break, and all connections for control."""
