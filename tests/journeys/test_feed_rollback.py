@@ -8,7 +8,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,16 @@ import redis
 
 from penstock_common.errors import PenstockError, ShardMismatch
 from penstock_common.stream.audit import audit_stream
+from penstock_common.stream.groups.losses import noted_losses
 from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.servers.durability import ReplicaWatch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Tuning
+from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, numbers, open_stream, sample
+from tests.clusters import until
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, sample
 from tests.contracts.processes import child
 from tests.tuned import tuned
 
@@ -79,9 +85,9 @@ def full_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"penstock_producer.write.shard.{name}", 600.0)
 
 
-def feeder(url: str, payload: str | None = None) -> Writer:
+def feeder(url: str, payload: str | None = None, **more: Any) -> Writer:
     """Return a quiet writer of 't' with ten samples in a block."""
-    settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload}
+    settings: dict[str, Any] = {"spec": SPEC, "block_bytes": BLOCK * SAMPLE_BYTES, "payload": payload, **more}
     return Writer("t", url=url, **tuned("Writer", settings, Tuning(notify=lambda _: None)))
 
 
@@ -107,6 +113,41 @@ def require_all(rollback: Rollback, expected: list[int]) -> None:
         assert read_all(rollback.url, client) == expected
         report = audit_stream(client, "t")
         assert report.is_clean, report.findings
+
+
+@pytest.mark.parametrize("is_sent_again", [True, False])
+def test_samples_that_were_acknowledged_and_sent_again_are_no_loss(
+    rollback: Rollback, monkeypatch: pytest.MonkeyPatch, is_sent_again: bool
+) -> None:
+    """The audit of a feed was not clean, though nothing was lost. Where the writer keeps nothing, it must not be."""
+    follows = Event()
+    monkeypatch.setattr(ReplicaWatch, "_is_followed", lambda *_: follows.is_set())
+    if is_sent_again:
+        follows.set()
+    with suppress(ShardMismatch), feeder(rollback.url, durability="auto") as writer, rollback.client() as client:
+        feed(writer, 0, 40)
+        stream = open_stream(client, "t")
+        index = stream.partitions[0].index(0, 0)
+        until(lambda: client.xlen(index) == 4)
+        with loader_of(rollback.url, start="earliest", acknowledge="manual", batch_size=BLOCK) as loader:
+            batches = iter(loader)
+            loader.acknowledge(next(batches))
+            hooks_of(loader).acknowledger.flush()
+            rollback.mark()
+            feed(writer, 40, 40)  # the answers of all but the last block are read by now
+            until(lambda: client.xlen(index) == 8)
+            for _ in range(6):
+                loader.acknowledge(next(batches))
+            hooks_of(loader).acknowledger.flush()
+            rollback.restart()
+            until(lambda: bool(noted_losses(client, stream, 0)))
+            with suppress(ShardMismatch):
+                feed(writer, 80, 20)
+            follows.clear()
+    with rollback.client() as client:
+        report = audit_stream(client, "t")
+        assert len(report.epochs[0].made_again) == is_sent_again
+        assert report.is_clean == is_sent_again, report.findings
 
 
 @pytest.mark.parametrize("plane", ["inline", "segments"])

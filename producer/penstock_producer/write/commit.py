@@ -45,7 +45,7 @@ from penstock_common.stream.entries import (
     read_look,
 )
 from penstock_common.stream.feeds import retake_shard
-from penstock_common.stream.groups.losses import utc
+from penstock_common.stream.groups.losses import note_sent_again, utc
 from penstock_common.stream.manifest import (
     ABANDONED,
     Manifest,
@@ -414,7 +414,7 @@ class Committer:
 
         Raises ShardMismatch if it lost more than is kept.
         """
-        is_said = False
+        is_said, lost = False, list[bytes]()
         while self._progress.end < upto:
             self._require_writable()
             kept = self._unconfirmed.at(self._progress.end)
@@ -426,9 +426,14 @@ class Committer:
                     f"the server came back without samples {self._progress.end}-{upto - 1} of shard {self._shard} of "
                     f"epoch {self._manifest.epoch} of {self._stream.name!r}: sending them again"
                 )
+            entries = kept.entries[:]
             with self._payloads.keeping_newest():
                 self._send(kept.block, kept.bad)
                 self._drain()
+            if self._progress.end >= kept.block.end and not self._is_anothers:
+                lost += entries
+        if self._token and lost:
+            note_sent_again(self._client, self._stream, self._manifest, self._shard, self._token, lost)
 
     def _lost_behind(self, begin: int) -> ShardMismatch:
         found = self._progress.end
@@ -544,7 +549,7 @@ class Committer:
         end = self._progress.end
         self._answered = max(self._answered, end)
         self._own[sent.block.end] = sent.block.first
-        self._unconfirmed.committed(sent.block, sent.bad, sent.must_reach)
+        self._unconfirmed.committed(sent.block, sent.bad, sent.must_reach, sent.entry_id)
         self._note_safety(sent.level, end, safety)
 
     def _note_safety(self, level: Durability, end: int, safety: Sequence[Reply]) -> str:

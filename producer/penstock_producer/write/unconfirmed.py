@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from penstock_common.stream.servers.durability import Durability, ReplicaWatch
@@ -35,6 +35,8 @@ class KeptBlock:
 
     block: Block
     bad: Mapping[int, str]
+    entries: list[bytes] = field(default_factory=list)
+    """The ids that it was given each time it was committed."""
 
 
 class UnconfirmedBlocks:
@@ -93,18 +95,22 @@ class UnconfirmedBlocks:
         self._unasked_bytes, self._due = 0, now + ASK_S
         return level
 
-    def committed(self, block: Block, bad: Mapping[int, str], must_reach: Durability) -> None:
+    def committed(self, block: Block, bad: Mapping[int, str], must_reach: Durability, entry_id: bytes = b"") -> None:
         """Keep a block that the server has committed, unless it is kept already. `auto` drops the oldest for it.
 
         ``must_reach`` is the `level` at which it was sent. By now the map may name a successor that lacks it.
+        ``entry_id`` is empty if nothing was appended, because every sample is bad.
         """
+        ids = [entry_id] if entry_id else []
         if must_reach == _NOTHING:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()
             return
         if self._blocks and block.end <= self._blocks[-1].block.end:
+            if (kept := self.at(block.first)) is not None and kept.block.first == block.first:
+                kept.entries.extend(ids)
             return
-        self._blocks.append(KeptBlock(block, bad))
+        self._blocks.append(KeptBlock(block, bad, ids))
         self._bytes += block.nbytes
         while self._durability.is_auto and self._bytes > UNCONFIRMED_BYTES:
             self._drop_oldest()

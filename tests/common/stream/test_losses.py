@@ -10,8 +10,10 @@ import redis
 from penstock_common.errors import ServerUnavailable
 from penstock_common.server.client import RestartDetector
 from penstock_common.server.connection import open_channel
+from penstock_common.stream.audit import is_held_by
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups import losses
 from penstock_common.stream.groups.losses import (
     AcknowledgedSamples,
@@ -19,7 +21,9 @@ from penstock_common.stream.groups.losses import (
     LossDetector,
     committed_front,
     note_loss,
+    note_sent_again,
     noted_losses,
+    resent_losses,
 )
 from penstock_common.stream.manifest import Manifest, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
@@ -235,3 +239,68 @@ def test_a_loss_is_noted_once_and_notes_are_bounded(url: str) -> None:
         noted = noted_losses(client, stream, 0)
         assert [loss.shard for loss in noted] == list(range(losses.MOST_NOTES))
         assert not [field for field in client.hkeys(stream.keys.meta) if field.startswith(b"lost:")]
+
+
+@pytest.mark.parametrize(
+    ("gone", "again", "writers"),
+    [
+        ([b"1-0"], [("t", 0, [b"1-0", b"2-0"])], {"t"}),
+        ([b"1-0", b"2-0"], [("t", 0, [b"1-0"]), ("t", 0, [b"2-0"])], {"t"}),
+        ([b"1-0", b"2-0"], [("t", 0, [b"1-0"]), ("u", 0, [b"2-0"])], set()),
+        ([b"1-0", b"3-0"], [("t", 0, [b"1-0", b"2-0"])], set()),
+        ([b"1-0"], [("t", 1, [b"1-0"])], set()),
+        ([b"1-0"], [], set()),
+        ([b"%d-0" % number for number in range(losses.MOST_IDS + 1)], [("t", 0, [b"1-0"])], None),
+        ([], [("t", 0, [b"1-0"])], None),
+    ],
+)
+def test_a_note_is_settled_by_a_writer_that_sent_all_of_its_entries_again(
+    any_url: str,
+    any_client: Client,
+    gone: list[bytes],
+    again: list[tuple[str, int, list[bytes]]],
+    writers: set[str] | None,
+) -> None:
+    """An entry that its writer does not know is a loss, whatever is in its place. None: the note names no entries."""
+    produce(any_url, "t", 30)
+    stream = open_stream(any_client, "t")
+    manifest = load_manifest(any_client, stream, 0)
+    loss = Loss(0, manifest.id, 0, 10, 20, 10, "acknowledged", "member g/m", 1000)
+    for token, shard, entries in again:
+        note_sent_again(any_client, stream, manifest, shard, token, entries)
+    note_loss(any_client, stream, loss, gone)
+    assert noted_losses(any_client, stream, 0) == [loss]
+    assert resent_losses(any_client, stream, 0) == ({} if writers is None else {loss: writers})
+
+
+def test_what_is_lost_again_at_the_same_offsets_is_noted_again(any_url: str, any_client: Client) -> None:
+    """The first note may be settled, and would hide the second loss."""
+    produce(any_url, "t", 30)
+    stream = open_stream(any_client, "t")
+    of = load_manifest(any_client, stream, 0).id
+    first, second = (Loss(0, of, 0, 10, end, end - 10, "acknowledged", "member g/m", 1000) for end in (20, 30))
+    note_loss(any_client, stream, first, [b"1-0"])
+    note_loss(any_client, stream, second, [b"2-0", b"3-0"])
+    note_loss(any_client, stream, second, [b"2-0", b"3-0"])
+    assert noted_losses(any_client, stream, 0) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("records", "is_held"),
+    [
+        ([(0, 10, "t"), (10, 15, "t"), (15, 20, "t")], True),
+        ([(0, 30, "t")], True),
+        ([(0, 10, "u"), (10, 20, "t"), (20, 30, "u")], True),
+        ([(0, 10, "t"), (10, 15, "t")], False),
+        ([(0, 10, "t"), (10, 15, "t"), (15, 20, "u")], False),
+        ([(0, 10, "t"), (12, 20, "t")], False),
+        ([(0, 10, "t"), (10, 20, "")], False),
+        ([], False),
+    ],
+)
+def test_offsets_are_held_where_every_record_is_by_the_writer(
+    records: list[tuple[int, int, str]], *, is_held: bool
+) -> None:
+    """A loss of the offsets 10 to 19. What is sent again may be lost again, and then be another writer's."""
+    index = [IndexRecord(end, b"1-0", first, end - first, 0, (), "", writer) for first, end, writer in records]
+    assert is_held_by({"t"}, 10, 20, index) == is_held

@@ -238,6 +238,8 @@ MANIFESTS = [
          {"watched": {"due:2": "2", "f:a": "v", "f:b": "w"}}),
     Case("note_loss", "another id is left alone", {"hash": {"id": "other"}}, ["m", 2, "lost:a", "x"], 0),
     Case("note_loss", "the first note stays", {"hash": {"id": "m", "lost:a": "x"}}, ["m", 1, "lost:a", "y"], 1),
+    Case("note_loss", "notes of another kind do not count", {"hash": {"id": "m", "lost:a": "x"}},
+         ["m", 1, "gone:a", "y"], 1, {"hash": {"id": "m", "lost:a": "x", "gone:a": "y"}}),
     Case("note_loss", "as many notes as are allowed", {"hash": {"id": "m", "lost:a": "x", "other": "1"}},
          ["m", 2, "lost:b", "y"], 1, {"hash": {"id": "m", "lost:a": "x", "other": "1", "lost:b": "y"}}),
     Case("note_loss", "no note more", {"hash": {"id": "m", "lost:a": "x", "lost:b": "y"}}, ["m", 2, "lost:c", "z"], -1),

@@ -6,7 +6,7 @@ unexplained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock_common.errors import DamagedKey
@@ -16,7 +16,7 @@ from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
 from penstock_common.stream.audit.survey import PartitionSurvey, read_indexes, survey_partition
 from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.entries import IndexRecord, has_entries
-from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses
+from penstock_common.stream.groups.losses import Loss, losses_of_lost_epochs, noted_losses, resent_losses
 from penstock_common.stream.groups.positions import starts_of
 from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, load_manifest, retained_epochs
 from penstock_common.stream.payloads import reader_of
@@ -88,11 +88,16 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     if again is None or again.id != manifest.id or any(epoch in survey.roster.retiring for survey in surveys):
         return None
     audit = judge_epoch(stream.id, manifest, surveys)
-    losses = noted_losses(client, stream, epoch)
-    made_again = [loss for loss in losses if is_made_again(manifest, loss, surveys)]
+    losses, resent = noted_losses(client, stream, epoch), resent_losses(client, stream, epoch)
+    index = {shard: records for survey in surveys for shard, records in survey.index.items()}
+    made_again = [
+        loss
+        for loss in losses
+        if is_made_again(manifest, loss, surveys)
+        or is_held_by(resent.get(loss, set()), loss.first, loss.end, index.get(loss.shard, []))
+    ]
     left = [loss for loss in losses if loss not in made_again]
     audit.add_losses(left, "the server lost its newest writes", made_again)
-    index = {shard: records for survey in surveys for shard, records in survey.index.items()}
     audit.unreplicated.extend(unreplicated_ranges(stream, manifest, index))
     return audit
 
@@ -142,6 +147,21 @@ def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]
         return False
     ends = [survey.index[loss.shard][-1].end for survey in surveys if survey.index.get(loss.shard)]
     return bool(ends) and ends[0] >= loss.end
+
+
+def is_held_by(writers: Set[str], first: int, end: int, records: Sequence[IndexRecord]) -> bool:
+    """Return whether the offsets [first, end) of a feed's shard are whole, and all of them are by these writers.
+
+    A writer gives an offset one sample, however often it sends it. Another writer gives it another one.
+    """
+    at = first
+    for record in records:
+        if record.end <= at or record.first >= end:
+            continue
+        if record.first > at or record.writer not in writers:
+            return False
+        at = record.end
+    return at >= end
 
 
 def survey_epoch(client: Client, stream: Stream, manifest: Manifest, *, deep: bool = False) -> list[PartitionSurvey]:

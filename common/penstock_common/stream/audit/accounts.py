@@ -121,7 +121,7 @@ class EpochAudit:
     unreplicated: list[UnreplicatedRange] = field(default_factory=list)
     """The offsets that were written while their server had no replica, by shard."""
     made_again: list[Loss] = field(default_factory=list)
-    """The server losses that the epoch holds again, from a source that is known to give the same samples."""
+    """The server losses that the epoch holds again, from a source or a writer that gives the same samples."""
 
     def count(self, *, produced: int = 0, bad: int = 0, duplicate: int = 0, lost: int = 0, trimmed: int = 0) -> None:
         """Add samples, or trimmed entries, by what became of them."""

@@ -3,6 +3,9 @@
 A writer remembers how far each shard was committed, and a member which entries it acknowledged. When the server comes
 back as another run, a `LossDetector` compares this with the indexes, reports the difference, and notes it in the
 epoch's manifest. `penstock audit` reads the notes.
+
+A feed's writer may send the same samples again, in new entries. It notes the ids of the entries that were lost. That
+settles the note of a member that had acknowledged these entries and no others.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
+from zlib import crc32
 
 from redis.exceptions import ResponseError
 
@@ -34,6 +38,10 @@ _NOTE_LOSS = load_script("note_loss")
 
 FIELD = "lost:"
 """Fields of a manifest, and of a stream's meta for epochs that have no manifest any more, begin with it."""
+GONE, SENT_AGAIN = "gone:", "again:"
+"""Fields of a manifest: the entries of a member's note, and entries whose samples their writer has sent again."""
+MOST_IDS = 256
+"""The most entries that are named with a note. Failovers lose few. A note without names is never settled."""
 MOST_NOTES = 64
 """Notes kept in one hash: more of them would tell an operator nothing new."""
 MOST_SHARDS = 1024
@@ -194,16 +202,13 @@ class LossDetector:
 
     def _compare_epoch(self, epoch: int) -> None:
         manifest = find_manifest(self._client, self._stream, epoch)
-        losses = [
-            *self._ends_lost(epoch, manifest),
-            *self._entries_lost(epoch, manifest),
-            *self._positions_lost(epoch, manifest),
-        ]
+        entries = self._entries_lost(epoch, manifest)
+        losses = [*self._ends_lost(epoch, manifest), *entries, *self._positions_lost(epoch, manifest)]
         if losses and self._is_released(epoch, manifest):
             self._forget(epoch)
             return
         for loss in losses:
-            note_loss(self._client, self._stream, loss)
+            note_loss(self._client, self._stream, loss, entries.get(loss, []))
         if losses:
             self._say(epoch, losses)
         for loss in losses:
@@ -223,24 +228,25 @@ class LossDetector:
                 losses.append(self._loss(epoch, of, shard, found, end, end - found, COMMITTED))
         return losses
 
-    def _entries_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
+    def _entries_lost(self, epoch: int, manifest: Manifest | None) -> dict[Loss, list[bytes]]:
         """Return acknowledged entries that no index names: they are gone, or others are in their place."""
         shards: dict[tuple[str, int], dict[bytes, _Entry]] = {}
         with self._lock:
             for (number, _, entry_id), entry in self._entries.items():
                 if number == epoch:
                     shards.setdefault((entry.manifest_id, entry.shard), {})[entry_id] = entry
-        losses = []
+        losses = dict[Loss, list[bytes]]()
         for (of, shard), entries in shards.items():
             there: set[bytes] = set()
             if manifest is not None and manifest.id == of:
                 first = min(entry.first for entry in entries.values())
                 there = indexed_ids(self._client, self._stream.partition_of(shard), epoch, shard, first)
-            gone = [entry for entry_id, entry in entries.items() if entry_id not in there]
-            if gone:
+            ids = [entry_id for entry_id in entries if entry_id not in there]
+            if ids:
+                gone = [entries[entry_id] for entry_id in ids]
                 low, high = min(entry.first for entry in gone), max(entry.end for entry in gone)
                 samples = sum(entry.samples for entry in gone)
-                losses.append(self._loss(epoch, of, shard, low, high, samples, ACKNOWLEDGED))
+                losses[self._loss(epoch, of, shard, low, high, samples, ACKNOWLEDGED)] = ids
         return losses
 
     def _positions_lost(self, epoch: int, manifest: Manifest | None) -> list[Loss]:
@@ -406,14 +412,61 @@ def utc(at_ms: int) -> str:
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-def note_loss(client: Client, stream: Stream, loss: Loss) -> None:
-    """Note a loss in its epoch's manifest or, if that is gone, in the stream's meta. It may run twice."""
-    text = json.dumps(asdict(loss))
-    name = f"{loss.was}:{loss.by}:{loss.shard}:{loss.first}"
+def note_loss(client: Client, stream: Stream, loss: Loss, entries: Sequence[bytes] = ()) -> None:
+    """Note a loss in its epoch's manifest or, if that is gone, in the stream's meta. It may run twice.
+
+    ``entries`` are the ids of the lost entries, if they are known.
+    """
+    text, ids = json.dumps(asdict(loss)), _as_ids(entries)
+    # named by its entries, too: what is lost at the same offsets later is another loss
+    name = f"{loss.was}:{loss.by}:{loss.shard}:{loss.first}" + (f":{crc32(ids.encode()):x}" if ids else "")
     manifest = stream.keys.manifest(loss.epoch)
+    if ids:
+        run_script(client, _NOTE_LOSS, [manifest], [loss.manifest, MOST_NOTES, f"{GONE}{name}", ids])
     if run_script(client, _NOTE_LOSS, [manifest], [loss.manifest, MOST_NOTES, f"{FIELD}{name}", text]) == 0:
         field = f"{FIELD}{loss.epoch}:{name}"
         run_script(client, _NOTE_LOSS, [stream.keys.meta], [stream.id, MOST_NOTES, field, text])
+
+
+def note_sent_again(
+    client: Client, stream: Stream, manifest: Manifest, shard: int, token: str, entries: Sequence[bytes]
+) -> None:
+    """Note that a feed's writer has sent the samples of entries again which the server had confirmed and lost.
+
+    Their offsets are the same, and the new entries are committed. A note that fails ends no writer. Then the audit
+    names what a member noted.
+    """
+    if ids := _as_ids(entries):
+        field = f"{SENT_AGAIN}{token}:{shard}:{crc32(ids.encode()):x}"
+        with suppress(PenstockError, ResponseError):
+            run_script(
+                client, _NOTE_LOSS, [stream.keys.manifest(manifest.epoch)], [manifest.id, MOST_NOTES, field, ids]
+            )
+
+
+@readable(lambda client, stream, epoch: stream.keys.manifest(epoch))
+def resent_losses(client: Client, stream: Stream, epoch: int) -> dict[Loss, set[str]]:
+    """Return losses all of whose entries were sent again, with the token of the writer that had committed them.
+
+    The token says nothing of what the index holds now.
+    """
+    fields = {field.decode(): text for field, text in client.hgetall(stream.keys.manifest(epoch)).items()}
+    again: dict[tuple[str, int], set[str]] = {}
+    for field, text in fields.items():
+        if field.startswith(SENT_AGAIN):
+            _, token, shard, _ = field.split(":")
+            again.setdefault((token, int(shard)), set()).update(json.loads(text))
+    found: dict[Loss, set[str]] = {}
+    for field, text in fields.items():
+        noted = fields.get(FIELD + field.removeprefix(GONE))
+        if field.startswith(GONE) and noted is not None:
+            loss, gone = Loss(**json.loads(noted)), {*json.loads(text)}
+            found[loss] = {token for (token, shard), ids in again.items() if shard == loss.shard and gone <= ids}
+    return found
+
+
+def _as_ids(entries: Sequence[bytes]) -> str:
+    return json.dumps([entry_id.decode() for entry_id in entries]) if 0 < len(entries) <= MOST_IDS else ""
 
 
 @readable(lambda client, stream, epoch: stream.keys.manifest(epoch))
