@@ -171,10 +171,14 @@ class Cast:
             self.host = self._appear(self._stage.start_host())
 
     def _start_feeder(self) -> None:
-        """Start a feeder, after closing the epoch that a dead one left open, as an operator would."""
+        """Start a feeder, after closing the epoch that a dead one left open, as an operator would.
+
+        One that starts while a master has no replica takes it for one without, and keeps nothing for a failover.
+        """
         if self.feeder is not None:
             return
-        if not self.close_feed():
+        cluster = self._stage.cluster
+        if (cluster is not None and not cluster.is_well()) or not self.close_feed():
             self._agenda.later(RESTART_S, self._start_feeder)
         elif not self.is_ending:
             self.feeder = self._appear(self._stage.start_feeder(self._fed()))

@@ -63,3 +63,25 @@ def test_a_trainer_that_takes_long_to_leave_comes_back(stage: Stage) -> None:
         for actor in cast.everyone:
             actor.end()
         stage.close()
+
+
+def test_a_feeder_starts_once_every_master_has_its_replica_again(tmp_path: Path) -> None:
+    """Without one, `auto` means `memory`. A torn master and a killed feeder then lose samples for good."""
+    stage, agenda = Stage(Options(seed=1, minutes=1, cluster=True, node=0), tmp_path), Agenda()
+    cast = Cast(stage, agenda, say=lambda text: None)
+    try:
+        assert stage.cluster is not None
+        _, later = stage.cluster.cut_replica(0.0, 0.0)
+        cast._start_feeder()
+        assert not cast.everyone
+        for _, action in later:
+            action()
+        deadline = time.monotonic() + 3 * LIMIT_S
+        while not cast.everyone and time.monotonic() < deadline:
+            agenda.do_due()
+            time.sleep(0.05)
+        assert [actor.life.role for actor in cast.everyone] == ["feeder"]
+    finally:
+        for actor in cast.everyone:
+            actor.end()
+        stage.close()
