@@ -1,6 +1,6 @@
 """Makes the pictures of the documents again, from real runs: ``python docs/img/make.py``. Takes about a minute.
 
-It needs the extra ``demo``. Nothing is drawn by hand: servers, workers and trainers are processes, one is killed.
+It needs the extra ``demo``. Nothing is drawn by hand: servers, workers and trainers are processes, one is stopped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,8 @@ TRAIN = """
 import sys, time, penstock
 
 group, member, step_s = sys.argv[1:]
-with penstock.Loader("train", group=group, batch_size=16, member=member, prefetch_bytes=1 << 20) as loader:
+tuning = penstock.Tuning(member=member, prefetch_bytes=1 << 20)
+with penstock.Loader("train", group=group, batch_size=16, tuning=tuning) as loader:
     while True:
         for batch in loader:
             time.sleep(float(step_s))
@@ -78,7 +80,10 @@ def look_at_digits(url: str, environment: dict[str, str]) -> None:
 
 
 def watch_a_run(folder: Path, environment: dict[str, str]) -> None:
-    """monitor.svg: trainers that wait for producers. dead.svg: the same with a trainer that was killed."""
+    """monitor.svg: trainers that wait for producers. dead.svg: the same with a trainer that stands still.
+
+    A trainer that is killed looks the same from other hosts. On its own host, the others get its entries at once.
+    """
     (folder / "photos.py").write_text(PHOTOS)
     (folder / "train.py").write_text(TRAIN)
     making = ["-m", "penstock", "produce", "dataset", "photos:data", "--transform", "photos:augment"]
@@ -88,7 +93,7 @@ def watch_a_run(folder: Path, environment: dict[str, str]) -> None:
         trainers = [stack.enter_context(running(folder, environment, "train.py", *one)) for one in TRAINERS]
         time.sleep(20.0)  # for rates of a run that has found its pace
         save("monitor.svg", until(environment, "producers"))
-        trainers[1].kill()
+        trainers[1].send_signal(signal.SIGSTOP)
         save("dead.svg", until(environment, "dead member"))
 
 
@@ -101,6 +106,7 @@ def running(folder: Path, environment: dict[str, str], *argv: str) -> Iterator[s
             yield ran
         finally:
             ran.terminate()
+            ran.send_signal(signal.SIGCONT)  # a process that stands still ends once it goes on
 
 
 def penstock_command(environment: dict[str, str], *argv: str) -> str:

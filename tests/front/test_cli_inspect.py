@@ -346,7 +346,7 @@ def test_the_audit_ends_with_a_verdict_and_a_code_that_scripts_can_use(
     assert deleted.decode() in damaged.stdout
     assert forged.decode() in damaged.stdout
     assert damaged.stdout.splitlines()[-1] == "NOT CLEAN: lost 0, duplicate 1, pending 0, 2 findings"
-    assert "to mend: `penstock audit" in damaged.stdout.splitlines()[-2]
+    assert "to fix: `penstock audit" in damaged.stdout.splitlines()[-2]
     as_json = audit_process(any_server, "--json")
     report = json.loads(as_json.stdout)
     assert (as_json.returncode, report["clean"], report["duplicate"], len(report["findings"])) == (1, False, 1, 2)

@@ -155,16 +155,16 @@ def test_the_doctor_examines_every_master_and_every_replica(
             for name, (_, value) in settings.items():
                 lasting.asked(node, "CONFIG", "SET", name, value)
     at = f"redis-cli -h 127.0.0.1 -p {master.port} CONFIG SET cluster-"
-    assert found[f"{master.port}/coverage"]["mend"] == f"{at}require-full-coverage no"
-    assert found[f"{master.port}/node timeout"]["mend"] == f"{at}node-timeout 5000"
+    assert found[f"{master.port}/coverage"]["fix"] == f"{at}require-full-coverage no"
+    assert found[f"{master.port}/node timeout"]["fix"] == f"{at}node-timeout 5000"
     assert "slot 7 to 127.0.0.1" in found[f"{master.port}/moving slots"]["found"]
-    assert found[f"{other.port}/moving slots"]["mend"] == f"redis-cli --cluster fix 127.0.0.1:{other.port}"
+    assert found[f"{other.port}/moving slots"]["fix"] == f"redis-cli --cluster fix 127.0.0.1:{other.port}"
     assert found[f"{replica.port}/eviction"]["severity"] == "error"
     others = next(
         node for node in lasting.replicas
         if lasting.asked(node, "INFO", "replication")["master_port"] == other.port
     )  # fmt: skip
-    assert found[f"{others.port}/memory"]["mend"].endswith(f"CONFIG SET maxmemory {800 << 20}")
+    assert found[f"{others.port}/memory"]["fix"].endswith(f"CONFIG SET maxmemory {800 << 20}")
 
 
 def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +179,7 @@ def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys:
         told = found[f"{node.port}/min replicas"]
         assert told["severity"] == "warning"
         assert "split brain" in told["found"]
-        assert told["mend"] == f"redis-cli -h 127.0.0.1 -p {node.port} CONFIG SET min-replicas-to-write 1"
+        assert told["fix"] == f"redis-cli -h 127.0.0.1 -p {node.port} CONFIG SET min-replicas-to-write 1"
     assert all(found[f"{node.port}/min replicas"]["severity"] == "ok" for node in lasting.replicas)
     lasting.asked(master, "CONFIG", "SET", "min-replicas-to-write", "1")
     try:
@@ -189,7 +189,7 @@ def test_the_doctor_asks_for_replicas_that_must_follow(lasting: Cluster, capsys:
     assert found[f"{master.port}/min replicas"]["severity"] == "ok"
     told = found[f"{replica.port}/min replicas"]
     assert told["severity"] == "warning"
-    assert told["mend"] == f"redis-cli -h 127.0.0.1 -p {replica.port} CONFIG SET min-replicas-to-write 1"
+    assert told["fix"] == f"redis-cli -h 127.0.0.1 -p {replica.port} CONFIG SET min-replicas-to-write 1"
 
 
 def test_the_doctor_compares_the_clocks_of_nodes(lasting: Cluster) -> None:

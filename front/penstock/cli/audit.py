@@ -187,7 +187,7 @@ def _advice(report: AuditReport) -> Iterator[str]:
         )
     if not report.is_clean:
         yield (
-            f"to mend: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
+            f"to fix: `penstock audit {name} --repair SOURCE...` makes lost samples again; "
             f"`penstock bad drop {name} EPOCH` goes on without; with an entry's id and --all-groups it deletes one "
             "that was forged"
         )

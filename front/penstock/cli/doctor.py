@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if queue_url or not client.is_spread:  # a cluster keeps no jobs
             names = [facts.snapshot.name for facts in streams]
             found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]
-        found = [*of_servers, *((of, replace(one, mend=typed(one.mend, args, client))) for of, one in found)]
+        found = [*of_servers, *((of, replace(one, fix=typed(one.fix, args, client))) for of, one in found)]
     found.sort(key=lambda each: ORDER.index(each[1].severity))
     counts: dict[str, int] = {severity: sum(one.severity == severity for _, one in found) for severity in ORDER}
     if args.json:
@@ -109,7 +109,7 @@ def _of_servers(
     if len(nodes) == 1:
         budgets, held = {one.name: one.budget_bytes for one in inline}, sum(one.held_bytes for one in inline)
         facts = read_server(client, probe=not args.no_probe, budgets=budgets, held_bytes=held, uncompressed=plain)
-        return [("server", replace(one, mend=typed(one.mend, args, client))) for one in check_server(facts)]
+        return [("server", replace(one, fix=typed(one.fix, args, client))) for one in check_server(facts)]
     masters = {node.where: node for node in nodes if (node.info or {}).get("role") == "master"}
     memories = {where: memory_of(node.info or {}, client.memory_bytes) for where, node in masters.items()}
     is_whole = all(node.info is not None for node in nodes)
@@ -127,7 +127,7 @@ def _of_servers(
         facts = read_server(place, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
         here = f"redis-cli -h {node.host} -p {node.port} "
         found += [
-            (f"server {place.where}", replace(one, mend=one.mend.replace("redis-cli ", here)))
+            (f"server {place.where}", replace(one, fix=one.fix.replace("redis-cli ", here)))
             for one in check_server(facts)
         ]
     return found
@@ -185,7 +185,7 @@ def _print(
         if one.severity == "ok" and not args.all:
             continue
         console.line((f"{one.severity:7}", f"bold {_COLOURS[one.severity]}"), f"  {of}, {one.check}: {one.found}")
-        if one.mend:
-            console.line(f"         mend: {one.mend}")
+        if one.fix:
+            console.line(f"         fix: {one.fix}")
     told = [f"{counts[each]} {each}{'' if counts[each] == 1 else 's'}" for each in ("error", "warning", "note")]
     console.line(f"{', '.join(told)}; {counts['ok']} checks are well" + ("" if args.all else " (--all shows them)"))

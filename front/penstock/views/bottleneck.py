@@ -196,11 +196,11 @@ def _what_of(now: StreamSituation, group: GroupSituation, name: str, held: int) 
     """Return the consequence of a member's death, and what helps."""
     if group.is_ordered:
         return "the other ranks cannot go past it: start that rank again", ""
-    as_it = f"started again as member={name!r} it has them at once"
+    as_it = f"started again with Tuning(member={name!r}) it has them at once"
     if group.living:
         return (
             f"it holds {_entries(held)}, which others of its group take over when its lease has lapsed "
-            f"({LEASE_S:g} s, or what lease_s says); {as_it}"
+            f"({LEASE_S:g} s, or what Tuning(lease_s=) says); {as_it}"
         ), ""
     return (
         f"it holds {_entries(held)} and nobody else reads: start a trainer of that group ({as_it}), or drop the group",

@@ -36,7 +36,7 @@ class Finding:
     information.
     """
     found: str
-    mend: str = ""
+    fix: str = ""
     """The exact command or setting, or empty if nothing is to be done."""
 
 
@@ -149,7 +149,7 @@ def silent_members(facts: StreamFacts) -> Finding:
         return Finding(
             "silent members", "warning", f"not heard of for 10 s or more, and holding entries: {named}",
             "start a trainer of the group: it takes them over when their lease has lapsed "
-            f"({LEASE_S:g} s, or what lease_s says)",
+            f"({LEASE_S:g} s, or what Tuning(lease_s=) says)",
         )  # fmt: skip
     return ok("silent members", f"{len(silent)} were not heard of for 10 s" if silent else "all were heard of")
 

@@ -38,7 +38,7 @@ def test_every_server_is_examined_without_leaving_a_trace(
     for check in ("allocator", "eviction", "rights", "role", "version", "output buffers"):
         assert found[f"server/{check}"]["severity"] == "ok", found[f"server/{check}"]
     assert "MB/s written" in found["server/throughput"]["found"]
-    assert found["server/memory"]["mend"].startswith('redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory ')
+    assert found["server/memory"]["fix"].startswith('redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory ')
     assert found["stream train/durability"]["found"] == "auto: no replica follows, so writes count as with memory"
     assert main(["doctor", "train", "--no-probe"]) == 0
     out = capsys.readouterr().out
@@ -57,14 +57,14 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
         raw.execute_command("ACL", "SETUSER", "eve", "on", ">secret", "~other:*", "+@all")
     code, found = examined(capsys, "--url", started.url, "--no-probe")
     assert code == 3
-    assert found["server/eviction"]["mend"] == f"redis-cli -u {started.url} CONFIG SET maxmemory-policy noeviction"
+    assert found["server/eviction"]["fix"] == f"redis-cli -u {started.url} CONFIG SET maxmemory-policy noeviction"
     code, found = examined(capsys, "--url", started.address.replace("//", "//bob:secret@"))
     assert code == 3
     assert "xclaim" in found["server/rights"]["found"]
-    assert "+xclaim" in found["server/rights"]["mend"]
+    assert "+xclaim" in found["server/rights"]["fix"]
     assert found["server/throughput"]["found"].startswith("not measured")
     _, found = examined(capsys, "--url", started.address.replace("//", "//eve:secret@"), "--no-probe")
-    assert "~penstock:*" in found["server/rights"]["mend"]
+    assert "~penstock:*" in found["server/rights"]["fix"]
 
 
 def test_no_advice_names_a_command_that_the_server_refuses(
@@ -78,10 +78,10 @@ def test_no_advice_names_a_command_that_the_server_refuses(
     assert "redis-cli" not in str(refused.value)
     code, found = examined(capsys, "--url", started.url, "--no-probe")
     assert code == 3
-    assert found["server/eviction"]["mend"] == (
+    assert found["server/eviction"]["fix"] == (
         "set maxmemory-policy to noeviction where the server is managed, because it refuses CONFIG"
     )
-    assert not [one for one in found.values() if "CONFIG SET" in one["mend"]]
+    assert not [one for one in found.values() if "CONFIG SET" in one["fix"]]
 
 
 @pytest.mark.parametrize(

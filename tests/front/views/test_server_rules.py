@@ -49,7 +49,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "facts", "severity", "found", "mend"),
+    ("rule", "facts", "severity", "found", "fix"),
     [
         (server.product, replace(WELL, version=(6, 0, 16)), "error", "older than 6.2", "install a newer server"),
         (server.product, replace(WELL, product="valkey", version=(7, 0)), "error", "older than 7.2", "install"),
@@ -226,11 +226,11 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
     ],
 )
 def test_what_is_wrong_with_a_server_is_named_with_its_command(
-    rule: Callable[[ServerFacts], Finding], facts: ServerFacts, severity: str, found: str, mend: str
+    rule: Callable[[ServerFacts], Finding], facts: ServerFacts, severity: str, found: str, fix: str
 ) -> None:
     """A finding must say what to do about it."""
     finding = rule(facts)
     assert finding.severity == severity
     assert found in finding.found
-    assert mend in finding.mend
-    assert bool(finding.mend) == (severity != "ok")
+    assert fix in finding.fix
+    assert bool(finding.fix) == (severity != "ok")

@@ -172,8 +172,10 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
         others = [("pair", "gpu-0", "-"), ("ranks", "rank-0", "0")]
         alive = [stack.enter_context(child(member, any_url, *other, "reads")) for other in others]
         sayings = {
-            "pair": "when its lease has lapsed (30 s, or what lease_s says); started again as member='gpu-1' it has",
-            "only": "start a trainer of that group (started again as member='gpu-0' it has them at once), or drop",
+            "pair": "when its lease has lapsed (30 s, or what Tuning(lease_s=) says); started again "
+            "with Tuning(member='gpu-1') it has",
+            "only": "start a trainer of that group (started again with Tuning(member='gpu-0') it has them at once), "
+            "or drop",
             "ranks": "the other ranks cannot go past it: start that rank again",
         }
         for stream, name, _ in dead:

@@ -41,7 +41,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "facts", "severity", "found", "mend"),
+    ("rule", "facts", "severity", "found", "fix"),
     [
         (
             stream.silent_workers,
@@ -170,11 +170,11 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
     ],
 )
 def test_what_is_wrong_with_a_stream_is_named_with_its_command(
-    rule: Callable[[StreamFacts], Finding], facts: StreamFacts, severity: str, found: str, mend: str
+    rule: Callable[[StreamFacts], Finding], facts: StreamFacts, severity: str, found: str, fix: str
 ) -> None:
     """Each finding about a stream carries its command, like each finding about a server."""
     finding = rule(facts)
     assert finding.severity == severity
     assert found in finding.found
-    assert mend in finding.mend
-    assert bool(finding.mend) == (severity != "ok")
+    assert fix in finding.fix
+    assert bool(finding.fix) == (severity != "ok")

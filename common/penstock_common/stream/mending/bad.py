@@ -147,7 +147,7 @@ def retry_dead(
     if entry is not None and ":" in entry:
         raise StreamConflict(
             f"{entry} names a sample, not an entry: a quarantined sample is a hole, done for every group "
-            "and for ever; mend its source, and the next epoch has it"
+            "and for ever; fix its source, and the next epoch has it"
         )
     if entry is not None and not letters:
         raise EntryNotFound(
