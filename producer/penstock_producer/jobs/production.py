@@ -304,9 +304,7 @@ class Production:
 
         What is committed stays; a later run continues.
         """
-        self._close(self._live_jobs())
-
-    def _close(self, jobs: list[str]) -> None:
+        jobs = self._live_jobs()
         with ExitStack() as steps:  # each step is done whatever happens to the others; the last one comes first
             steps.callback(self._writer.close)
             steps.callback(self._planned.source.close)
@@ -322,7 +320,8 @@ class Production:
 
     def leave(self) -> None:
         """Do what `close` does, but leave the jobs in the queue."""
-        self._close([])
+        self._runs.clear()
+        self.close()
 
     def __enter__(self) -> Self:
         return self
