@@ -36,10 +36,10 @@ def command(outage_s: str, *words: str) -> None:
     sys.exit(main(list(words)))
 
 
-def produce_words(stream_url: str, queue_url: str, workers: int) -> list[object]:
+def produce_words(stream_url: str, queue_url: str, workers: int, transform: str = "very_slowly") -> list[object]:
     """A command line that takes some seconds."""
     return [
-        "produce", "dataset", "tests.producer.made:numbers", "--transform", "tests.producer.made:very_slowly", "--url",
+        "produce", "dataset", "tests.producer.made:numbers", "--transform", f"tests.producer.made:{transform}", "--url",
         stream_url, "--queue-url", queue_url, "--workers", workers, "--epochs", EPOCHS, "--shard-samples", 30,
     ]  # fmt: skip
 

@@ -112,15 +112,26 @@ def test_a_feed_loses_nothing_that_no_replica_had(service: Service, level: str, 
 
 @pytest.mark.parametrize("level", ["auto", "replicas=1", "memory"])
 def test_jobs_lose_nothing_in_silence(
-    service: Service, fresh_server: Callable[..., EmbeddedServer], level: str
+    service: Service,
+    fresh_server: Callable[..., EmbeddedServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
 ) -> None:
     """A worker sends again what no replica had. With `memory` its job makes again what is lost."""
-    words = [*produce_words(service.url, fresh_server().url, 2), "--durability", level]
+    hold = tmp_path / "hold"
+    monkeypatch.setenv("PENSTOCK_TEST_MARK", str(hold))
+    produced = produce_words(service.url, fresh_server().url, 2, "held_up")
+    words = [*produced, "--no-shuffle", "--durability", level]
+    # the production must not end before the master dies: with `memory` nobody would be left to make anything again
+    hold.write_text("60")
     with torn_service(service) as pair, child(command, 60, *words) as process:
         await_committed(service.url, 20, process)
         pair.cut_off()
+        hold.write_text("100")
         await_committed(service.url, committed(service.url) + 4, process)
         with failed_over(service, pair):
+            hold.unlink()
             process.rest(120)
             require_exactly_once(pair.replica.url)
 
