@@ -107,6 +107,20 @@ class TestSteps:
         assert report.is_clean, report.findings
         assert (report.unread, report.delivered) == (0, {"g": total - len(bad)})
 
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_a_last_step_repeats_the_first_samples_or_is_left_out(
+        self, any_url: str, any_client: Client, drop_last: bool
+    ) -> None:
+        """The page on PyTorch says so in its section on DDP. Either way the group has acknowledged every sample."""
+        plan(any_url, [30, 13])
+        ranks = []
+        for rank in range(2):
+            order = Canonical(rank=rank, world_size=2, drop_last=drop_last)
+            with loader_of(any_url, order=order, batch_size=8) as loader:
+                ranks.append([batch["y"].tolist() for batch in loader])
+        assert interleaved(ranks) == (list(range(32)) if drop_last else [*range(43), *range(5)])
+        assert audit_stream(any_client, "t").delivered == {"g": 43}
+
     def test_one_rank_may_end_with_a_smaller_batch(self, any_url: str) -> None:
         """A single trainer wants every sample once."""
         plan(any_url, [30, 13])
