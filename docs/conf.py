@@ -101,6 +101,14 @@ def name_files(app: Sphinx, page: str, text: list[str]) -> None:
     text[0] = re.sub(r"^( *)```(\w+) (\S+\.\w+)$", block, text[0], flags=re.MULTILINE)
 
 
+def list_tests(app: Sphinx, page: str, text: list[str]) -> None:
+    """Add to each promise of a mechanisms page the tests that keep it, and what each shows."""
+    if page.startswith("docs/internals/mechanisms-"):
+        from docs.promises import with_tests
+
+        text[0] = with_tests(text[0])
+
+
 def list_further_pages(app: Sphinx, page: str, text: list[str]) -> None:
     """Append a menu of the pages in docs/ that no menu of index.md names, so that a new page is on the site."""
     if page == root_doc:
@@ -137,6 +145,7 @@ def setup(app: Sphinx) -> None:
     app.add_directive("npm-package", NpmPackage)
     app.connect("autodoc-process-signature", without_mistakes)
     app.connect("source-read", name_files)
+    app.connect("source-read", list_tests)
     app.connect("source-read", list_further_pages)
     app.connect("doctree-read", link_folders)
     app.connect("doctree-read", link_names)

@@ -15,7 +15,6 @@ import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import pytest
 
 import penstock
 from docs.img import figures
+from docs.promises import anchor, docstrings, headings, link, promises, with_tables
 from penstock.cli import parser_of
 from penstock_common.server.connection import _FILES_OF_TLS as FILES_OF_TLS
 from penstock_common.server.connection import MEMORY_OPTION, check_url
@@ -218,23 +218,44 @@ def test_a_page_is_read_in_minutes() -> None:
 # --- what is named exists ---------------------------------------------------------------------------------------------
 
 
-@cache
-def written_in(path: str) -> set[str]:
-    """``test_x`` and ``TestX::test_y`` of a file, without importing it: some import a framework."""
-    found: set[str] = set()
-    for node in ast.parse((ROOT / path).read_text()).body if (ROOT / path).exists() else []:
-        if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            found.add(node.name)
-    return found
-
-
 @pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.stem)
 def test_every_test_that_an_internals_page_names_exists(page: Path) -> None:
     """A guarantee is worth its test."""
     named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page.read_text())
-    assert [f"{path}::{test}" for path, test in named if test not in written_in(path)] == []
+    assert [f"{path}::{test}" for path, test in named if test not in docstrings(path)] == []
+
+
+def test_every_promise_has_tests_that_exist_and_say_what_they_show() -> None:
+    """A promise is worth its tests. One without a test belongs to the section "Not yet"."""
+    assert [each.name for each in promises() if not each.tests] == []
+    named = [test.partition("::") for each in promises() for test in each.tests]
+    assert [f"{path}::{test}" for path, _, test in named if not docstrings(path).get(test)] == []
+
+
+PAGES_AND_TOOLS = {"test_kubernetes_page.py", "test_redis_cli.py", "test_torn.py"}
+"""Journeys that hold what a page says, or test a tool of other tests."""
+
+
+def test_every_journey_proves_a_promise_or_is_named_by_a_page() -> None:
+    """A journey takes long, and nobody knows what would be lost without it if no list has it."""
+    texts = [path.read_text() for path in [*DOCS.rglob("*.md"), *DOCS.rglob("*.toml"), *ROOT.glob("*.md")]]
+    named = {name for text in texts for name in re.findall(r"tests/journeys/(test_\w+\.py)", text)}
+    assert {path.name for path in (ROOT / "tests" / "journeys").glob("test_*.py")} - named == PAGES_AND_TOOLS
+
+
+def test_the_tables_of_the_promises_are_those_of_their_list() -> None:
+    """The next run of the script overwrites a table that was changed without it."""
+    page = (DOCS / "internals" / "promises.md").read_text()
+    assert with_tables(page) == page, "run python docs/promises.py"
+
+
+def test_the_guarantees_have_the_words_and_the_mechanisms_of_the_promises() -> None:
+    """A promise in two wordings is two promises."""
+    linked = re.findall(r"^\| \[(.+?)\.\]\(internals/(.+?)\)", (DOCS / "guarantees.md").read_text(), re.MULTILINE)
+    names = {each.name for each in promises()}
+    assert len(linked) > 10
+    assert [name for name, _ in linked if name not in names] == []
+    assert linked == [(name, link(name)) for name, _ in linked]
 
 
 def test_every_promise_names_the_tests_that_kill_mutants_of_its_code() -> None:
@@ -254,25 +275,7 @@ def test_every_row_on_who_can_reach_what_names_tests_that_exist() -> None:
     assert len(rows) > 5
     named = [re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", row.rsplit("|", 2)[1]) for row in rows]
     assert [row for row, tests in zip(rows, named, strict=True) if not tests] == []
-    assert [test for tests in named for test in tests if test[1] not in written_in(test[0])] == []
-
-
-def headings(page: Path) -> list[str]:
-    """Return the headings of the second level, in order."""
-    return re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
-
-
-def anchor(heading: str) -> str:
-    """Return the fragment by which a link names the heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-@pytest.mark.parametrize("page", MECHANISMS, ids=lambda page: page.stem)
-def test_every_mechanism_names_a_test(page: Path) -> None:
-    """A promise without a test belongs to the section "Not yet"."""
-    sections = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
-    assert sections
-    assert [section.splitlines()[0] for section in sections if "`tests/" not in section] == []
+    assert [test for tests in named for test in tests if test[1] not in docstrings(test[0])] == []
 
 
 @pytest.mark.parametrize("page", MECHANISMS, ids=lambda page: page.stem)
@@ -282,12 +285,12 @@ def test_the_contents_of_a_mechanisms_page_are_its_headings_in_order(page: Path)
     assert links == [(heading, anchor(heading)) for heading in headings(page)]
 
 
-def test_the_promises_link_every_mechanism_in_order() -> None:
-    """Each promise leads to the mechanism and the tests that keep it."""
-    links = re.findall(r"\]\((mechanisms-\w+\.md#[^)]+)\)", (DOCS / "internals" / "promises.md").read_text())
-    pages = [DOCS / "internals" / name for name in dict.fromkeys(link.partition("#")[0] for link in links)]
+def test_the_promises_are_the_headings_of_the_mechanisms_in_order() -> None:
+    """Each promise leads to the mechanism that keeps it, and no mechanism is without its promise."""
+    names = [each.name for each in promises()]
+    pages = [DOCS / "internals" / page for page in dict.fromkeys(link(name).partition("#")[0] for name in names)]
     assert sorted(pages) == MECHANISMS
-    assert links == [f"{page.name}#{anchor(heading)}" for page in pages for heading in headings(page)]
+    assert names == [heading for page in pages for heading in headings(page)]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from bs4 import BeautifulSoup, Tag
 import penstock
 from docs.command_line import parsers
 from docs.npm_package import exported, undocumented
+from docs.promises import promises, shown_by
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = ("penstock", "penstock.errors", "penstock.torch", "penstock.tensorflow", "penstock.keras", "penstock.jax")
@@ -107,6 +108,20 @@ def test_every_page_is_in_the_navigation(site: Site) -> None:
     built = {page: (site.folder / page.relative_to(ROOT)).with_suffix(".html") for page in pages()}
     assert len(built) > 70
     assert [str(page.relative_to(ROOT)) for page, html in built.items() if html not in shown] == []
+
+
+def test_each_mechanism_shows_the_tests_of_its_promise(site: Site) -> None:
+    """The lists are added when the site is built, so a page without them builds, too."""
+
+    def letters(text: str) -> str:
+        return re.sub(r"\W", "", text)
+
+    shown = {}
+    for page in (site.folder / "docs" / "internals").glob("mechanisms-*.html"):
+        for section in BeautifulSoup(page.read_text(), "html.parser").select("section > section"):
+            title = section.h2.get_text() if section.h2 else ""
+            shown[letters(title)] = [letters(each.get_text()) for each in section.select("li > ul > li")]
+    assert shown == {letters(each.name): [letters(test + shown_by(test)) for test in each.tests] for each in promises()}
 
 
 def test_a_block_shows_the_name_of_its_file(site: Site) -> None:
