@@ -68,7 +68,7 @@ export class ServerUnsuitable extends PenstockError {}
 /** The budgets of the streams do not fit the server's memory. */
 export class BudgetRefused extends PenstockError {}
 
-/** A writer waited for room longer than it may. What it committed stands. */
+/** A writer waited for space longer than it may. What it committed stands. */
 export class BudgetFull extends PenstockError {}
 
 /** Entries of the epoch were removed during its replay, or the replay's lease lapsed. */

@@ -125,7 +125,7 @@ test("a host that is away is passed over", async () => {
   await assertClean("passed");
 });
 
-test("a writer waits for room on the masters, and a member makes it", async () => {
+test("a writer waits for space on the masters, and a member makes it", async () => {
   const loader = begin("full", { batchSize: 5, prefetchBytes: 10_000 });
   const reading = (async () => {
     const found = [];

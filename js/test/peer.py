@@ -482,7 +482,7 @@ def pauses(waits: list[list[float]]) -> list[float]:
 
 
 def full(stream: str, url: str, shard: int, most: int) -> str:
-    """Write samples to a planned shard, and return what the error says once there is no room."""
+    """Write samples to a planned shard, and return what the error says once there is no space."""
     tuning = Tuning(room_wait_s=0.3, notify=lambda text: None)
     writer = penstock.Writer(stream, url=url, tuning=tuning)
     part = writer.epoch(0).shard(shard)
@@ -495,7 +495,7 @@ def full(stream: str, url: str, shard: int, most: int) -> str:
     finally:
         part.abort()
         writer.close()
-    raise AssertionError("there was room")
+    raise AssertionError("there was space")
 
 
 def command(words: list[str], url: str) -> None:

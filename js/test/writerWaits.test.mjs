@@ -1,4 +1,4 @@
-// What a writer does while there is no room or no server, and how it shares a feed.
+// What a writer does while there is no space or no server, and how it shares a feed.
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -150,7 +150,7 @@ test("a refusal is Python's sentence", async () => {
 const BYTES = 500;
 const spec = { x: ["uint8", [BYTES]] };
 
-/** Write samples to a planned shard until there is no room, and return what the error says. */
+/** Write samples to a planned shard until there is no space, and return what the error says. */
 async function untilFull(writer, number, most) {
   const shard = await (await writer.epoch(0)).shard(number);
   const write = async () => {

@@ -377,8 +377,8 @@ class TestOverdue:
                 member.join(30)
         assert caught
         assert caught[0].nbytes < BUDGET * 0.9, "alone it is below the budget"
-        assert "with the group's other members); its writers wait for that room" in str(caught[0])
-        assert any("its writer waits for room (" in line and "group 'g' has " in line for line in said)
+        assert "with the group's other members); its writers wait for that space" in str(caught[0])
+        assert any("its writer waits for space (" in line and "group 'g' has " in line for line in said)
 
     @pytest.mark.usefixtures("impatient")
     def test_a_rank_that_waits_for_a_slower_one_is_not_blamed(self, any_url: str) -> None:

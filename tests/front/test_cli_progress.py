@@ -50,7 +50,7 @@ def test_a_production_shows_all_that_one_wants_to_know(screen: type[io.StringIO]
         assert part in half, (part, half)
     assert ("━" in half) == (screen is Terminal)
     fleet = next(line for line in reversed(lines) if "workers" in line)
-    for part in ("workers", "3", "1 waits for room", "40 bad", "196.0 KiB/s"):
+    for part in ("workers", "3", "1 waits for space", "40 bad", "196.0 KiB/s"):
         assert part in fleet, (part, fleet)
     assert any(re.search(r"0:1[56] left in all", line) for line in lines)
     ends = [line for line in lines if "1,000/1,000" in line]

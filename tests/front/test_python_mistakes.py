@@ -427,7 +427,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         StreamConflict,
         "holds samples of another spec",
     ),
-    (lambda s: s.writer(retention="forever"), BadOption, "is not one of: budget (keep all until room is needed)"),
+    (lambda s: s.writer(retention="forever"), BadOption, "is not one of: budget (keep all until space is needed)"),
     # the order of calls
     (lambda s: s.after("epoch.write"), PenstockError, "epoch 0 is closed: writer.epoch() opens the next one"),
     (lambda s: s.after("write"), PenstockError, "is closed: make another, or write in its `with`"),

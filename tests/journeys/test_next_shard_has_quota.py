@@ -205,7 +205,7 @@ def train(loader: Loader, window: int) -> int:
 
 
 def test_one_worker_with_jobs_in_the_wrong_order_makes_the_first_shard_first(any_url: str, control: Client) -> None:
-    """A job that waits for room must not hold the only worker back from the shard that everybody waits for."""
+    """A job that waits for space must not hold the only worker back from the shard that everybody waits for."""
     with producing(plan_of("with_pid"), options_of(any_url), 0) as (_, running):
         queue = open_queue(control, QUEUE)
         jobs = len(cut(SAMPLES, SHARD))
@@ -309,7 +309,7 @@ def test_a_worker_stopped_while_it_waits_for_room_ends_at_once(any_url: str, con
     """A host is taken away with SIGTERM; its job has not lost its turn, and its wait is over for all who look."""
     with producing(plan_of("with_pid"), options_of(any_url), 0):
         fleet = Fleet(options_of(any_url), 1)
-        place, _ = await_that(lambda: waiters(control) and next(iter(waiters(control).items())), "it waits for room")
+        place, _ = await_that(lambda: waiters(control) and next(iter(waiters(control).items())), "it waits for space")
         began = time.monotonic()
         fleet.stop()
         assert time.monotonic() - began < 2.5

@@ -199,7 +199,7 @@ def test_a_slow_group_that_holds_the_budget_sets_the_pace() -> None:
 
 
 def test_several_groups_of_different_speed_are_served_by_the_fastest_ones_need() -> None:
-    """While there is room no trainer should starve for another one's sake."""
+    """While there is space no trainer should starve for another one's sake."""
     load = StreamLoad(2, rate=20.0, demand={"a": 100.0, "b": 60.0})
     assert wish(load) == 5.0
 

@@ -1,4 +1,4 @@
-"""Budgets: the rule for room as a pure function, and writers on real servers that wait, say why, and go on."""
+"""Budgets: the rule for quota as a pure function, and writers on real servers that wait, say why, and go on."""
 
 from __future__ import annotations
 

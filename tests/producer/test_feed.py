@@ -122,7 +122,7 @@ class TestRefusedBlocks:
     SETTINGS: dict[str, Any] = {"spec": SPEC, "block_bytes": 100, "budget_bytes": 2000, "room_wait_s": 0.05}  # noqa: RUF012
 
     def fill(self, writer: Writer) -> int:
-        """Writes until there is no room; how many samples were given to it, the one that was refused included."""
+        """Writes until there is no space; how many samples were given to it, the one that was refused included."""
         with pytest.raises(BudgetFull):
             for given in count(1):
                 writer.write(sample(given - 1))

@@ -39,7 +39,7 @@ def write(epoch: EpochWriter, number: int) -> None:
 def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_then(
     any_url: str, any_client: Client
 ) -> None:
-    """A writer that waits asks for room many times a second: with thousands of shards it did little else."""
+    """A writer that waits asks for space many times a second: with thousands of shards it did little else."""
     now = 0.0
     with Writer("t", url=any_url, spec=SPEC) as writer:
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)
@@ -213,7 +213,7 @@ def test_an_older_epoch_that_is_opened_later_comes_first_again(any_url: str, any
 
 
 def test_a_wait_begins_with_short_pauses_however_long_ago_the_last_one_was(any_url: str, any_client: Client) -> None:
-    """A wait that never ended for its keeper would look for room twice a second only, and ignore the low mark."""
+    """A wait that never ended for its keeper would look for space twice a second only, and ignore the low mark."""
     now, budget = 0.0, 100 * SAMPLE_BYTES
     with Writer("t", url=any_url, spec=SPEC, budget_bytes=budget, tuning=Tuning(notify=lambda _: None)) as writer:
         writer.epoch(sizes=[1])

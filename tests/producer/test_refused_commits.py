@@ -145,7 +145,7 @@ def test_blocks_sent_ahead_of_one_that_is_refused_come_in_order(url: str, client
 
 
 def test_a_block_that_was_lost_with_its_connection_outlasts_a_full_budget(any_url: str, any_client: Client) -> None:
-    """The writer reconnects, finds no room and says so. A reader that waits and continues must not lack that block."""
+    """The writer reconnects, finds no space and says so. A reader that waits and continues must not lack that block."""
     settings: dict[str, Any] = {"spec": WIDE, "block_bytes": 1000, "budget_bytes": 100_000, "room_wait_s": 0.05}
     with writer_of(any_url, **settings) as writer, writer_of(any_url, **settings) as other:
         ahead = writer.epoch(0, sizes=[1, 3]).shard(1)  # of what the others leave, since shard 0 is not there

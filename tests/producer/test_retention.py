@@ -135,7 +135,7 @@ def test_ranges_remember_exactly_what_was_added(numbers: set[int]) -> None:
 
 @contextmanager
 def writer_of(url: str, **settings: Any) -> Iterator[Writer]:
-    """A quiet writer of 't' with ten samples an entry, that waits for room one second at most."""
+    """A quiet writer of 't' with ten samples an entry, that waits for space one second at most."""
     defaults: dict[str, Any] = {"spec": WIDE, "block_bytes": 10 * BYTES, "budget_bytes": BUDGET, "room_wait_s": 1.0}
     with Writer("t", url=url, **tuned("Writer", {**defaults, **settings}, Tuning(notify=lambda _: None))) as writer:
         yield writer

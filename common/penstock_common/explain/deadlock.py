@@ -352,14 +352,14 @@ def overdue(
     if deadlocks and not together and len(deadlocks[0].handed) > 1:
         others = f" ({_shares(deadlocks[0].handed)})"
     numbers = _numbers(held, budget_bytes, stream) + others
-    text = f"{numbers}; its writers wait for that room, so no batch can come: {remedy}"
+    text = f"{numbers}; its writers wait for that space, so no batch can come: {remedy}"
     return CheckpointOverdue(text, held.batches, held.samples, held.nbytes, budget_bytes)
 
 
 def _too_large(deadlock: Deadlock, budget_bytes: int, stream: str) -> TooLarge:
     return TooLarge(
         f"the members of {stream!r} have parts of batches in hand ({_shares(deadlock.held)}), none of which can be "
-        f"filled, and they leave no room in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
+        f"filled, and they leave no space in a budget of {readable_bytes(budget_bytes)} for what would fill them: take "
         "smaller batches (or shuffle buffers), a smaller prefetch_bytes or fewer members, or a larger budget_bytes"
     )
 

@@ -36,7 +36,7 @@ def why_no_room(client: Client, stream: Stream) -> str:
 
 def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: Roster, why: str) -> str:
     if why == "memory":
-        return "its writer waits for room in the server's memory, which others fill"
+        return "its writer waits for space in the server's memory, which others fill"
     if why == "folder":
         return f"its writer waits for space in the full folder of its payloads ({stream.payload.partition(':')[2]})"
     share = f"partition {partition.number}'s share of " if len(stream.partitions) > 1 else ""
@@ -49,7 +49,7 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
     now_ms = server_ms(client, partition.roster)
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
         parts.append(f"last seen a while ago: {told_missing(missing)}")
-    return f"its writer waits for room ({'; '.join(parts)})"
+    return f"its writer waits for space ({'; '.join(parts)})"
 
 
 def why_no_epoch(

@@ -167,7 +167,7 @@ class SegmentWriter:
             self.folder.sync()
         self._at = len(self._open.head)
         if place_record(self._at, meta_bytes, sizes)[1] > self._open.nbytes:
-            raise OSError(f"a head of {self._at} bytes leaves no room in a segment of {self._open.nbytes}")
+            raise OSError(f"a head of {self._at} bytes leaves no space in a segment of {self._open.nbytes}")
         return self._open
 
     def forget_full(self, names: Sequence[str]) -> None:

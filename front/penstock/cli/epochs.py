@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "abandon": "give the epoch up: producers stop, trainers end it at once, its data may go",
         "pin": "keep the epoch whole, whatever retention says, until it is unpinned; it counts against the budget",
         "unpin": "leave a pinned epoch to retention again",
-        "retain": "what is kept of epochs that every group has acknowledged: budget (all, until room is needed), "
+        "retain": "what is kept of epochs that every group has acknowledged: budget (all, until space is needed), "
         "epochs:N, time:24h, bytes:500mb",
     }
     for name, text in texts.items():

@@ -184,7 +184,7 @@ def _waiting(seen: StreamSnapshot) -> str:
         first.why, "the budget is full"
     )
     return (
-        f"{count} writer{' waits' if count == 1 else 's wait'} for room ({full}), the longest for "
+        f"{count} writer{' waits' if count == 1 else 's wait'} for space ({full}), the longest for "
         f"{seen.waited_s:.0f} s: shard {shard} of epoch {epoch}"
     )
 

@@ -203,7 +203,7 @@ def _workers(hosts: list[dict[str, Any]], silent: list[dict[str, Any]]) -> TextT
         ((f"{host['host']}: silent for {host['seen_s']:.0f} s", "red"), host["workers"], "", "", "", "")
         for host in silent
     ]
-    numbers = ("workers", "rate", "busy", "wait\nfor room", "idle")
+    numbers = ("workers", "rate", "busy", "wait\nfor space", "idle")
     return TextTable(("host", *numbers), rows, numbers, wrapped=("host",))
 
 

@@ -115,7 +115,7 @@ class ProductionView:
             self._fleet = self._shown.add(f"{self._part} workers".strip(), is_last=True)
         nbytes = self._whole.rates[1]
         left_s = self._whole.left_s(look.samples)
-        waiting = f"{look.waiting} wait{'s' if look.waiting == 1 else ''} for room" if look.waiting else ""
+        waiting = f"{look.waiting} wait{'s' if look.waiting == 1 else ''} for space" if look.waiting else ""
         parts = (
             f"{size(round(nbytes))}/s" if nbytes else "",
             waiting,

@@ -21,7 +21,7 @@ MAX_ACKED = 1024
 """The most batches in one acknowledgement."""
 MAX_BATCH_SIZE = 1 << 16
 MAX_PENDING = 256
-"""The most connections that have not shown a token yet. The oldest one makes room for the next."""
+"""The most connections that have not shown a token yet. The oldest one gives way to the next."""
 OPEN_S = 5.0
 """The time for a client to show its token."""
 
@@ -88,7 +88,7 @@ class RateLimit:
 
 
 class Places:
-    """The members that a gateway has room for."""
+    """The most members of one gateway."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -158,7 +158,7 @@ def _starved(now: StreamSituation) -> list[GroupSituation]:
 
 def _writers(now: StreamSituation) -> str:
     if not now.waiting:
-        return "writers go on only as room is made"
+        return "writers go on only as space is made"
     return f"{now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} ({now.waited_s:.0f} s by now)"
 
 
@@ -219,7 +219,7 @@ def _absent_group(now: StreamSituation) -> Bottleneck | None:
     most = max(absent, key=lambda each: each.lag_bytes)
     return Bottleneck(
         "absent group",
-        f"producers wait for room, and group {most.group}, which nobody reads now, holds "
+        f"producers wait for space, and group {most.group}, which nobody reads now, holds "
         f"{readable_bytes(most.lag_bytes)} of {readable_bytes(now.budget_bytes)}: start its trainer, or drop the group",
         f"penstock groups drop {now.stream} {most.group}",
     )
@@ -237,8 +237,8 @@ def _unacknowledged(now: StreamSituation) -> Bottleneck | None:
         return None
     return Bottleneck(
         "unacknowledged",
-        f"producers wait for room while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} were "
-        "given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them died a "
+        f"producers wait for space while trainers of {slowest.group} wait for samples: {_entries(slowest.pending)} "
+        "were given to them and not acknowledged: they have to acknowledge or save a checkpoint, or one of them died a "
         "moment ago",
     )
 
@@ -271,9 +271,9 @@ def _slow_group(now: StreamSituation) -> Bottleneck | None:
     return Bottleneck(
         "slow group",
         f"{_waiting(most)} for group {slowest.group}, which is slower: the budget is full of what it has yet to read, "
-        f"and producers wait for room{_part(now.room)}. A larger budget evens out a while (penstock produce --budget). "
-        f"A group that stays slower needs a stream of its own (--stream), or is dropped: penstock groups drop "
-        f"{now.stream} {slowest.group}",
+        f"and producers wait for space{_part(now.room)}. A larger budget evens out a while (penstock produce "
+        f"--budget). A group that stays slower needs a stream of its own (--stream), or is dropped: penstock groups "
+        f"drop {now.stream} {slowest.group}",
     )
 
 
@@ -377,7 +377,7 @@ def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
     if any(each.living for each in now.trainers):
         return None
     held = f"{readable_bytes(now.held_bytes)} of {readable_bytes(now.budget_bytes)} lie ready"
-    waits = f", {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} for room" if now.waiting else ""
+    waits = f", {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} for space" if now.waiting else ""
     lag = max((each.lag_samples for each in now.trainers), default=0)
     if now.is_all_made and now.trainers and not lag:
         return None

@@ -128,7 +128,7 @@ def absent_groups(facts: StreamFacts) -> Finding:
     return Finding(
         "absent groups", "error" if snapshot.waiting else "warning",
         f"{', '.join(group.name for group in absent)}: nobody reads, and {readable_bytes(most.lag_bytes)} are kept for "
-        f"{most.name}" + ("; writers wait for that room" if snapshot.waiting else ""),
+        f"{most.name}" + ("; writers wait for that space" if snapshot.waiting else ""),
         f"penstock groups drop {snapshot.name} {most.name}",
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def waiting_writers(facts: StreamFacts) -> Finding:
     count, verdict = len(snapshot.waiting), seen(None, snapshot)["bottleneck"]
     return Finding(
         "waiting writers", "warning",
-        f"{count} wait{'s' if count == 1 else ''} for room, "
+        f"{count} wait{'s' if count == 1 else ''} for space, "
         f"the longest for {snapshot.waited_s:.0f} s: {verdict['text']}",
         verdict["remedy"] or f"penstock monitor {snapshot.name}",
     )  # fmt: skip

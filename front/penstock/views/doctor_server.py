@@ -82,7 +82,7 @@ def memory(facts: ServerFacts) -> Finding:
     if budgets > usable_bytes(limit):
         return Finding(
             "memory", "error",
-            f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves room "
+            f"the streams' budgets come to {readable_bytes(budgets)}, maxmemory {readable_bytes(limit)} leaves space "
             f"for {readable_bytes(max(0, usable_bytes(limit)))}", _set("maxmemory", _mb(budgets * 1.25 + (32 << 20))),
         )  # fmt: skip
     if budgets + others > usable_bytes(limit):

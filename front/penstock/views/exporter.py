@@ -96,7 +96,7 @@ TABLE = (
         _one(lambda g: sum(epoch.bad for epoch in g.epochs)),
     ),
     MetricSpec("penstock_stream_epochs", "Retained epochs by state.", _states, ("state",)),
-    MetricSpec("penstock_stream_waiting_writers", "Writers that wait for room.", _reasons, ("why",)),
+    MetricSpec("penstock_stream_waiting_writers", "Writers that wait for space.", _reasons, ("why",)),
     MetricSpec(
         "penstock_stream_writer_wait_seconds", "How long the longest of them has waited.", _one(lambda g: g.waited_s)
     ),
@@ -108,7 +108,7 @@ TABLE = (
     MetricSpec(
         "penstock_worker_busy_ratio", "What part of their time workers make samples.", _hosts("busy"), ("host",)
     ),
-    MetricSpec("penstock_worker_room_wait_ratio", "What part of it they wait for room.", _hosts("room"), ("host",)),
+    MetricSpec("penstock_worker_room_wait_ratio", "What part of it they wait for space.", _hosts("room"), ("host",)),
     MetricSpec(
         "penstock_stream_partitions", "Partitions of the stream on each server.",
         lambda s: [((server.where,), float(len(server.partitions))) for server in s.servers], ("node",),

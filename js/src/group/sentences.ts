@@ -21,7 +21,7 @@ export async function unlessAway<T>(asked: Promise<T>, otherwise: T): Promise<T>
   }
 }
 
-/** Return why the awaited shard's writer waits for room, or "" if it does not wait, or the server is away. */
+/** Return why the awaited shard's writer waits for space, or "" if it does not wait, or the server is away. */
 export async function whyNoRoom(server: Server, stream: Stream): Promise<string> {
   return await unlessAway(findWhyNoRoom(server, stream), "");
 }
@@ -33,7 +33,7 @@ async function findWhyNoRoom(server: Server, stream: Stream): Promise<string> {
     // a full folder holds up every writer
     const [awaited] = waitingWriters(roster, nowMs).filter(({ isNext, why }) => isNext || why === "folder");
     if (awaited === undefined) continue;
-    if (awaited.why === "memory") return "its writer waits for room in the server's memory, which others fill";
+    if (awaited.why === "memory") return "its writer waits for space in the server's memory, which others fill";
     if (awaited.why === "folder") {
       const folder = stream.payload.slice(stream.payload.indexOf(":") + 1);
       return `its writer waits for space in the full folder of its payloads (${folder})`;
@@ -41,7 +41,7 @@ async function findWhyNoRoom(server: Server, stream: Stream): Promise<string> {
     const budget = readableBytes(Math.floor(stream.budgetBytes / stream.partitions.length));
     const share = stream.partitions.length > 1 ? `partition ${partition.number}'s share of ` : "";
     const held = `${readableBytes(roster.bytes)} of ${share}the budget, ${budget}, is held`;
-    return `its writer waits for room (${held}; \`penstock inspect ${stream.name}\` says by which groups)`;
+    return `its writer waits for space (${held}; \`penstock inspect ${stream.name}\` says by which groups)`;
   }
   return "";
 }

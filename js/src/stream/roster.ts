@@ -47,7 +47,7 @@ export interface MemberRecord {
   readonly seenMs: number;
 }
 
-/** A writer that waits until there is room for its block. */
+/** A writer that waits until there is space for its block. */
 export interface WaitingWriter {
   /** `budget`, `memory` or `folder`. */
   readonly why: string;

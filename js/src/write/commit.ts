@@ -160,7 +160,7 @@ export class Committer {
   /**
    * Send the block once what was sent before is committed.
    *
-   * @throws EpochAbandoned, ShardMismatch where the shard has lost what was committed, BudgetFull after waiting for room
+   * @throws EpochAbandoned, ShardMismatch where the shard has lost what was committed, BudgetFull after waiting for space
    *   as long as it may, ServerUnavailable when the server does not come back.
    */
   async commit(block: PackedBlock, bad: Reasons): Promise<void> {
@@ -275,7 +275,7 @@ export class Committer {
     );
   }
 
-  /** Send what of the block is not committed yet, after waiting for room. */
+  /** Send what of the block is not committed yet, after waiting for space. */
   async #send(block: PackedBlock, bad: Reasons): Promise<void> {
     for (;;) {
       let rest = await this.#missingPart(block);

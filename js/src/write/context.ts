@@ -15,7 +15,7 @@ export interface WriterContext extends Shared {
   readonly notify: Notify;
   /** Whether entries carry a checksum. */
   readonly checksum: boolean;
-  /** The longest wait for room, or null for no limit. */
+  /** The longest wait for space, or null for no limit. */
   readonly roomWaitMs: number | null;
   /** Whether the server owes an answer. */
   readonly silence: Lateness;

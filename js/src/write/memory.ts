@@ -120,7 +120,7 @@ function requireRoom(name: string, budgetBytes: number, others: number, limit: n
   ways.push("raise maxmemory", ...(others > 0 ? [REMOVE] : []));
   throw new BudgetRefused(
     `stream '${name}' has a budget of ${readableBytes(budgetBytes)}, the other streams ${readableBytes(others)}; the ` +
-      `server's maxmemory ${readableBytes(limit)} leaves room for ${readableBytes(Math.max(room, 0))} in all: ` +
+      `server's maxmemory ${readableBytes(limit)} leaves space for ${readableBytes(Math.max(room, 0))} in all: ` +
       ways.join(", or "),
   );
 }

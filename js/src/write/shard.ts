@@ -50,7 +50,7 @@ export class ShardWriter {
   /** The offset of the first sample in the block that is gathered. */
   #first: number;
   #bad = new Map<number, string>();
-  /** Blocks that ended, and that a committer refused that found no room or no server: kept, or there would be a gap. */
+  /** Blocks that ended, and that a committer refused that found no space or no server: kept, or there would be a gap. */
   readonly #uncommitted: [PackedBlock, Reasons][] = [];
   #lingerMs = FIRST_LINGER_MS;
   #dueAt = now() + FIRST_LINGER_MS;

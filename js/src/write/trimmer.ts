@@ -58,7 +58,7 @@ export function trimmingGroups(holders: Holders, epoch: number): [name: string, 
     : [...holders.groups].filter(([, { holds, first }]) => holds && first <= epoch);
 }
 
-/** Removes entries that every group has acknowledged, for a writer that waits for room. It never releases an epoch. */
+/** Removes entries that every group has acknowledged, for a writer that waits for space. It never releases an epoch. */
 export class Trimmer {
   readonly #server: Server;
   readonly #stream: Stream;

@@ -47,7 +47,7 @@ export interface WriterOptions extends ServerOptions {
   readonly info?: Readonly<Record<string, unknown>>;
   /** Put the checksum of the payload into each entry. Default true. */
   readonly checksum?: boolean;
-  /** The longest wait for room in a full budget. Default: as long as it takes. `BudgetFull` ends it. */
+  /** The longest wait for space in a full budget. Default: as long as it takes. `BudgetFull` ends it. */
   readonly roomWaitMs?: number;
   /** Takes each line for the user. Default: stderr. */
   readonly notify?: Notify;
@@ -144,7 +144,7 @@ function policyOf(text: string): string {
   const policy = text.trim().toLowerCase();
   if (!RETENTION.test(policy)) {
     throw new BadOption(
-      `retention '${text}' is not one of: budget (keep all until room is needed), epochs:N (the newest N), ` +
+      `retention '${text}' is not one of: budget (keep all until space is needed), epochs:N (the newest N), ` +
         "time:DURATION as 90m, 24h or 7d, or bytes:SIZE as 500mb",
     );
   }

@@ -157,7 +157,7 @@ class StreamLoad:
         if self.rate is not None and self.streams == 1:
             parts.append(f"one worker makes {self.rate:,.3g}/s")
         if self.room > HELD_UP_SHARE:
-            parts.append(f"workers wait for room {self.room:.0%} of their time".replace("%", " %"))
+            parts.append(f"workers wait for space {self.room:.0%} of their time".replace("%", " %"))
         if self.idle > HELD_UP_SHARE:
             parts.append(f"for jobs {self.idle:.0%}".replace("%", " %"))
         return ", ".join(parts) or f"{self.streams} streams are served"

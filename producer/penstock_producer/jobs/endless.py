@@ -168,7 +168,7 @@ class FeedProgress:
     def where(self, plan: ProductionPlan) -> str:
         """Return a line for people."""
         name = getattr(plan.source, "name", None) or "the iterable"
-        lost = f"; {self.lost} more found no room and are lost" if self.lost else ""
+        lost = f"; {self.lost} more found no space and are lost" if self.lost else ""
         bad = f", {self.bad} bad" if self.bad else ""
         return (
             f"at item {self.items:,} of {name}: {self.good + self.bad - self.lost:,} samples of this run are in "

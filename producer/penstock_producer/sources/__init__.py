@@ -1,4 +1,4 @@
-"""Sources make samples: this room reads images, archives, arrays and the user's own objects.
+"""Sources make samples: this folder reads images, archives, arrays and the user's own objects.
 
 What every source is:
 

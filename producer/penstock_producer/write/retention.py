@@ -17,7 +17,7 @@ from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups.roster import Roster
 
 FORMS = (
-    "budget (keep all until room is needed), epochs:N (the newest N), time:DURATION as 90m, 24h or 7d, "
+    "budget (keep all until space is needed), epochs:N (the newest N), time:DURATION as 90m, 24h or 7d, "
     "or bytes:SIZE as 500mb"
 )
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

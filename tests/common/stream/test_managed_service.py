@@ -84,7 +84,7 @@ def test_budgets_are_checked_against_the_memory_that_the_address_names(
     url: str, fresh_server: Callable[..., EmbeddedServer]
 ) -> None:
     """Some services tell no maxmemory, and a full server refuses every write."""
-    with pytest.raises(BudgetRefused, match=r"maxmemory 128 MiB leaves room for"):
+    with pytest.raises(BudgetRefused, match=r"maxmemory 128 MiB leaves space for"):
         penstock.Writer("train", url=f"{url}?server_memory=128mb", spec=SPEC, budget_bytes=500 * MB)
     with penstock.Writer("train", url=f"{url}?server_memory=128mb", spec=SPEC) as writer:
         assert writer.stream.budget_bytes < 64 * MB
@@ -114,7 +114,7 @@ def test_a_command_takes_the_memory_of_the_server(url: str, tmp_path: Path) -> N
     options = ["--url", url, "--server-memory", "128mb", "--budget", "500mb"]
     done = subprocess.run([*command, *options], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, done.stderr
-    assert "maxmemory 128 MiB leaves room for" in done.stderr
+    assert "maxmemory 128 MiB leaves space for" in done.stderr
 
 
 def test_a_named_limit_is_shown_by_whoever_looks(url: str) -> None:

@@ -66,7 +66,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
         (
             replace(NOW, workers=1, wished=9, memory_left=MB, memory_limit=200 * MB, memory_used=180 * MB),
             "memory",
-            "the server's memory is full: writers go on only as room is made; 180 MiB of 200 MiB are used",
+            "the server's memory is full: writers go on only as space is made; 180 MiB of 200 MiB are used",
         ),
         (
             replace(NOW, workers=1, wished=3, worker_rate=9.0, memory_left=MB, held_bytes=900 * MB),
@@ -102,7 +102,7 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
         (
             replace(NOW, waiting=1, trainers=(replace(BUSY, waits=0.9),)),
             "unacknowledged",
-            "producers wait for room while trainers of resnet wait for samples: 4 entries were given",
+            "producers wait for space while trainers of resnet wait for samples: 4 entries were given",
         ),
         (replace(NOW, trainers=(), is_making=False, has_epochs=False), "nothing made", "no epoch that could be read"),
         (
@@ -127,12 +127,12 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "slow group",
             (
                 "trainers of resnet wait 60 % of their time for group vit, which is slower: the budget is full of what "
-                "it has yet to read, and producers wait for room 94 % of their time. A larger budget evens out a while "
-                "(penstock produce --budget). A group that stays slower needs a stream of its own (--stream), or is "
-                "dropped: penstock groups drop train vit"
+                "it has yet to read, and producers wait for space 94 % of their time. A larger budget evens out a "
+                "while (penstock produce --budget). A group that stays slower needs a stream of its own (--stream), or "
+                "is dropped: penstock groups drop train vit"
             ),
         ),
-        (replace(NOW, waiting=1, trainers=(HUNGRY, SLOW)), "slow group", "wait for room. A larger budget"),
+        (replace(NOW, waiting=1, trainers=(HUNGRY, SLOW)), "slow group", "wait for space. A larger budget"),
         # the slow group has been given all entries, and the fast one is about to get one more
         (replace(NOW, room=0.9, trainers=(HUNGRY, replace(SLOW, lag_bytes=0))), "slow group", "for group vit"),
         (replace(NOW, workers=4, room=0.2, trainers=(HUNGRY, SLOW)), "producers", "who have not said"),

@@ -92,7 +92,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
             stream.absent_groups,
             snapshot(groups=(replace(GROUP, members=(), lag_samples=5),), waiting=WAITS),
             "error",
-            "writers wait for that room",
+            "writers wait for that space",
             "groups drop",
         ),
         (

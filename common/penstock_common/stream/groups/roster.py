@@ -717,7 +717,7 @@ def pin_epoch(client: Client, stream: Stream, epoch: int) -> bool:
             done = "released" if answer == b"gone" else "trimmed"
             raise ReplayTruncated(
                 f"epoch {epoch} of {stream.name!r} is {done} already, so there is nothing whole to pin; pin an epoch "
-                "before every group has read it, or while there is room"
+                "before every group has read it, or while there is space"
             )
         if answer == b"pinned":
             made.append(partition)

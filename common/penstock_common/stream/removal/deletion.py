@@ -61,7 +61,7 @@ def users_of(client: Client, stream: Stream) -> list[str]:
             if liveness.may_be_at_work:
                 users.append(f"member {member} of group {group} (seen {_ago(liveness.unseen_ms or 0)})")
         users += [f"a replay of epoch {epoch}" for epoch, till in roster.replays.values() if till > now]
-        users += [f"a writer of epoch {epoch} that waits for room" for epoch, _ in roster.waiting]
+        users += [f"a writer of epoch {epoch} that waits for space" for epoch, _ in roster.waiting]
     return [*dict.fromkeys([*users, *_writers(client, stream, server_ms(client, stream.keys.meta))])]
 
 

@@ -71,7 +71,7 @@ class ServerBudgets:
         streams = ", ".join(f"{name!r} ({readable_bytes(nbytes)})" for name, nbytes in sorted(self.budgets.items()))
         return (
             f"the budgets on {self.where} come to {readable_bytes(sum(self.budgets.values()))}, and its maxmemory "
-            f"{readable_bytes(self.limit_bytes)} leaves room for {readable_bytes(max(self.room_bytes, 0))}: {streams}"
+            f"{readable_bytes(self.limit_bytes)} leaves space for {readable_bytes(max(self.room_bytes, 0))}: {streams}"
         )
 
 
@@ -223,7 +223,7 @@ def _require_room(wanted: StreamBudget, others: Sequence[ServerBudgets]) -> None
         raise BudgetRefused(
             f"stream {wanted.name!r} has a budget of {readable_bytes(wanted.nbytes)}{part}, the other streams "
             f"{readable_bytes(taken)}{' there' if part else ''}; {_named(one, others)} maxmemory "
-            f"{readable_bytes(one.limit_bytes)} leaves room for {readable_bytes(max(one.room_bytes, 0))} in all: "
+            f"{readable_bytes(one.limit_bytes)} leaves space for {readable_bytes(max(one.room_bytes, 0))} in all: "
             f"{', or '.join(ways)}"
         )
 
