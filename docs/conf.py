@@ -98,7 +98,7 @@ class NpmPackage(SphinxDirective):
 def name_files(app: Sphinx, page: str, text: list[str]) -> None:
     """Show the file name that a fence has after its language, which Markdown leaves out, above the block."""
     block = r"\1```{code-block} \2\n\1:caption: \3\n"
-    text[0] = re.sub(r"^( *)```(\w+) (\S+\.\w+)$", block, text[0], flags=re.MULTILINE)
+    text[0] = re.sub(r"^( *)```(\w+) (\S+\.[a-z]\w*)$", block, text[0], flags=re.MULTILINE)
 
 
 def list_tests(app: Sphinx, page: str, text: list[str]) -> None:

@@ -126,7 +126,7 @@ def test_each_mechanism_shows_the_tests_of_its_promise(site: Site) -> None:
 
 def test_a_block_shows_the_name_of_its_file(site: Site) -> None:
     """The commands below a block name its file, and a reader who pastes the block has to save it under that name."""
-    fences = {page: re.findall(r"^ *```\w+ (\S+\.\w+)$", page.read_text(), re.MULTILINE) for page in pages()}
+    fences = {page: re.findall(r"^ *```\w+ (\S+\.[a-z]\w*)$", page.read_text(), re.MULTILINE) for page in pages()}
     assert len([name for names in fences.values() for name in names]) > 40
     for page, names in fences.items():
         html = BeautifulSoup((site.folder / page.relative_to(ROOT)).with_suffix(".html").read_text(), "html.parser")

@@ -123,7 +123,7 @@ def judge(now: StreamSituation) -> Bottleneck:
     ):
         if (found := rule(now)) is not None:
             return found
-    return Bottleneck("unknown", "not enough is known yet: nobody has said how fast he is")
+    return Bottleneck("unknown", "not enough is known yet: workers and trainers have not reported their rates")
 
 
 def _memory(now: StreamSituation) -> Bottleneck | None:
