@@ -78,6 +78,13 @@ class Network:
             finally:
                 _enter(here.fileno())
 
+    def sent_bytes(self, host: str) -> int:
+        """Return the bytes that a host has sent, with the headers of its packets."""
+        with self.inside(host):
+            listed = Path("/proc/thread-self/net/dev").read_text()
+        (line,) = (line for line in listed.splitlines() if line.strip().startswith("eth0:"))
+        return int(line.split(":")[1].split()[8])
+
     # --- faults ---
 
     def lose(self, host: str, share: float, way: Way = "both") -> None:
@@ -92,11 +99,14 @@ class Network:
         """Take a host's link down. The router then tells others that the host cannot be reached."""
         _run("ip", "-n", self._namespace(ROUTER), "link", "set", self._link(host), "down")
 
-    def slow(self, host: str, bits_per_s: int) -> None:
-        """Limit what a host sends, and what it receives. Packets beyond a queue of 0.4 s are lost."""
+    def slow(self, host: str, bits_per_s: int, *, burst_bytes: int = 4096, queue_ms: int = 400) -> None:
+        """Limit what a host sends, and what it receives.
+
+        ``burst_bytes`` may leave at once. Packets beyond a queue of ``queue_ms`` are lost.
+        """
         for name, link in ((self._namespace(host), "eth0"), (self._namespace(ROUTER), self._link(host))):
-            rate, burst = f"{max(LEAST_RATE_BITS, bits_per_s)}bit", "32kbit"
-            shape = ["rate", rate, "burst", burst, "latency", "400ms"]
+            rate = f"{max(LEAST_RATE_BITS, bits_per_s)}bit"
+            shape = ["rate", rate, "burst", f"{burst_bytes}b", "latency", f"{queue_ms}ms"]
             _run("tc", "-n", name, "qdisc", "replace", "dev", link, "root", "tbf", *shape)
 
     def heal(self, host: str) -> None:
