@@ -17,7 +17,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, replayed, sample, writer_of
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, writer_of
 from tests.contracts.processes import child
 from tests.journeys.test_producing_outage import (
     await_committed,
@@ -28,6 +28,7 @@ from tests.journeys.test_producing_outage import (
 )
 from tests.sentinels import SERVER_PASSWORD, Service, started_service, until
 from tests.torn import TornPair, torn_service
+from tests.torn_slots import partition_slot
 
 FIRST, CUT, ALL = 100, 200, 300
 """Samples that the replica has, samples at the failover, and samples in the end."""
@@ -108,6 +109,29 @@ def test_a_feed_loses_nothing_that_no_replica_had(service: Service, level: str, 
             write_samples(writer, CUT, ALL)
             writer.close()
             require_all(service, ALL)
+
+
+def test_a_primary_that_just_took_over_may_lose_what_it_wrote_without_a_replica(service: Service) -> None:
+    """It has no replica for a moment. One that comes then may take its place in the middle of a block."""
+    said: list[str] = []
+    with torn_writer(service, "auto", said) as writer:
+        epoch = writer.epoch()
+        write_samples(epoch, 0, FIRST)
+        epoch.flush()
+        former = service.fail("kill")
+        until(lambda: service.primary() is not former)
+        write_samples(epoch, FIRST, FIRST + 8)
+        epoch.flush()
+        with connect(service.url) as client:
+            older = partition_slot(client, open_stream(client, "t"), 0)
+            write_samples(epoch, FIRST + 8, CUT)
+            epoch.flush()
+            older.restore(client)
+            client.client_kill_filter(_type="normal", skipme=True)
+        write_samples(epoch, CUT, ALL)
+        epoch.close()
+        require_all(service, ALL)
+    assert sum("sending them again" in line for line in said) == 1
 
 
 @pytest.mark.parametrize("level", ["auto", "replicas=1", "memory"])

@@ -196,6 +196,10 @@ class ChosenLevel(ReplicaWatch):
         """See ReplicaWatch."""
         return durability.on(is_followed or self.is_followed)
 
+    def took_over(self, key: str) -> bool:
+        """The server is no successor."""
+        return False
+
 
 def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follows() -> None:
     """After a failover the only replica is gone, and the blocks are sent one by one to a server that has none."""

@@ -102,7 +102,11 @@ class UnconfirmedBlocks:
         ``entry_id`` is empty if nothing was appended, because every sample is bad.
         """
         ids = [entry_id] if entry_id else []
-        if must_reach == _NOTHING:  # blocks behind it are still to be sent again to a server that lost them
+        # a server that took over has no replica at first; one that comes may take its place without this block
+        is_kept = self._durability.is_auto and self._watch.took_over(self._key)
+        if (
+            must_reach == _NOTHING and not is_kept
+        ):  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()
             return

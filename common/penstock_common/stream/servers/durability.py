@@ -34,6 +34,8 @@ AUTO_S: Final = 10.0
 """The longest wait with the level `auto` for a replica that followed before. A failover takes less."""
 LOOK_S: Final = 5.0
 """Seconds after which a server without a replica is asked again whether one follows."""
+SUCCESSOR_S: Final = 30.0
+"""Seconds for which a server that took over may still get its first replica, and lose what it has to that one."""
 LAG_S: Final = 5
 """A replica that has not answered its primary for this many seconds does not count as following."""
 LEVELS = "auto, memory, fsync, replicas=K, fsync+replicas=K"
@@ -139,6 +141,8 @@ class ReplicaWatch:
         self._client, self._clock = client, clock
         self._followed: dict[str, bool] = {}
         self._looked_at: dict[str, float] = {}
+        self._servers: dict[str, tuple[str, float]] = {}
+        """Key -> its server, and the time at which that one took over from another."""
 
     def level(self, durability: Durability, key: str, *, is_followed: bool = False) -> Durability:
         """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server.
@@ -146,6 +150,15 @@ class ReplicaWatch:
         ``is_followed`` means that replicas are expected without a look.
         """
         return durability.on(is_followed or self._is_followed(key)) if durability.is_auto else durability
+
+    def took_over(self, key: str) -> bool:
+        """Return whether the server of the key took over from another one within `SUCCESSOR_S`."""
+        server, now = self._client.node_of(key).server, self._clock()
+        known, since = self._servers.setdefault(key, (server, -math.inf))
+        if known != server:
+            since = now
+            self._servers[key] = server, since
+        return now - since < SUCCESSOR_S
 
     def _is_followed(self, key: str) -> bool:
         node, now = self._client.node_of(key), self._clock()
