@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock_common.errors import EpochAbandoned, EpochFailed
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.manifest import load_manifest, retained_epochs
+from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs, size_epoch
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_producer.jobs import production as jobs_production
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionProgress
+from penstock_producer.jobs.task import ShardTask
+from penstock_producer.jobs.task_runner import JobReport, ShardLost, TaskRunner
 from penstock_producer.sources.config import GeneratorConfig, SourceConfig
 from tests.contracts.feed import open_stream, replayed
 from tests.contracts.ordered import planned_writer, write_shard
@@ -132,6 +135,24 @@ def test_an_epoch_that_a_server_lost_as_a_whole_is_opened_and_made_again(any_url
     assert any("the server lost epoch 0 of 'train' as a whole" in line for line in said), said
     assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
     assert audit_stream(any_client, "train").is_clean
+
+
+def test_a_job_that_comes_while_its_epoch_is_opened_again_is_run_once_more(any_url: str, any_client: Any) -> None:
+    """The epoch has its id and no sizes for a moment. The job ended the production: the source had changed, it said."""
+    plan = ProductionPlan(stream="train", source=dataset(), shard_samples=SAMPLES, partitions=1)
+    with Production(plan, options_of(any_url), workers=0) as production:
+        stream, planned = open_stream(any_client, "train"), production._planned
+        begun = open_epoch(any_client, stream, 0, fingerprint=planned.fingerprint)
+        sized = replace(begun, sizes=(SAMPLES,))
+        (task,) = planned.tasks(stream.id, sized)
+        assert isinstance(task, ShardTask)
+        runner = TaskRunner(any_url)
+        with pytest.raises(ShardLost, match="has no sizes yet"):
+            runner.produce(task, JobReport())
+        size_epoch(any_client, stream, begun, [SAMPLES])
+        runner.produce(task, JobReport())
+        runner.close()
+    assert sorted(numbers_in(any_url)) == list(range(SAMPLES))
 
 
 def test_a_job_makes_again_what_a_server_lost_of_its_shard(any_url: str, any_client: Any) -> None:

@@ -290,6 +290,8 @@ class TaskRunner:
     ) -> None:
         if manifest.state in (PRODUCED, ABANDONED) or task.shard in manifest.done:
             return
+        if manifest.sizes is None:  # opening takes two steps, and a job of a lost epoch may come between them
+            raise TaskOutdated(f"epoch {task.epoch} of {task.stream!r} is being opened again and has no sizes yet")
         order = self._order_of(task, source, manifest)
         items, seed = order.items(task.shard), EpochSeed(task.seed, task.epoch)
         if writer.stream.spec is None:
