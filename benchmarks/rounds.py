@@ -11,7 +11,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -27,6 +26,7 @@ from benchmarks.cases import Case
 from benchmarks.cpu import page_faults, running_seconds
 from benchmarks.peers.environments import python_of
 from benchmarks.sides import SHARED_MEMORY, Side
+from benchmarks.stock import StockServer, free_port
 from benchmarks.transports.protocol import Load
 from penstock import EmbeddedServer
 
@@ -261,10 +261,14 @@ def set_up(
 ) -> Stage:
     """Start all processes, and return once they are ready. They live until ``stack`` is closed."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
-    place, servers, extra = str(kept or folder), [], {"address": f"127.0.0.1:{_free_port()}"}
+    place, servers, extra = str(kept or folder), [], {"address": f"127.0.0.1:{free_port()}"}
     if side.has_server:
-        server = stack.enter_context(EmbeddedServer())
-        place, servers = server.url, [server.pid]
+        if side.is_stock:
+            stock = stack.enter_context(StockServer(folder))
+            place, servers = stock.url, [stock.pid]
+        else:
+            own = stack.enter_context(EmbeddedServer())
+            place, servers = own.url, [own.pid]
     if "segments" in side.mode:
         extra["folder"] = tempfile.mkdtemp(prefix="penstock-bench-", dir=SHARED_MEMORY)
         stack.callback(shutil.rmtree, extra["folder"], ignore_errors=True)
@@ -290,9 +294,3 @@ def set_up(
     begin(writers, "write")
     begin(reading, "read")
     return Stage(writers, reading, servers, place)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

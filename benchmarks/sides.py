@@ -26,6 +26,8 @@ class Side:
     mode: str = ""
     has_server: bool = False
     """Whether Redis is started for each round."""
+    is_stock: bool = False
+    """Whether that server's memory allocator has the settings of its distribution, not Penstock's."""
     has_writer: bool = True
     """Whether a separate process writes, or serves. Otherwise readers have workers."""
     package: str = ""
@@ -50,6 +52,8 @@ IN_PLACE = Side(VIEWS, "ours", "penstock", "segments views", has_server=True)
 TOGETHER = Side("Penstock inline, 20 ms", "ours", "penstock", "inline 20 ms", has_server=True)
 """The acknowledgements of 20 ms are sent together. It runs where `--side` has this name."""
 BASELINE = Side(PLAIN, "plain_redis", "penstock", has_server=True)
+NAIVE = Side("naive redis-py loop", "naive_redis", "penstock", has_server=True)
+"""It is a side of `benchmarks.blocks`."""
 ONE_READER = (
     *OURS,
     IN_PLACE,

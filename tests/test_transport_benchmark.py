@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import further, plots, rounds, targets, transport
+from benchmarks import blocks, further, plots, rounds, targets, transport
 from benchmarks.__main__ import main
 from benchmarks.allowance import Allowance
 from benchmarks.cases import BY_BATCH, IMAGE, Case, asked_for
@@ -303,3 +303,15 @@ def test_the_cost_of_a_further_trainer_is_what_several_cost_more_than_one() -> N
     shown = further.shown(found, 2).splitlines()
     assert [line.split("|")[2].strip() for line in shown[2:4]] == ["each batch", "20 ms together"]
     assert not [*SHARED_MEMORY.glob(f"further-{os.getpid()}")]
+
+
+def test_block_sizes_are_compared_with_the_naive_loop_on_both_kinds_of_server() -> None:
+    """A stock server is what most people have, and no setting of ours reaches its allocator."""
+    sides = blocks.sides(["1 MB"])
+    found = transport.Measured(SMALL)
+    transport.measure(found, sides, 1, 0.05, Allowance(600, [1]).piece(), lambda: None)
+    assert found.failed == {}
+    assert all(one.got == one.samples for (one,) in found.rounds.values())
+    lines = blocks.shown(found, sides).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == ["Penstock's"] * 3 + ["stock"] * 3
+    assert all("x" in line.split("|")[4] for line in lines[2:])

@@ -1,8 +1,8 @@
 """Penstock with all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
-Modes: ``inline``, ``segments``, ``segments views``, in which a block is a batch that is yielded without a copy, and
-``inline 20 ms``, in which the acknowledgements of 20 ms are sent together.
-Several readers are groups, each of which gets everything.
+Modes: ``inline``, ``segments``, ``segments views``, in which a block is a batch that is yielded without a copy,
+``inline 20 ms``, in which the acknowledgements of 20 ms are sent together, and ``inline 256000``, with blocks of so
+many bytes. Several readers are groups, each of which gets everything.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def write(load: Load, turns: Turns) -> None:
         settings["payload"] = f"segments:{load.extra['folder']}"
     if load.mode == VIEWS:
         settings["block_bytes"] = load.batch * load.sample_bytes
+    elif (size := load.mode.rpartition(" ")[2]).isdecimal():
+        settings["block_bytes"] = int(size)
     with Writer(STREAM, url=load.place, **settings) as writer:
         for samples in turns:
             with writer.epoch() as epoch:
