@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cpu import page_faults
+from benchmarks.stock import StockServer
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
@@ -110,6 +115,27 @@ class TestPlans:
         bits[4] = False
         assert plan_trim([record], [bits], 1) == []
         assert plan_trim([IndexRecord(10, b"", 0, 0, 0, tuple(range(10)))], [bits], 1) == []
+
+    def test_of_two_neighbours_one_stays_until_the_memory_of_the_other_is_used_again(self) -> None:
+        """Freed neighbours are one piece, and a stock server gives large pieces back to the kernel."""
+        records = [IndexRecord(first + 10, b"1-1", first, 10, 10, ()) for first in range(0, 60, 10)]
+        bits = np.ones(60, bool)
+        bits[30:40] = False
+
+        def plan(gone: set[int], gone_before: set[int] | None) -> list[int]:
+            return [r.first for r in plan_trim(records, [bits], 1000, gone=gone, gone_before=gone_before)]
+
+        assert plan(set(), None) == [0, 10, 20, 40, 50]
+        assert plan(set(), set()) == [0, 20, 40]
+        assert plan({10, 30, 50}, set()) == []
+        assert plan({10, 30, 50}, {10, 30, 50}) == [10, 50]
+
+    def test_a_large_epoch_is_trimmed_before_it_is_released(self) -> None:
+        """It leaves the memory of its entries one by one. An abandoned one has no samples for anybody."""
+        roster = roster_of({"a": group()}, {("a", e) for e in range(4)})
+        facts = [EpochFacts(0, "produced", 10), EpochFacts(1, "produced", 5), EpochFacts(2, "abandoned", 10)]
+        assert plan_release(facts, roster, 0, 100, most_bytes=9) == [2, 1]
+        assert plan_release(facts, roster, 0, 100) == [2, 0, 1]
 
     def test_a_group_that_is_through_trims_by_the_others(self) -> None:
         """Only those that still read an epoch decide about its entries."""
@@ -352,5 +378,29 @@ def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_clie
     stream = open_stream(any_client, "t")
     acknowledge(any_client, stream.partitions[0], load_manifest(any_client, stream, 0), "g", [], {0: [(1, 60)]})
     cleaner = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
-    assert [cleaner.free_bytes(1) // BYTES for _ in range(6)] == [11, 11, 11, 11, 11, 4]
+    # of the last ones, neighbours go a call later
+    assert [cleaner.free_bytes(1) // BYTES for _ in range(6)] == [11, 11, 11, 11, 8, 7]
     assert cleaner.free_bytes(1) == 0
+
+
+def test_a_stock_server_uses_freed_memory_again(tmp_path: Path) -> None:
+    """The allocator gives 8 MB in one piece back to the kernel at once, and new pages cost as much as two copies."""
+    spec, samples, epochs = {"x": ("uint8", (1_000_000,))}, 40, 8
+    with StockServer(tmp_path) as server:
+        with redis.Redis.from_url(server.url) as client:
+            if not client.info("memory")["mem_allocator"].startswith("jemalloc"):
+                pytest.skip("this server has another allocator than jemalloc")
+        quiet = Tuning(notify=lambda _: None)
+        with (
+            Writer("t", url=server.url, spec=spec, budget_bytes=100_000_000, tuning=quiet) as writer,
+            Loader("t", url=server.url, group="g", batch_size=8, tuning=quiet) as loader,
+        ):
+            for number in range(epochs):
+                if number == epochs // 2:
+                    before = page_faults([server.pid])
+                with writer.epoch() as epoch:
+                    for _ in range(samples):
+                        epoch.write({"x": np.zeros(1_000_000, np.uint8)})
+                assert sum(len(batch["x"]) for batch in loader) == samples
+        pages = samples * (epochs // 2) * 1_000_000 / os.sysconf("SC_PAGE_SIZE")
+        assert page_faults([server.pid]) - before < 0.2 * pages  # 0.32 of them if neighbours go together, else 0.1

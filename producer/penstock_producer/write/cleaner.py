@@ -5,14 +5,15 @@ The cleaner knows what a pass does. Nothing here refers to the writer, so an unu
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock_common.errors import PenstockError, ServerUnavailable, StreamDeleted
-from penstock_common.explain.snapshot import snapshot_partition
-from penstock_common.segments.folder import SegmentFolder
+from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
+from penstock_common.segments.folder import INLINE, SegmentFolder
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.roster import (
     Roster,
@@ -176,6 +177,9 @@ def _give_back(
 
 SLACK_SHARE = 0.1
 """The share of the budget that is freed beyond what is needed, so that not every block needs a new plan."""
+WHOLE_BYTES = 32 << 20
+"""Payload bytes of the largest acknowledged epoch that is released at once where quota is needed. A larger one is
+trimmed first, so that new blocks fit into what it leaves; see `retention.plan_trim`."""
 GROUP_SILENT_MS = 600_000
 """An undeclared group that vanished stops holding data after this long."""
 LOOK_AGAIN_S = 4.0
@@ -341,33 +345,56 @@ class Cleaner:
         """Try to free ``need_bytes`` of payload and a little more. Return the bytes freed."""
         self._stream_cleanup.clean_up()
         seen = snapshot_partition(self._client, self._stream, self._partition)
-        roster, first, states = seen.roster, seen.first, seen.states
+        roster, first = seen.roster, seen.first
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
             unlink_epoch(self._client, self._stream, epoch, manifest_id, confirmer=self._confirmer)
-        facts = [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
-        freed = 0
-        plan = plan_release(facts, first, seen.now_ms, need)
-        if plan and len(self._stream.partitions) > 1:  # one roster may have lost a group that the others know
-            _, replies = fetch_rosters(self._client, self._stream)
-            pairs = zip(self._stream.partitions, replies, strict=True)
-            plan = plan_release(
-                facts, merge_rosters([parse_roster(self._client, *one) for one in pairs]), seen.now_ms, need
-            )
-        for epoch in plan:
-            if release_epoch(self._client, self._stream, epoch, first.generation, self._confirmer):
-                freed += roster.epoch_bytes.get(epoch, 0)
+        is_inline = self._stream.payload == INLINE  # else a server has no payload whose memory it could use again
+        freed = self._release(seen, need, WHOLE_BYTES if is_inline else math.inf)
         self._trimmer.keep(roster.epochs)
         is_forgetful = any(group.holds and name not in roster.groups for name, group in first.groups.items())
         if is_forgetful:  # its server lost a group, which must not lose its entries, too
             self._stream_cleanup.reconcile()
-        for epoch in roster.epochs:
-            if freed >= need or is_forgetful:
-                break
-            if not is_held(roster, epoch, seen.now_ms):
-                freed += self._trimmer.trim(roster, epoch, need - freed)
+        else:
+            trimmed = self._trim(seen, need - freed, is_spread=is_inline)
+            freed += trimmed
+            is_more = trimmed or plan_release(_partition_facts(seen), first, seen.now_ms, need_bytes)
+            if is_inline and is_more and freed < need_bytes:
+                seen = snapshot_partition(self._client, self._stream, self._partition)
+                freed += self._release(seen, need - freed)
+                freed += self._trim(seen, need_bytes - freed, is_spread=False)
         self._stream_cleanup.recycle(freed)
         return freed
+
+    def _release(self, seen: PartitionSnapshot, need: int, most_bytes: float = math.inf) -> int:
+        """Release whole epochs until ``need`` bytes are free. Return the bytes freed."""
+        facts = _partition_facts(seen)
+        plan = plan_release(facts, seen.first, seen.now_ms, need, most_bytes)
+        if plan and len(self._stream.partitions) > 1:  # one roster may have lost a group that the others know
+            _, replies = fetch_rosters(self._client, self._stream)
+            pairs = zip(self._stream.partitions, replies, strict=True)
+            merged = merge_rosters([parse_roster(self._client, *one) for one in pairs])
+            plan = plan_release(facts, merged, seen.now_ms, need, most_bytes)
+        return sum(
+            seen.roster.epoch_bytes.get(epoch, 0)
+            for epoch in plan
+            if release_epoch(self._client, self._stream, epoch, seen.first.generation, self._confirmer)
+        )
+
+    def _trim(self, seen: PartitionSnapshot, need: int, *, is_spread: bool) -> int:
+        """Remove acknowledged entries until ``need`` bytes are free. Return the bytes freed."""
+        freed = 0
+        for epoch in seen.roster.epochs:
+            if freed >= need:
+                break
+            if not is_held(seen.roster, epoch, seen.now_ms):
+                freed += self._trimmer.trim(seen.roster, epoch, need - freed, is_spread=is_spread)
+        return freed
+
+
+def _partition_facts(seen: PartitionSnapshot) -> list[EpochFacts]:
+    roster, states = seen.roster, seen.states
+    return [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
 
 
 class Cleaners:

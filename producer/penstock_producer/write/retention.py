@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,14 +120,25 @@ def plan_policy(policy: RetentionPolicy, facts: Iterable[EpochFacts], roster: Ro
     return plan[::-1]
 
 
-def plan_release(facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_bytes: int) -> list[int]:
-    """Return the epochs to release, oldest first, until ``need_bytes`` are free. Abandoned epochs come first."""
+def plan_release(
+    facts: Iterable[EpochFacts], roster: Roster, now_ms: int, need_bytes: int, most_bytes: float = math.inf
+) -> list[int]:
+    """Return the epochs to release, oldest first, until ``need_bytes`` are free. Abandoned epochs come first.
+
+    Args:
+        facts: The epochs of a partition.
+        roster: The groups that may need them.
+        now_ms: The server's time.
+        need_bytes: Payload bytes to free.
+        most_bytes: Payload bytes of the largest produced epoch that may be released.
+    """
     plan: list[int] = []
     freed = 0
     for fact in sorted(facts, key=lambda fact: (fact.state != "abandoned", fact.epoch)):
         if freed >= need_bytes:
             break
-        if is_free(fact, roster) and not is_held(roster, fact.epoch, now_ms):
+        is_larger = fact.state != "abandoned" and fact.nbytes > most_bytes
+        if is_free(fact, roster) and not is_larger and not is_held(roster, fact.epoch, now_ms):
             plan.append(fact.epoch)
             freed += fact.nbytes
     return plan
@@ -139,24 +151,42 @@ def trimming_groups(roster: Roster, epoch: int) -> list[str]:
 
 
 def plan_trim(
-    records: Iterable[IndexRecord], acknowledged: Sequence[NDArray[np.bool_]], need_bytes: int, base: int = 0
+    records: Iterable[IndexRecord],
+    acknowledged: Sequence[NDArray[np.bool_]],
+    need_bytes: int,
+    base: int = 0,
+    *,
+    gone: Container[int] = (),
+    gone_before: Container[int] | None = None,
 ) -> list[IndexRecord]:
     """Return entries that every group has acknowledged, in order, until ``need_bytes`` are free.
+
+    Neighbours lie side by side in a server's memory. jemalloc gives 8 MB or more of freed memory in one piece back to
+    the kernel at once, by its default settings. The next entries then need new pages, which costs as much as two
+    copies. So the plan can leave out each entry whose neighbour goes with it.
 
     Args:
         records: Index records of one shard, in order.
         acknowledged: One array of bits per group, for the offsets from ``base`` on. Holes count as acknowledged.
         need_bytes: Payload bytes to free.
         base: Offset of the first bit.
+        gone: The ends of entries that are removed.
+        gone_before: Those of them that were removed so long ago that other entries have their memory. An entry behind
+            another one that is removed stays then. None leaves out none.
     """
     plan: list[IndexRecord] = []
-    freed = 0
+    freed, is_behind = 0, False
     for record in records:
         if freed >= need_bytes:
             break
-        if record.entry_id and all(_covers(bits, record, base) for bits in acknowledged):
+        if record.end in gone:
+            is_behind = gone_before is not None and record.end not in gone_before
+        elif record.entry_id and not is_behind and all(_covers(bits, record, base) for bits in acknowledged):
             plan.append(record)
             freed += record.nbytes
+            is_behind = gone_before is not None
+        else:
+            is_behind = False
     return plan
 
 

@@ -123,12 +123,15 @@ class Trimmer:
         with self._lock:
             self._memories = {epoch: self._memories[epoch] for epoch in epochs if epoch in self._memories}
 
-    def trim(self, roster: Roster, epoch: int, need: int) -> int:
-        """Remove acknowledged entries of the epoch until ``need`` bytes are free. Return the bytes freed."""
-        with self._lock:
-            return self._trim(roster, epoch, need)
+    def trim(self, roster: Roster, epoch: int, need: int, *, is_spread: bool = False) -> int:
+        """Remove acknowledged entries of the epoch until ``need`` bytes are free. Return the bytes freed.
 
-    def _trim(self, roster: Roster, epoch: int, need: int) -> int:
+        With ``is_spread`` an entry stays if its neighbour goes; see `plan_trim`.
+        """
+        with self._lock:
+            return self._trim(roster, epoch, need, is_spread)
+
+    def _trim(self, roster: Roster, epoch: int, need: int, is_spread: bool) -> int:
         groups = trimming_groups(roster, epoch)
         memory = self._renewed(epoch) if groups else None
         if memory is None:
@@ -141,7 +144,8 @@ class Trimmer:
             for some in _portions(left):
                 if freed >= need:
                     return freed
-                freed += self._trim_shards(roster, groups, memory, {shard: ends[shard] for shard in some}, need - freed)
+                part = {shard: ends[shard] for shard in some}
+                freed += self._trim_shards(roster, groups, memory, part, need - freed, is_spread)
         return freed
 
     def _renewed(self, epoch: int) -> _EpochMemory | None:
@@ -166,7 +170,13 @@ class Trimmer:
         return [shard for shard in mine if shard <= memory.begun + SHARDS_AT_ONCE * every]
 
     def _trim_shards(
-        self, roster: Roster, groups: list[str], memory: _EpochMemory, ends: Mapping[int, int], need: int
+        self,
+        roster: Roster,
+        groups: list[str],
+        memory: _EpochMemory,
+        ends: Mapping[int, int],
+        need: int,
+        is_spread: bool,
     ) -> int:
         """Remove acknowledged entries of some shards, the lowest first, a page at a time."""
         epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
@@ -177,10 +187,11 @@ class Trimmer:
         indexes = EpochIndexes(self._client, self._stream, epoch)
         for shard in todo:
             memory.gone.setdefault(shard, set())
+        before = {shard: set(memory.gone[shard]) for shard in todo} if is_spread else {}
         while todo and freed < need:
             found = indexes.read([IndexRange(shard, one.read, size) for shard, one in todo.items()]).records
             pages = dict(zip(todo, found, strict=True))
-            while freed < need and (plan := _plan(pages, todo, memory.gone, need - freed)):
+            while freed < need and (plan := _plan(pages, todo, memory.gone, need - freed, before)):
                 removed = [record for _, record in plan]
                 now = trim_entries(self._client, self._partition, roster.generation, epoch, removed)
                 if now is None:  # a group joined since the plan, so nothing was removed
@@ -235,14 +246,16 @@ def _plan(
     todo: Mapping[int, _AcknowledgedRanges],
     gone: Mapping[int, set[int]],
     need: int,
+    before: Mapping[int, set[int]],
 ) -> list[tuple[int, IndexRecord]]:
-    """Return (shard, record) of entries that may be removed until ``need_bytes`` are free, as many as fit one
-    script.
+    """Return (shard, record) of entries that may be removed until ``need_bytes`` are free, as many as fit one script.
+
+    If ``before`` has what was gone before this call, an entry stays if its neighbour goes.
     """
     plan: list[tuple[int, IndexRecord]] = []
     for shard, page in pages.items():
-        one = todo[shard]
-        left = [record for record in page if record.end <= one.upto and record.end not in gone[shard]]
-        found = plan_trim(left, one.bits, need - sum(record.nbytes for _, record in plan), one.base)
+        one, missing = todo[shard], need - sum(record.nbytes for _, record in plan)
+        within = [record for record in page if record.end <= one.upto]
+        found = plan_trim(within, one.bits, missing, one.base, gone=gone[shard], gone_before=before.get(shard))
         plan += [(shard, record) for record in found]
     return plan[:CHUNK]
