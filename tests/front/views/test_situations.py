@@ -188,6 +188,10 @@ def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until
         assert (group["lag_samples"], group["pending_entries"]) == (0, 0)
 
 
+UNHINDERED = ("balanced", "no workers", "trainers", "reading")
+"""The causes of a stream whose writer has space. Which one it is depends on how busy the machine is."""
+
+
 def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
     fresh_server: Callable[..., EmbeddedServer], tmp_path: Path, until: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +203,7 @@ def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
         child(write, server.url, "train", "inline", 0),
         child(train, server.url, "train", 2, 0.01),
     ):
-        until(server.url, "train", "balanced", "no workers", "trainers")
+        until(server.url, "train", *UNHINDERED)
         with suppress(redis.exceptions.OutOfMemoryError):
             for number in range(100):
                 raw.set(f"cache:{number}", bytes(1 << 20))
@@ -208,12 +212,12 @@ def test_a_full_server_is_told_from_a_full_budget_and_a_full_folder(
         words = typed(found["bottleneck"]["remedy"])
         assert words[:3] == ["redis-cli", "-u", server.url]
         raw.execute_command(*words[3:])
-        until(server.url, "train", "balanced", "no workers", "trainers")
+        until(server.url, "train", *UNHINDERED)
         assert main(["groups", "declare", "train", "vit"]) == 0
         found = until(server.url, "train", "absent group")
         assert "group vit, which nobody reads now, holds" in found["bottleneck"]["text"]
         assert main(typed(found["bottleneck"]["remedy"])[1:]) == 0
-        until(server.url, "train", "balanced", "no workers", "trainers")
+        until(server.url, "train", *UNHINDERED)
 
     with small_disk(tmp_path, 32 << 20) as (root, limit):
         (root / "other.bin").write_bytes(bytes((32 << 20) - 300_000))
