@@ -196,7 +196,10 @@ def _record(names: list[str]) -> dict[str, Any]:
 
 
 def load_reasons() -> list[dict[str, str]]:
-    """Return the mutants that may survive: ``file``, ``before``, ``after`` and ``why``. Without a file, any."""
+    """Return the mutants that may survive: ``file``, ``before``, ``after`` and ``why``. Without a file, any.
+
+    A ``constant`` in place of ``before`` and ``after`` has one reason for every change of its number.
+    """
     loaded: list[dict[str, str]] = tomllib.loads((HERE / "reasons.toml").read_text())["mutant"]
     return loaded
 
@@ -204,8 +207,11 @@ def load_reasons() -> list[dict[str, str]]:
 def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
     """Return why a mutant may survive, or an empty text."""
     for reason in reasons:
-        is_file = mutant.path.endswith(reason.get("file", ""))
-        if is_file and (mutant.before, mutant.after) == (reason["before"], reason["after"]):
+        if "constant" in reason:
+            is_it = not mutant.function and mutant.before.startswith(f"{reason['constant']} = ")
+        else:
+            is_it = (mutant.before, mutant.after) == (reason["before"], reason["after"])
+        if is_it and mutant.path.endswith(reason.get("file", "")):
             return reason["why"]
     return ""
 

@@ -97,6 +97,6 @@ def test_every_mutant_of_a_script_compiles(any_client: redis.Redis, path: str) -
 
 def test_every_reason_speaks_of_a_mutant_that_exists() -> None:
     """A reason for code that has changed would hide a new survivor."""
-    mutants = [mutant for path in TARGETS for mutant in mutants_of(ROOT, path)]
+    mutants = [mutant for path in TARGETS for mutant in mutants_of(ROOT, path, must_compile=False)]
     for reason in load_reasons():
         assert any(reason_of(mutant, [reason]) for mutant in mutants), reason
