@@ -114,3 +114,64 @@ def test_an_epoch_without_a_good_sample_is_said() -> None:
     """Without a good sample none can replace a bad one, and an endless search would be a silent hang."""
     with pytest.raises(NoGoodSample):
         list(resolve(cyclic(pieces_of([3, 4], set(range(7))), 7, 2), 2, 5, 0, 7, lambda _: False))
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "count", "mine", "ends"),
+    [
+        (EpochSteps(0, 0, 2, 3, "pad"), 20, 4, [(0, 3), (6, 9), (12, 15), (18, 21)], [6, 12, 18, 24]),
+        (EpochSteps(0, 1, 2, 3, "pad"), 20, 4, [(3, 6), (9, 12), (15, 18), (21, 24)], [6, 12, 18, 24]),
+        (EpochSteps(0, 1, 2, 3, "drop"), 20, 3, [(3, 6), (9, 12), (15, 18)], [6, 12, 18]),
+        (EpochSteps(0, 0, 2, 3, "keep"), 20, 4, [(0, 3), (6, 9), (12, 15), (18, 20)], [6, 12, 18, 24]),
+        (EpochSteps(8, 0, 2, 3, "pad"), 20, 2, [(8, 11), (14, 17)], [14, 20]),
+        (EpochSteps(8, 1, 2, 3, "pad", (0, 2)), 21, 2, [(11, 14), (23, 26)], [14, 26]),
+        (EpochSteps(8, 1, 2, 3, "pad", (1, 2)), 21, 1, [(17, 20)], [20]),
+        (EpochSteps(0, 0, 2, 3, "drop", (1, 3)), 29, 1, [(6, 9)], [12]),
+        (EpochSteps(30, 0, 2, 3, "pad"), 20, 0, [], []),
+        (EpochSteps(20, 0, 2, 3, "pad", (1, 2)), 20, 0, [], []),
+    ],
+)
+def test_an_epoch_is_cut_into_steps(
+    steps: EpochSteps, total: int, count: int, mine: list[tuple[int, int]], ends: list[int]
+) -> None:
+    """A rank that counts its steps otherwise than the others hangs a distributed training."""
+    numbers = range(count)
+    assert steps.size == 6
+    assert steps.count(total) == count
+    assert [steps.mine(number, total) for number in numbers] == mine
+    assert [steps.end_of(number) for number in numbers] == ends
+    assert [steps.needed(number, None) for number in numbers] == ends
+    assert [steps.needed(number, total) for number in numbers] == [min(end, total) for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("remainder", "rank", "total", "committed", "coming"),
+    [
+        ("pad", 0, None, 17, [(0, 3), (6, 9)]),
+        ("pad", 0, None, 18, [(0, 3), (6, 9), (12, 15)]),
+        ("pad", 0, 20, 20, [(0, 3), (6, 9), (12, 15), (18, 20)]),
+        ("pad", 1, 20, 20, [(3, 6), (9, 12), (15, 18)]),  # the last one is filled from the epoch's start
+        ("pad", 0, 18, 18, [(0, 3), (6, 9), (12, 15)]),
+        ("pad", 0, 20, 19, [(0, 3), (6, 9), (12, 15)]),
+        ("drop", 0, 20, 20, [(0, 3), (6, 9), (12, 15)]),
+    ],
+)
+def test_the_steps_to_come_are_those_that_are_committed(
+    remainder: str, rank: int, total: int | None, committed: int, coming: list[tuple[int, int]]
+) -> None:
+    """Records beyond them do not exist yet, and a request for them would be in vain."""
+    steps = EpochSteps(0, rank, 2, 3, remainder)
+    assert list(steps.coming(0, total, committed)) == coming
+    assert list(steps.coming(1, total, committed)) == coming[1:]
+
+
+def test_entries_behind_the_rows_are_not_looked_at() -> None:
+    """Each piece may cost a request, and behind the last committed one there is none."""
+
+    def pieces() -> Iterator[IndexedPiece]:
+        yield from pieces_of([4, 4], {2, 7})
+        raise AssertionError("read too far")
+
+    for lo, hi, rows in ((0, 4, [[0, 1, 2, 2]]), (1, 6, [[1, 2, 2], [0, 1]]), (4, 7, [[0, 1, 2]])):
+        found = list(resolve(pieces(), lo, hi, 0, 100, lambda _: False))
+        assert [take.rows.tolist() for take in found] == rows

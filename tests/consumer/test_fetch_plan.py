@@ -15,6 +15,7 @@ from penstock_consumer.read.fetch_plan import (
     RESTS_IN_VAIN,
     SHORTEST_MS,
     TAKEN_AT_ONCE,
+    EntryRhythm,
     FetchPlanner,
     FetchRequest,
 )
@@ -235,6 +236,70 @@ def test_nobody_rests_again_where_writers_could_wait_for_it() -> None:
         assert asking.rest_s(32) > 0
         given(asking, 0)
         assert (asking.rest_s(32) > 0) is rests
+
+
+def test_the_rhythm_is_a_mean_of_what_came_recently() -> None:
+    """One late entry must not make a reader wait long, and several at once share the time since the last."""
+    rhythm = EntryRhythm()
+    for came, waits_s, entries, usual_s, each_s in (
+        (10.0, [0.1, 0.4], 3, 0.1, 0.0),  # nothing is known of the time before the first
+        (12.0, [1.1], 4, 0.3, 0.1),
+        (12.5, [], 1, 0.24, 0.18),
+        (12.5, [0.24], 1, 0.24, 0.144),
+    ):
+        for waited_s in waits_s:
+            rhythm.waited(waited_s)
+        rhythm.came(entries, came)
+        assert [rhythm.usual_wait_s, rhythm.each_s] == pytest.approx([usual_s, each_s])
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_reader_knows_which_of_its_answers_brought_nothing(partitions: int) -> None:
+    """The manifest is read at the end of a sweep: earlier would be in vain, and later would hide an epoch's end."""
+    asking = FetchPlanner(partitions, BUDGET, STREAM)
+    request = FetchRequest(0, 1, None)
+    assert (asking.is_waiting, asking.is_idle, asking.ends_sweep) == (False, False, False)
+    for empty in range(1, 2 * partitions + 2):
+        asking.answered(request, 0, 0.0, 0.0)
+        found = asking.is_waiting, asking.is_idle, asking.ends_sweep
+        assert found == (True, empty >= partitions, empty % partitions == 0)
+    asking.answered(request, 1, 0.0, 0.0)
+    assert (asking.is_waiting, asking.is_idle, asking.ends_sweep) == (False, False, False)
+
+
+def test_the_size_of_an_entry_is_a_mean_of_those_that_came_recently() -> None:
+    """A request for too many entries would hold back those of other members."""
+    asking = FetchPlanner(1, BUDGET, STREAM)
+    found = []
+    for nbytes in (100_000, 200_000, 100_000, 20_000_000):
+        asking.received(nbytes)
+        found.append(asking.next_requests(0, is_ended=False)[0].most)
+    assert found == [20, 16, 17, 1]
+    asking = FetchPlanner(1, BUDGET, STREAM)
+    assert asking.next_requests(0, is_ended=False)[0].most == 1, "nothing is known of it yet"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "empty", "sweeps"),
+    [
+        (1, 0, [[(0, 1, None), (0, 1, 10)], [(0, 1, None), (0, 1, 10)]]),
+        (2, 0, [[(0, 1, None), (1, 1, None)], [(0, 1, None), (1, 1, None)]]),
+        (2, 2, [[(0, 1, None), (1, 1, 10)], [(0, 1, None), (1, 1, 10)]]),
+        (2, 5, [[(0, 1, None)], [(1, 1, 20)]]),  # what is left of a sweep
+        (2, 12, [[(0, 1, None), (1, 1, 100)]]),
+        (3, 0, [[(0, 1, None), (1, 1, None)], [(2, 1, None), (0, 1, None)]]),
+        (3, 3, [[(0, 1, None), (1, 1, None)], [(2, 1, 10), (0, 1, None)]]),  # as many as it would ask for otherwise
+        (3, 4, [[(0, 1, None), (1, 1, None)], [(2, 1, 10), (0, 1, None)]]),
+    ],
+)
+def test_requests_take_turns_and_the_last_of_a_sweep_waits(
+    partitions: int, empty: int, sweeps: list[list[tuple[int, int, int | None]]]
+) -> None:
+    """A partition that is left out starves, and a request that waits too early delays entries of the others."""
+    asking = FetchPlanner(partitions, BUDGET, STREAM)
+    for _ in range(empty):
+        asking.answered(FetchRequest(0, 1, 10), 0, 0.0, 0.0)
+    assert [asking.next_requests(0, is_ended=False) for _ in sweeps] == sweeps
 
 
 def test_a_reader_of_small_entries_takes_many_with_one_request(any_url: str, any_client: Client) -> None:

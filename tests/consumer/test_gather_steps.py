@@ -53,3 +53,24 @@ def test_a_flow_that_slows_down_is_noticed_at_once() -> None:
     assert gathering.steps() == STEPS_AT_ONCE
     gathering.reached(10 * STEP, 0.3)
     assert gathering.steps() == 1
+
+
+def test_the_time_of_a_step_is_that_of_its_share_of_what_was_committed() -> None:
+    """Blocks are committed at any positions, and a rank that takes every n-th step counts only its own."""
+    for reached, each_s in (
+        ([(0, 0.0), (500, 1.0)], 2.0),
+        ([(0, 0.0), (500, 1.0), (2500, 2.0)], 1.25),
+        ([(0, 0.0), (500, 1.0), (500, 1.5), (400, 1.6), (2500, 2.0)], 1.25),  # nothing new in between
+        ([(0, 0.0), (0, 3.0)], 0.0),
+    ):
+        planner = StepPlanner(2, STEP, 1 << 30)
+        for position, now_s in reached:
+            planner.reached(position, now_s)
+        assert planner._each_s == each_s
+
+
+def test_an_entry_of_holes_only_has_a_size() -> None:
+    """It has no sample to divide by."""
+    planner = rank_of(2, each_s=0.001)
+    planner.received(BUDGET_SHARE << 30, 0)
+    assert planner.steps() == 1

@@ -64,3 +64,72 @@ def test_an_entry_whose_last_acknowledgement_is_under_way_is_not_reported_lost()
     assert held.lose(0, 7, [b"1-0", b"2-0"]) == 1
     assert (acknowledged.is_lost, lapsed.is_lost) == (False, True)
     assert len(held) == 0
+
+
+def test_what_is_held_is_told_by_partition_epoch_and_shard() -> None:
+    """A renewal of other entries keeps nothing, and a question about another epoch must not find these."""
+    held = Leases()
+    for partition, epoch, shard, name in ((0, 7, 3, b"1-0"), (0, 7, 4, b"2-0"), (0, 8, 3, b"3-0"), (1, 7, 3, b"1-0")):
+        held.add(Lease(partition, epoch, shard, name, unacknowledged=4))
+    assert len(held) == 4
+    assert held.ids(0) == {7: [b"1-0", b"2-0"], 8: [b"3-0"]}
+    assert held.shards(0) == {(7, 3): {b"1-0"}, (7, 4): {b"2-0"}, (8, 3): {b"3-0"}}
+    assert (held.shards(1), held.shards(2)) == ({(7, 3): {b"1-0"}}, {})
+    assert [held.holds_epoch(epoch) for epoch in (6, 7, 8)] == [False, True, True]
+    assert held.holds(1, 7, b"1-0")
+    assert not any(held.holds(*other) for other in ((1, 7, b"2-0"), (1, 8, b"1-0"), (2, 7, b"1-0")))
+    assert held.lose(0, 8, [b"3-0", b"9-0"]) == 1
+    assert held.ids(0) == {7: [b"1-0", b"2-0"]}
+    assert not held.holds_epoch(8)
+    held.remove(0, 7, [])
+    held.remove(0, 7, [b"1-0"])
+    assert held.shards(0) == {(7, 4): {b"2-0"}}
+    held.remove(0, 7, [b"2-0"])
+    held.remove(0, 9, [b"9-0"])
+    assert (held.shards(0), held.ids(0), len(held)) == ({}, {}, 1)
+    assert held.is_acknowledging(0, 7, b"1-0")
+    assert held.is_acknowledging(0, 7, b"2-0")
+    assert not any(held.is_acknowledging(*one) for one in ((1, 7, b"1-0"), (0, 8, b"1-0"), (0, 7, b"3-0")))
+
+
+def test_a_lease_is_given_up_once_and_only_as_long_as_it_counts() -> None:
+    """Its entry is received again then, and of two leases that count neither would ever be acknowledged."""
+    held = Leases()
+    held.add(first := Lease(0, 7, 3, b"1-0", unacknowledged=4))
+    held.add(second := Lease(0, 7, 3, b"1-0", unacknowledged=4))
+    assert (first.is_lost, second.is_lost) == (True, False)
+    assert not held.drop(first)
+    assert held.drop(second)
+    assert second.is_lost
+    assert not held.drop(second)
+    assert not held.holds(0, 7, b"1-0")
+
+
+def test_what_waits_for_a_checkpoint_counts_with_what_is_to_come() -> None:
+    """The entry is acknowledged with the last of both, and what waits is not handed out again."""
+    held = Leases()
+    dropped = Lease(0, 7, 3, b"1-0", unacknowledged=8)
+    held.hold_again(dropped, [(0, 2), (4, 5)])
+    assert held.kept(0, 7, 3) == [(0, 2), (4, 5)]
+    assert (held.kept(0, 7, 4), held.kept(0, 8, 3), held.kept(1, 7, 3)) == ([], [], [])
+    waiting = dropped.current()
+    assert (waiting is dropped, waiting.unacknowledged, waiting.shard) == (False, 4, 3)
+    held.add(again := Lease(0, 7, 3, b"1-0", unacknowledged=5))
+    assert (again.unacknowledged, dropped.current() is again, waiting.is_lost) == (8, True, True)
+    other = Lease(0, 7, 3, b"2-0", unacknowledged=8)
+    held.hold_again(other, [])
+    held.add(fresh := Lease(0, 7, 3, b"2-0", unacknowledged=8))
+    assert (fresh.unacknowledged, other.current() is other) == (8, True)
+
+
+def test_a_batch_of_several_partitions_is_one_request_to_each() -> None:
+    """A shuffled batch has single rows of many entries."""
+    leases = [Lease(number % 2, 7, number, b"%d-0" % number, unacknowledged=2) for number in range(4)]
+    spans = [(lease, offset, offset + 1) for offset in (1, 0) for lease in leases[: 3 if offset else 4]]
+    plan = plan_acknowledgement(batch_of(*spans))
+    assert {number: (due.ids, due.ranges) for number, due in plan.items()} == {
+        0: ([b"0-0", b"2-0"], {0: [(0, 2)], 2: [(0, 2)]}),
+        1: ([b"1-0"], {1: [(0, 2)], 3: [(0, 1)]}),
+    }
+    assert plan[0].entries == [(leases[0], 0, 2, 2), (leases[2], 0, 2, 2)]
+    assert [lease.unacknowledged for lease in leases] == [0, 0, 0, 1]

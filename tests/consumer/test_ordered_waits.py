@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock_consumer.read.fetch_plan import StepPlanner
 from penstock_consumer.read.hooks import hooks_of
+from penstock_consumer.read.ordered import RowPlan
 from penstock_consumer.read.worker_shares import WorkerShares, read_share
 from penstock_producer.write.shard import ShardWriter
 from tests.clusters import until
@@ -91,3 +93,32 @@ def test_each_outage_of_a_long_wait_has_its_own_time(
         shard.close()
         reading.join(20)
     assert found == list(range(8, 16))
+
+
+def test_a_rank_tells_its_planner_of_what_came_and_forgets_only_what_it_has_read(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner knows by that for how many steps to wait. A record that is forgotten early is read twice."""
+    reached, entries, kept = list[int](), list[tuple[int, int]](), list[bool]()
+    plan_received = RowPlan.received
+
+    def received(plan: RowPlan, take: Any) -> None:
+        plan_received(plan, take)
+        kept.append(plan.index.walk._known.at(take.piece.end - 1) is not None)
+
+    monkeypatch.setattr(StepPlanner, "reached", lambda _, position, now_s: reached.append(position))
+    monkeypatch.setattr(StepPlanner, "received", lambda _, nbytes, samples: entries.append((nbytes > 0, samples)))
+    monkeypatch.setattr(RowPlan, "received", received)
+    with planned_writer(any_url, block_samples=6) as writer, rank_of(any_url, batch=8) as loader:
+        shard = writer.epoch(sizes=[24]).shard(0)
+        batches = iter(loader)
+        found: list[int] = []
+        for start in (0, 12):
+            fill(shard, start, 12)
+            found += numbers([next(batches)])
+        shard.close()
+        assert found + numbers(batches) == list(range(24))
+    assert set(entries) == {(True, 6)}
+    assert reached == sorted(reached)
+    assert reached[-1] == 24
+    assert kept[:2] == [True, True], "the second entry is half of this step and half of the next"

@@ -114,6 +114,26 @@ def test_the_end_of_an_epoch_is_seen_though_the_hint_of_it_was_lost(
         until(is_resting)
 
 
+def test_a_member_may_rest_after_it_was_given_entries(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next few come together then. A rest that only follows an answer without entries would be too late."""
+    asked: list[bool] = []
+    rest_s = FetchPlanner.rest_s
+
+    def noted(asking: FetchPlanner, members: int) -> float:
+        asked.append(asking.is_waiting)
+        return rest_s(asking, members)
+
+    monkeypatch.setattr(FetchPlanner, "rest_s", noted)
+    found: list[int] = []
+    with an_epoch_read(any_url, found) as write:
+        for number in (1, 2, 3):  # the answer to a request that asks for more than there is leaves none under way
+            write()
+            until(lambda number=number: len(found) == number * BATCH)  # type: ignore[misc]
+    assert False in asked
+
+
 def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_next() -> None:
     """Entries have already gathered during a trainer's long step."""
     now = 0.0

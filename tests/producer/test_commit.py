@@ -17,6 +17,7 @@ from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.commit import Committer, SentBlock
+from penstock_producer.write.unconfirmed import UnconfirmedBlocks
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import (
     SAMPLE_BYTES,
@@ -253,3 +254,32 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
         shard.close()
         assert sent == [0, 4, 4]
         require_exactly_once(server.url, client, size=8)
+
+
+def test_a_block_waits_for_confirmation_only_where_no_more_can_be_kept(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not confirmed must be sent again after a failover. A wait for each block would halve the rate."""
+    is_full, confirmed = [False], list[int]()
+    confirm = Committer._confirm
+
+    def noted(self: Committer) -> None:
+        confirmed.append(self.position)
+        confirm(self)
+
+    monkeypatch.setattr(UnconfirmedBlocks, "must_wait", lambda *_: is_full[0])
+    monkeypatch.setattr(Committer, "_confirm", noted)
+    with writer_of(any_url) as writer:
+        shard = writer.epoch(0, sizes=[32]).shard(0)
+        for number in range(16):
+            shard.write(sample(number))
+        assert confirmed == []
+        is_full[0] = True
+        for number in range(16, 24):
+            shard.write(sample(number))
+        assert confirmed == [16, 20], "each was committed and confirmed before the next was sent"
+        is_full[0] = False
+        for number in range(24, 32):
+            shard.write(sample(number))
+        assert confirmed == [16, 20]
+        shard.close()

@@ -1,0 +1,118 @@
+"""The count of batches between handing out and acknowledgement."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from penstock_consumer.read.ack import OutstandingBatches, UnacknowledgedNotice
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+
+
+def batch_of(position: int, samples: int = 4, epoch: int = 7) -> Batch:
+    """Return a batch of one entry."""
+    lease = Lease(0, epoch, 0, b"1-0", unacknowledged=100)
+    return Batch({}, epoch, [BatchSpan(lease, position, position + samples)], position)
+
+
+def test_a_batch_is_counted_from_its_training_to_its_acknowledgement() -> None:
+    """The sums are what a loader reports, and what a user is told of at the end."""
+    now = [1.0]
+    counted = OutstandingBatches(lambda: now[0])
+    assert (counted.batches, counted.samples, counted.last, counted.waiting) == (0, 0, None, (0, 0, 0))
+    one, two, three = batch_of(4), batch_of(8, samples=3), batch_of(12)
+    now[0] = 3.0
+    assert counted.quiet_s == 2.0
+    counted.pull(one)
+    assert counted.quiet_s == 0.0
+    assert counted.waiting == (0, 0, 0), "a framework that reads ahead has not trained on it"
+    assert counted.arrive(one)
+    assert not counted.arrive(one)
+    now[0] = 4.0
+    counted.train(two)
+    assert counted.quiet_s == 0.0
+    counted.pull(three)
+    assert (counted.batches, counted.samples, counted.waiting) == (2, 7, (2, 7, 0))
+    assert counted.last is not None
+    assert counted.last.position == 8
+    assert [batch.position for batch in counted.trained()] == [4, 8]
+    now[0] = 6.0
+    assert counted.drop(three)
+    assert counted.quiet_s == 2.0, "to return what was not trained on is no work of the loop"
+    assert counted.drop(one)
+    assert (counted.waiting, counted.quiet_s) == ((1, 3, 0), 0.0)
+    assert not counted.drop(one)
+    counted.pull(three)
+    counted.forget()
+    assert counted.waiting == (0, 0, 0)
+    assert counted.last is None
+    assert counted.trained() == []
+    assert not counted.arrive(three)
+    assert (counted.batches, counted.samples) == (2, 7)
+
+
+def test_a_checkpoint_covers_what_was_trained_on_before_its_state_was_taken() -> None:
+    """A model has not seen a later batch, so that stays unacknowledged until the next checkpoint."""
+    counted = OutstandingBatches()
+    batches = [batch_of(4 * number) for number in range(6)]
+    for batch in batches[:4]:
+        counted.train(batch)
+    assert not counted.is_being_saved
+    counted.promise(3)
+    counted.promise(2)
+    assert (counted.promised, counted.is_being_saved) == (3, True)
+    assert [batch.position for batch in counted.cover(2)] == [0, 4]
+    assert (counted.waiting, counted.is_being_saved) == ((2, 8, 0), True)
+    assert counted.cover(1) == []
+    assert [batch.position for batch in counted.cover(3)] == [8]
+    assert not counted.is_being_saved
+    counted.train(batches[4])
+    assert [batch.position for batch in counted.cover(None)] == [12, 16]
+    assert counted.waiting == (0, 0, 0)
+    counted.train(batches[5])
+    counted.forget()
+    assert counted.cover(6) == []
+    counted.train(batches[0])
+    assert [batch.position for batch in counted.cover(7)] == [0], "what was forgotten counts as covered"
+
+
+def test_the_first_batch_that_is_not_acknowledged_is_so_in_canonical_order() -> None:
+    """An ordered group acknowledges by position, so an earlier batch holds up later ones."""
+    counted = OutstandingBatches()
+    assert counted.first() is None
+    trained, pulled, later = batch_of(8), batch_of(12), batch_of(4, epoch=8)
+    counted.train(trained)
+    counted.pull(later)
+    counted.pull(pulled)
+    for besides, pulled_only, found in (
+        ([], False, (7, 8)),
+        ([], True, (7, 12)),
+        ([pulled], True, (8, 4)),
+        ([pulled, later], True, None),
+    ):
+        first = counted.first(besides, pulled_only=pulled_only)
+        assert (None if first is None else (first.epoch, first.position)) == found
+
+
+@pytest.mark.parametrize(
+    ("policy", "trains", "words"),
+    [
+        ("on_checkpoint", 2, "8 samples were trained on since the last checkpoint: they are handed out again"),
+        ("manual", 2, "8 samples were handed out and not acknowledged: they are handed out again"),
+        ("on_next", 2, ""),
+        ("manual", 0, ""),
+    ],
+)
+def test_samples_that_come_again_are_named_at_the_end(
+    policy: Literal["on_next", "manual", "on_checkpoint"], trains: int, words: str
+) -> None:
+    """A user sees them twice otherwise without a reason, and a policy without such samples says nothing."""
+    said: list[str] = []
+    counted = OutstandingBatches()
+    notice = UnacknowledgedNotice(policy, counted, said.append)
+    for number in range(trains):
+        counted.train(batch_of(4 * number))
+    notice.tell()
+    assert len(said) == (1 if words else 0)
+    assert all(words in line for line in said)
