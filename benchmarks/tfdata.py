@@ -1,7 +1,8 @@
 """The tf.data path against the numpy path: groups that take turns, batch by batch, read the same produced epoch.
 
 ``python -m benchmarks tf.data`` measures the target only. ``python -m benchmarks.tfdata`` also measures the limits: a
-dataset behind a transformation, a bare `from_generator`, and `from_generator` without a loader.
+dataset behind a transformation, a bare `from_generator`, and `from_generator` without a loader. With ``--variants`` it
+measures other ways from Python into tf.data instead (`benchmarks.tfdata_variants`).
 
 The clock starts a quarter into a pass. Before that, a pass allocates the memory of its batches. For batches of 38 MB
 this takes a tenth of a second, sometimes before tf.data's first batch and sometimes after it. The start of a pass is
@@ -19,9 +20,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks import tfdata_variants
 from benchmarks.spread import Spread, spread, table
+from benchmarks.tfdata_variants import aligned
 from benchmarks.trainers import QUIET
 from penstock import EmbeddedServer, Loader, Writer
 
@@ -36,8 +38,6 @@ LIMITS = {
     ALONE: "from_generator over arrays that are there",
 }
 """The last two do not acknowledge by the step."""
-ALIGNED = 64
-"""The alignment in bytes, the same as of a loader's arrays."""
 READY = 4
 """The arrays that `ALONE` gives in turn, as many as a loader has in memory when tf.data reads it."""
 
@@ -122,18 +122,9 @@ def _from_generator(batches: Iterable[Any]) -> Any:
 
 def _ready(batch: int) -> Iterator[dict[str, Any]]:
     """Yield as many batches as an epoch has, in existing memory that is aligned like a loader's."""
-    arrays = [{"x": _aligned((batch, *SHAPE), np.uint8), "y": _aligned((batch,), np.int64)} for _ in range(READY)]
+    arrays = [{"x": aligned((batch, *SHAPE), np.uint8), "y": aligned((batch,), np.int64)} for _ in range(READY)]
     for number in range(-(-SAMPLES // batch)):
         yield arrays[number % READY]
-
-
-def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return zeros that begin at a multiple of 64 bytes."""
-    nbytes = prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(nbytes + ALIGNED, np.uint8)
-    start = -memory.ctypes.data % ALIGNED
-    array: NDArray[Any] = memory[start : start + nbytes].view(dtype).reshape(shape)
-    return array
 
 
 def _clocked(batches: Callable[[], Iterable[Any]], size: int) -> Pass:
@@ -149,7 +140,12 @@ def main() -> None:
     """Measure and print everything."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tfdata", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    for size, passes in read(parser.parse_args().rounds, (NUMPY, DATASET, *LIMITS)).items():
+    parser.add_argument("--variants", action="store_true", help="measure other ways from Python into tf.data")
+    args = parser.parse_args()
+    if args.variants:
+        print(tfdata_variants.shown(tfdata_variants.measure(args.rounds)))
+        return
+    for size, passes in read(args.rounds, (NUMPY, DATASET, *LIMITS)).items():
         print(table(["tf.data", "speed to the numpy path"], [[what, one.shown()] for what, one in _told(size, passes)]))
         gigabytes = 2 * (SAMPLES - size * COLD[size]) * prod(SHAPE) / 1e9  # two passes a round
         rows = [[side, spread(one.cpu_s / gigabytes for one in took).shown("")] for side, took in passes.items()]
