@@ -186,6 +186,23 @@ def test_only_one_module_spells_keys() -> None:
     assert found <= rooms
 
 
+OF_A_CLUSTER = re.compile(r"(SlotMap|MapWatcher|RoutedChannel|RedisCluster|redis_mode|is_(\w+_)?(spread|cluster))")
+
+
+def _used_of_others(path: Path) -> Iterator[str]:
+    """Yield the names that a file imports, and the attributes that it uses."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute | ast.alias):
+            yield node.attr if isinstance(node, ast.Attribute) else node.name
+
+
+def test_only_the_layer_of_servers_asks_whether_there_is_a_cluster() -> None:
+    """Code that is right on one server and elsewhere has no second way, which only some tests would take."""
+    found = {_name(path) for path in _package_files() if any(map(OF_A_CLUSTER.fullmatch, _used_of_others(path)))}
+    assert {name for name in found if not name.startswith("common/penstock_common/server/")} == set()
+    assert found, "the layer itself asks"
+
+
 # --- import contracts -------------------------------------------------------------------------------------------------
 
 TRESPASSES = {

@@ -153,6 +153,11 @@ def require_one_server(client: ControlClient, what: str, instead: str) -> None:
         raise ServerUnsuitable(f"a cluster answers at {client.where}, and {what}: {instead}")
 
 
+def may_keep_jobs(client: ControlClient) -> bool:
+    """Return whether jobs may be where a client's keys are. rq uses keys together, so they must be on one server."""
+    return not client.is_spread
+
+
 def _greet(client: ControlClient, seeds: Sequence[Address]) -> None:
     """Connect, log in and ask what kind of server answers. A cluster is asked for its map.
 

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Check the server and the streams, and print the findings."""
     from penstock.views.doctor import ORDER, Finding, check_stream
     from penstock_common.errors import ServerUnavailable
+    from penstock_common.server.connection import may_keep_jobs
     from penstock_common.server.nodes import look_at_nodes
     from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             check = "reachable" if isinstance(error, ServerUnavailable) else "keys"
             found.append((f"stream {name}", Finding(check, "error", str(error))))
         queue_url = args.queue_url or Settings.from_environment().named_queue_url
-        if queue_url or not client.is_spread:  # a cluster keeps no jobs
+        if queue_url or may_keep_jobs(client):
             names = [facts.snapshot.name for facts in streams]
             found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]
         found = [*of_servers, *((of, replace(one, fix=typed(one.fix, args, client))) for of, one in found)]

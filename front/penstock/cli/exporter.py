@@ -61,6 +61,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import PenstockError
     from penstock_common.explain.servers import ServerLooks
     from penstock_common.extras import needed
+    from penstock_common.server.connection import may_keep_jobs
     from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.directory import StreamLister
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     queue_url = args.queue_url or Settings.from_environment().named_queue_url
     with connect(url_of(args)) as client, QueueMetrics(queue_url or url_of(args), args.queue) as jobs:
-        has_queue = queue_url is not None or not client.is_spread  # a cluster keeps no jobs
+        has_queue = queue_url is not None or may_keep_jobs(client)
         streams, registry = StreamMetrics(has_queue=has_queue), CollectorRegistry()
         names = (lambda: args.stream) if args.stream else StreamLister(client).names
         looks = ServerLooks(client)
