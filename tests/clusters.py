@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -90,6 +91,17 @@ class Cluster:
             until(lambda other=other: any(f"{its} " in line and own in line for line in _known(self, other)))  # type: ignore[misc]
         self.replicas.append(node)
 
+    def add_master(self) -> EmbeddedServer:
+        """Start another master, without slots, and return it once every node knows it and it takes keys."""
+        node = self._start()
+        others = [*self.masters, *self.replicas]
+        for other in others:
+            self.asked(node, "CLUSTER", "MEET", "127.0.0.1", other.port)
+        until(lambda: all(len(_known(self, one)) == len(others) + 1 for one in (node, *others)))
+        until(lambda: b"cluster_state:ok" in self.asked(node, "CLUSTER", "INFO"))
+        self.masters.append(node)
+        return node
+
     def empty(self) -> None:
         """Delete all keys."""
         for node in self.masters:
@@ -120,21 +132,46 @@ class Cluster:
         """Move a key's slot to the next master, key by key, as ``redis-cli --cluster reshard`` does."""
         self.half_move_slot_of(key)()
 
-    def half_move_slot_of(self, key: str) -> Callable[[], None]:
-        """Begin to move a key's slot: all keys are moved, and no node knows of it. Return what finishes that."""
+    def half_move_slot_of(
+        self, key: str, to: EmbeddedServer | None = None, keys_at_most: float = math.inf
+    ) -> Callable[[], None]:
+        """Begin to move a key's slot, by default to the next master. Return what finishes that.
+
+        Its keys are moved, all of them or so many, and no node knows of it.
+        """
         slot, old = slot_of(key), self.master_of(key)
-        new = self.masters[(self.masters.index(old) + 1) % len(self.masters)]
-        ids = {node: self.asked(node, "CLUSTER", "MYID").decode() for node in (old, new)}
+        new = to or self.masters[(self.masters.index(old) + 1) % len(self.masters)]
+        ids = {node: self.id_of(node) for node in (old, new)}
         self.asked(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", ids[old])
         self.asked(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", ids[new])
-        while keys := self.asked(old, "CLUSTER", "GETKEYSINSLOT", slot, 10):
-            self.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+
+        def move(at_most: float) -> None:
+            moved = 0
+            while moved < at_most and (keys := self.asked(old, "CLUSTER", "GETKEYSINSLOT", slot, min(10, at_most))):
+                self.asked(old, "MIGRATE", "127.0.0.1", new.port, "", 0, 5000, "AUTH", PASSWORD, "KEYS", *keys)
+                moved += len(keys)
 
         def finish() -> None:
+            move(math.inf)
             for node in (new, old, *self.masters):
                 self.asked(node, "CLUSTER", "SETSLOT", slot, "NODE", ids[new])
 
+        move(keys_at_most)
         return finish
+
+    def move_at_once(self, keys: Sequence[str], to: EmbeddedServer) -> None:
+        """Move the slots of some keys by atomic moves, which Valkey has from 9.0 on, and return at their end."""
+        slots: dict[EmbeddedServer, set[int]] = {}
+        for key in keys:
+            slots.setdefault(self.master_of(key), set()).add(slot_of(key))
+        for old, some in slots.items():
+            pairs = [number for slot in sorted(some) for number in (slot, slot)]
+            self.asked(old, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", *pairs, "NODE", self.id_of(to))
+        until(lambda: {self.master_of(key) for key in keys} == {to})
+
+    def id_of(self, node: EmbeddedServer) -> str:
+        """A node's id."""
+        return str(self.asked(node, "CLUSTER", "MYID").decode())
 
     def master_of(self, key: str) -> EmbeddedServer:
         """The master that a node names for a key's slot."""
