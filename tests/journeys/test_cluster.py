@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write.writer import WriterHooks
 from tests.clusters import PASSWORD, Cluster, Promotion, started_cluster, until
+from tests.front.gateway.clients import gateway_for
+from tests.front.test_every_command import LEAVES
 
 SPEC = {"x": ("int64", (1000,))}
 SHARDS, EACH = 6, 100
@@ -117,19 +120,28 @@ def cluster(lasting: Cluster) -> Cluster:
     return lasting
 
 
+class Told:
+    """Runs commands on the cluster, and knows which."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.commands: set[str] = set()
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        """Run a command, and return its output."""
+        self._capsys.readouterr()
+        found = main(list(words))
+        text = self._capsys.readouterr()
+        assert found == code, (words, text)
+        self.commands |= {f"penstock {words[0]}", f"penstock {' '.join(words[:2])}"}
+        return text.out
+
+
 @pytest.fixture
-def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command on the cluster, and return its output."""
+def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Return what runs commands on the cluster."""
     monkeypatch.setenv("PENSTOCK_URL", cluster.url)
-
-    def run(*words: str) -> str:
-        capsys.readouterr()
-        code = main(list(words))
-        found = capsys.readouterr()
-        assert code == 0, found
-        return found.out
-
-    return run
+    return Told(capsys)
 
 
 # --- one epoch, read in every way -------------------------------------------------------------------------------------
@@ -205,31 +217,93 @@ def test_workers_fill_a_stream_from_a_queue_on_one_server(
     assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
-def test_every_command_answers(told: Callable[..., str], cluster: Cluster, tmp_path: Path) -> None:
+ROWS = """\
+import numpy as np
+
+
+class Rows:
+    def __len__(self):
+        return 300
+
+    def __getitem__(self, index):
+        return {"x": np.arange(index, index + 1000)}
+
+
+train = Rows()
+"""
+ELSEWHERE = {
+    "penstock completion": "asks no server",
+    "penstock demo": "starts a server of its own",
+    "penstock run dataset": "starts a server of its own",
+    "penstock server": "starts a server of its own",
+    "penstock bench dataset": "starts a server of its own",
+    "penstock exporter": "test_looking_at_masters.py",
+    "penstock gateway": "runs until it is ended, below",
+    "penstock health worker": "is about the server of jobs",
+    "penstock worker": "test_workers_fill_a_stream_from_a_queue_on_one_server",
+}
+
+
+def test_every_command_answers(
+    told: Told, cluster: Cluster, tmp_path: Path, any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A command that asks one server for all would show a part, or fail."""
-    written(cluster.url, "train")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PENSTOCK_QUEUE_URL", any_server.url)
+    (tmp_path / "rows.py").write_text(ROWS)
+    source = ("dataset", "rows:train")
+    told("produce", *source, "--epochs", "3", "--workers", "1", "--partitions", "3", "--shard-samples", "100",
+         "--stream", "train")  # fmt: skip
+    told("groups", "declare", "train", "g")
+    told("groups", "reset", "train", "g", "1")
+    told("epochs", "pin", "train", "1")
+    told("epochs", "retain", "train", "budget")
+    with connect(cluster.url) as client:
+        there = [p for p in load_stream(client, "train").partitions if client.xlen(p.entries(2))]
+        damaged = client.xadd(there[0].entries(1), {"meta": "no header"}).decode()
+        client.xdel(there[-1].entries(2), client.xrange(there[-1].entries(2), count=1)[0][0])
     with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:
-        assert sorted(number for batch in loader for number in numbers_of(batch)) == ALL
+        batches = iter(loader)
+        seen = numbers_of(next(batches))
+        told("health", "trainer", "train", "--group", "g")
+        assert sorted(seen + [number for batch in batches for number in numbers_of(batch)]) == list(range(300))
+    told("audit", "train", code=1)
+    told("audit", "train", "--repair", *source, code=1)  # the forged entry is left
+    assert damaged in told("bad", "list", "train")
+    told("bad", "show", "train", "1", damaged)
+    told("bad", "retry", "train")
+    told("bad", "drop", "train", "1", damaged, "--all-groups")
+    assert "clean" in told("audit", "train", "--deep")
+    with penstock.Replay("train", url=cluster.url, epoch=2, batch_size=64) as replay:
+        assert sorted(number for batch in replay for number in numbers_of(batch)) == list(range(300))
     assert json.loads(told("inspect", "--json"))[0]["name"] == "train"
-    assert "600" in told("epochs", "list", "train")
+    assert "300" in told("epochs", "list", "train")
     assert "g" in told("groups", "list", "train")
     assert "x" in told("show", "train")
     assert "x" in told("stat", "train")
-    assert "clean" in told("audit", "train", "--deep")
     assert "train" in told("partitions", "train", "--json")
-    told("bad", "list", "train")
+    assert "epoch 2 shard 2 [0, 100)" in told("tail", "train", "-n", "3", "--once")
     told("monitor", "train", "--once")
-    told("export", "train", str(tmp_path / "kept"))
-    told("import", str(tmp_path / "kept"), "again")
+    told("doctor", "--no-probe", "--all")
+    with gateway_for(cluster.url) as gateway, closing((reader := gateway.client()).socket):
+        assert reader.batch() is not None
+    told("export", "train", "kept", "--epoch", "0")
+    told("import", "kept", "again")
     with penstock.Replay("again", url=cluster.url, epoch=0, batch_size=64) as replay:
-        assert [number for batch in replay for number in numbers_of(batch)] == ALL
-    told("trim", "train")
+        assert sorted(number for batch in replay for number in numbers_of(batch)) == list(range(300))
+    for number, end in ((3, "close"), (4, "abandon")):
+        with penstock.Writer("train", url=cluster.url) as writer:
+            writer.epoch(number).write(sample(0))
+        told("epochs", end, "train", str(number))
     told("groups", "drop", "train", "g")
-    told("epochs", "pin", "train", "0")
-    told("epochs", "unpin", "train", "0")
+    told("epochs", "unpin", "train", "1")
+    told("trim", "train", "--keep", "1")
     told("delete", "train", "--yes")
     told("delete", "again", "--yes")
     assert sum(cluster.asked(node, "DBSIZE") for node in cluster.masters) == 0
+    kinds = {name for name in LEAVES if name.split()[1] in ("produce", "run", "bench") and name.split()[2] != "dataset"}
+    assert {*LEAVES} - told.commands - kinds == {*ELSEWHERE}
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------

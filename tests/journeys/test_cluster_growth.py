@@ -43,7 +43,7 @@ def written(writer: penstock.Writer) -> None:
 
 
 def move_by_key(cluster: Cluster, keys: list[str]) -> None:
-    """Move the slots to the newest master, key by key. The one who moves them dies half-way, and another one ends it."""
+    """Move the slots to the newest master, key by key. Who moves them dies half-way, and somebody else ends it."""
     for key in keys:
         finish = cluster.half_move_slot_of(key, cluster.masters[-1], keys_at_most=2)
         time.sleep(0.5)
