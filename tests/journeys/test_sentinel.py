@@ -112,6 +112,16 @@ def test_messages_name_the_service_and_no_password(service: Service) -> None:
     assert SENTINEL_PASSWORD not in text
 
 
+def test_the_last_number_of_an_address_is_the_database(service: Service) -> None:
+    """Each new connection, to whichever primary, uses it. The Sentinels have none."""
+    with connect(service.url.replace("/feed", "/feed/3")) as client, closing(open_channel(client)) as channel:
+        assert client.set("here", "3")
+        channel.send([[b"GET", b"here"]])
+        assert channel.read() == b"3"
+        assert asked(service.primary(), "EXISTS", "here") == 0, "there it is in database 0"
+        assert client.delete("here")
+
+
 def test_a_sentinel_that_is_away_is_passed_over(service: Service) -> None:
     """A user names several, because one of them may be away."""
     away = service.url.replace("@", f"@127.0.0.1:{low_port()},")

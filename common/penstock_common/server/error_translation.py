@@ -216,12 +216,12 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         return ServerUnavailable(
             f"{server_at(place)} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
         )
-    if is_redirection(error):
-        return ServerUnavailable(_resharded(error, text, place), is_said=True)
-    if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):
+    if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):  # redis-py: a ClusterDownError, too
         return ServerUnavailable(
             f"{server_at(place)} is a replica without its primary ({text}): connect to the primary", is_said=True
         )
+    if is_redirection(error):
+        return ServerUnavailable(_resharded(error, text, place), is_said=True)
     return None
 
 

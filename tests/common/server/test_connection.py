@@ -19,7 +19,7 @@ from redis import exceptions as foreign
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
 from penstock_common.server.channel import KNOWN_REDIS_PY, ReplyError
 from penstock_common.server.connection import open_channel, translated
-from penstock_common.server.error_translation import address, redacted
+from penstock_common.server.error_translation import address, may_pass, redacted, translate
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.clusters import until
@@ -212,6 +212,34 @@ class TestTranslated:
         assert "redis://host:1" in str(caught.value)
         assert "\n" not in str(caught.value)
         assert caught.value.__cause__ is error
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (foreign.MovedError("7 host:2"), "slot 7 moved from redis://host:1 to host:2"),
+            (foreign.AskError("7 host:2"), "slot 7 moves from redis://host:1 to host:2 and is half moved"),
+            (foreign.TryAgainError("Multiple keys"), "a slot moves away from redis://host:1 and is half moved"),
+            (
+                foreign.ClusterDownError("The cluster is down"),
+                "the cluster of redis://host:1 does not serve these keys",
+            ),
+            (foreign.MasterDownError("Link with MASTER is down"), "is a replica without its primary"),
+            (foreign.ReadOnlyError("You can't write"), "is a read-only replica: connect to its primary"),
+            (foreign.ResponseError("NOREPLICAS Not enough good replicas to write."), "takes no writes now"),
+            (foreign.ResponseError("UNBLOCKED the stream key no longer exists"), "or moves to another server"),
+            (foreign.ResponseError("UNBLOCKED force unblock, instance state changed"), "is a read-only replica"),
+        ],
+    )
+    def test_what_passes_with_a_failover_or_a_move_is_an_outage_in_true_words(
+        self, error: Exception, words: str
+    ) -> None:
+        """It ends no training, and the operator learns which server and which slot it is about."""
+        failure = translate(error, "redis://host:1")
+        assert isinstance(failure, ServerUnavailable)
+        assert failure.is_said
+        assert words in str(failure)
+        assert "redis://host:1" in str(failure)
+        assert may_pass(error)
 
     @pytest.mark.parametrize("error", [foreign.WatchError("changed"), ServerUnsuitable("mine"), KeyError("k")])
     def test_what_is_no_failure_of_the_server_passes_untouched(self, error: Exception) -> None:
