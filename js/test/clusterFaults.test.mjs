@@ -140,11 +140,11 @@ test("a master that stands still ages no lease on the others, whose batches are 
 });
 
 /** A writer of one shard in a partition of its own, of which a given number of samples is committed. */
-async function begun(stream, url, partition, count, size) {
+async function begun(stream, url, partition, count, size, partitions = 3) {
   const spec = { x: ["uint8", [10]] };
-  const writer = await openWriter(stream, { url, spec, blockBytes: 100, partitions: 3, notify: () => {} });
+  const writer = await openWriter(stream, { url, spec, blockBytes: 100, partitions, notify: () => {} });
   const epoch = await writer.epoch(0, {
-    sizes: Array.from({ length: 3 }, (_, number) => (number === partition ? size : 0)),
+    sizes: Array.from({ length: partitions }, (_, number) => (number === partition ? size : 0)),
   });
   const shard = await epoch.shard(partition);
   const write = async (end) => {
@@ -155,7 +155,8 @@ async function begun(stream, url, partition, count, size) {
   const finish = async () => {
     await write(size);
     await shard.close();
-    for (let number = 0; number < 3; number += 1) if (number !== partition) await (await epoch.shard(number)).close();
+    for (let number = 0; number < partitions; number += 1)
+      if (number !== partition) await (await epoch.shard(number)).close();
     await epoch.close();
     await writer.close();
   };
@@ -258,6 +259,33 @@ for (const who of ["the member", "another member"]) {
     await peer.ask("end_cluster");
   });
 }
+
+test("what was acknowledged is not delivered again by the server that a slot moved to", async () => {
+  const [url] = await peer.ask("start_cluster", { replicas: 1 });
+  const { finish, roster } = await begun("apart", url, 4, 60, 120, 6);
+  const found = [];
+  const loader = load("apart", { ...MANUAL, group: "g", url });
+  loaders.push(loader);
+  const loop = loader[Symbol.asyncIterator]();
+  const train = async (most = Number.POSITIVE_INFINITY) => {
+    for (let batches = 0; batches < most; batches += 1) {
+      const { done, value } = await loop.next();
+      if (done) return;
+      found.push([...value.identities()]);
+      await value.ack();
+    }
+  };
+  await train(1);
+  await peer.ask("move_slot", { key: roster });
+  await train(1);
+  await peer.ask("cut_off", { key: roster });
+  await train(4);
+  await peer.ask("fail_over");
+  await Promise.all([train(), finish()]);
+  assert.deepEqual(names(found).sort(), all([0, 0, 0, 0, 120]).sort());
+  await closeAll();
+  await peer.ask("end_cluster");
+});
 
 for (const [lost, fault] of [
   [0, "stop"],

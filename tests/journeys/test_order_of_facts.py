@@ -48,10 +48,10 @@ def sample(number: int) -> dict[str, Any]:
     return {"x": np.full(100, number)}
 
 
-def writer_of(cluster: Cluster, durability: str | None = None, **options: Any) -> penstock.Writer:
-    """Return a writer of a stream with a partition on each master."""
+def writer_of(cluster: Cluster, durability: str | None = None, partitions: int = 3, **options: Any) -> penstock.Writer:
+    """Return a writer of a stream with partitions on each master."""
     tuning = penstock.Tuning(durability=durability, block_bytes=8000, notify=options.pop("notify", None))
-    return penstock.Writer("t", url=cluster.url, spec=SPEC, partitions=3, tuning=tuning, **options)
+    return penstock.Writer("t", url=cluster.url, spec=SPEC, partitions=partitions, tuning=tuning, **options)
 
 
 def written(cluster: Cluster, durability: str | None = None, **options: Any) -> Stream:
@@ -164,6 +164,48 @@ def test_what_was_acknowledged_is_not_delivered_again_as_new(
             shard.close()
             writer.epoch(0).shard(0).close()
         train(loader, batches)
+    assert found == dict.fromkeys(range(EACH), 1)
+
+
+def test_what_was_acknowledged_is_not_delivered_again_by_the_server_that_a_slot_moved_to(cluster: Cluster) -> None:
+    """The member still reads the partition beside those of its former server, which lost nothing."""
+    found = Counter[int]()
+
+    def train(batches: Iterator[penstock.Batch]) -> None:
+        for batch in batches:
+            found.update(numbers_of(batch))
+            loader.acknowledge(batch)
+
+    few = penstock.Tuning(prefetch_bytes=1, notify=lambda _: None)
+    with (
+        writer_of(cluster, "memory", partitions=6) as writer,
+        connect(cluster.url, bears_outages=print) as client,
+        penstock.Loader("t", group="g", batch_size=10, url=cluster.url, acknowledge="manual", tuning=few) as loader,
+    ):
+        beside, moved = writer.stream.partitions[1], writer.stream.partitions[4]
+        shard = writer.epoch(sizes=[0, 0, 0, 0, EACH]).shard(4)
+        for number in range(60):
+            shard.write(sample(number))
+        shard.commit_all()
+        batches = iter(loader)
+        train(itertools.islice(batches, 1))
+        old, new = cluster.master_of(beside.roster), cluster.master_of(writer.stream.partitions[2].roster)
+        assert cluster.master_of(moved.roster) is old
+        cluster.half_move_slot_of(moved.roster, new)()
+        with torn(cluster, writer.stream, 4) as pair:
+            assert pair.master is new
+            train(itertools.islice(batches, 1))
+            pair.cut_off()
+            train(itertools.islice(batches, 4))
+            hooks_of(loader).acknowledger.flush()
+            assert client.bitcount(moved.ledger(0, "g", 4)) == 60
+            pair.fail_over()
+            with at_work(lambda: train(batches)):
+                for number in range(60, EACH):
+                    shard.write(sample(number))
+                shard.close()
+                for number in range(4):
+                    writer.epoch(0).shard(number).close()
     assert found == dict.fromkeys(range(EACH), 1)
 
 

@@ -192,16 +192,20 @@ class DeliveryCheck:
     """
 
     def __init__(self, client: Client, partitions: Sequence[PartitionKeys]) -> None:
-        """Look at the server that has these partitions."""
+        """Look at the server that has these partitions, and at those to which slots of them move."""
         self._client, self._partitions = client.impatient(), partitions
-        self._restarts = RestartDetector(self._client, partitions[0].roster)
+        self._rosters = [partition.roster for partition in partitions]
+        self._together: list[list[int]] = []
+        """The numbers in `_partitions` of those that were on one server at the last call."""
+        self._restarts: list[RestartDetector] = []
+        """The detector of each of these servers."""
         self._newest: dict[tuple[int, int], EntryId] = {}
         """(partition, epoch) -> the newest entry that the server had when it was found to be another one."""
 
     def look(self, settle: Callable[[], object] = lambda: None) -> None:
-        """Call ``settle``, and doubt the entries of now, if the server is another one than at the last call.
+        """Call ``settle``, and doubt the entries of now, if a server is another one than at the last call.
 
-        The first call only learns which server it is. Raises ServerUnavailable.
+        The first call only learns which servers there are. Raises ServerUnavailable.
         """
 
         def doubt() -> None:
@@ -209,7 +213,14 @@ class DeliveryCheck:
             settle()
             self._newest |= newest
 
-        self._restarts.check(doubt)
+        together = self._client.by_server(self._rosters)
+        if together != self._together:
+            if self._together:  # the next server of a slot may have been replaced, too, since the slot moved
+                doubt()
+            self._together = together
+            self._restarts = [RestartDetector(self._client, self._rosters[numbers[0]]) for numbers in together]
+        for restarts in self._restarts:
+            restarts.check(doubt)
 
     def doubts(self, partition: int, epoch: int, entry_id: bytes) -> bool:
         """Return whether a new entry may have been delivered and acknowledged before."""

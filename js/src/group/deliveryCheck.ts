@@ -18,12 +18,15 @@ export class DeliveryCheck {
 
   /**
    * @param server The connections that entries are read on. Their failures are not waited for.
-   * @param partitions The partitions on one server.
+   * @param partitions The partitions on one server. Their slots may move to others.
    */
   constructor(server: Server, partitions: readonly PartitionKeys[]) {
     this.#server = server;
     this.#partitions = partitions;
-    this.#watch = new RunWatch(server, (partitions[0] as PartitionKeys).roster);
+    this.#watch = new RunWatch(
+      server,
+      partitions.map(({ roster }) => roster),
+    );
   }
 
   /**

@@ -155,7 +155,13 @@ export class Outboxes {
    * @param servers The partitions of each server.
    */
   constructor(run: RunScript, server: Server, stream: Stream, servers: readonly (readonly PartitionKeys[])[]) {
-    this.#watches = servers.map(([first]) => new RunWatch(server, (first as PartitionKeys).roster));
+    this.#watches = servers.map(
+      (some) =>
+        new RunWatch(
+          server,
+          some.map(({ roster }) => roster),
+        ),
+    );
     this.#boxes = servers.map((partitions, at) => {
       const probe = new ReplicaProbe(server, stream, partitions);
       return new Outbox(run, servers.length > 1, this.#watches[at] as RunWatch, probe);

@@ -13,32 +13,41 @@ async function readRun(server: Server, key: string): Promise<string | null> {
   }
 }
 
-/** Notices that the server of a key was restarted or replaced: its connections reach another run. */
+/** Notices that a server of some keys was restarted or replaced: its connections reach another run. */
 export class RunWatch {
   readonly #server: Server;
-  readonly #key: string;
-  /** The connections when the run was last asked for. */
-  #made: number | null = -1;
-  #run: string | null = null;
+  readonly #keys: readonly string[];
+  /** The connections when the runs were last asked for. */
+  #made: number | null = null;
+  /** The numbers of the keys on each server at that time, as text. Slots may move. */
+  #together = "";
+  /** The run of each of these servers. */
+  #runs: readonly (string | null)[] = [];
 
-  constructor(server: Server, key: string) {
+  constructor(server: Server, keys: readonly string[]) {
     this.#server = server;
-    this.#key = key;
+    this.#keys = keys;
   }
 
   /**
-   * Return whether the server is another run than at the last call. The first call only learns the run. It costs nothing
-   * while no connection was made. Where the run is hidden, each new connection counts as another one.
+   * Return whether a server is another run than at the last call, or whether keys moved apart since, because their next
+   * server may have been replaced, too. The first call only learns the runs. It costs nothing while no connection was
+   * made. Where the run is hidden, each new connection counts as another one.
    *
    * @throws ServerUnavailable.
    */
   async isAnother(): Promise<boolean> {
     const { made } = this.#server;
-    if (made !== null && made === this.#made) return false;
-    const run = await readRun(this.#server, this.#key);
-    const [isFirst, isHidden] = [this.#made === -1, run === null];
-    const isAnother = !isFirst && (isHidden ? made !== null : run !== this.#run);
-    [this.#made, this.#run] = [made, run];
+    const numbers = this.#server.byServer(this.#keys);
+    const together = JSON.stringify(numbers);
+    const isApart = together !== this.#together;
+    if (!isApart && made !== null && made === this.#made) return false;
+    const runs: (string | null)[] = [];
+    for (const [first] of numbers) runs.push(await readRun(this.#server, this.#keys[first as number] as string));
+    const isFirst = this.#together === "";
+    const isOther = (run: string | null, at: number) => (run === null ? made !== null : run !== this.#runs[at]);
+    const isAnother = !isFirst && (isApart || runs.some(isOther));
+    [this.#made, this.#together, this.#runs] = [made, together, runs];
     return isAnother;
   }
 }
