@@ -23,6 +23,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # nohup does the same with SIGHUP.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# Test processes share the cores, and a thread of OpenMP spins while it waits for another one that has no core. On a
+# busy machine that was nine tenths of the CPU of a small training in torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The time of an example depends on the machine's load; benchmarks measure speed.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")

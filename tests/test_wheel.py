@@ -48,6 +48,12 @@ def _run(*command: str | Path, cwd: Path, **extra: str) -> str:
     return done.stdout
 
 
+def _install(environment: Path, wanted: str) -> None:
+    """Install into an environment. Modules are compiled when imported, because most never are."""
+    python = environment / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wanted, cwd=environment)
+
+
 def _version_of(python: Path) -> str:
     """The version it reports when really run; empty for a shim that leads nowhere or a Python without venv."""
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
@@ -87,7 +93,7 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
         _run(newer, "-m", "venv", "--without-pip", folder, cwd=folder)
     else:
         pytest.skip(f"no Python newer than {sys.version.split()[0]} on this machine")
-    _run(sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", wheel, cwd=folder)
+    _install(folder, str(wheel))
     yield folder
     shutil.rmtree(folder)
 
@@ -150,9 +156,7 @@ def test_the_readmes_first_command_runs_from_the_wheel(wheel: Path, tmp_path: Pa
     """
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)
-    wanted = f"{wheel}[producer,embedded]"
-    python = environment / "bin" / "python"
-    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wanted, cwd=tmp_path)
+    _install(environment, f"{wheel}[producer,embedded]")
     write_workplace(tmp_path)
     (tmp_path / "train.py").write_text(NUMPY_TRAINING)
     (line,) = (line for line in command_lines() if line.startswith("penstock run"))

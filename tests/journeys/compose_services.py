@@ -26,6 +26,8 @@ from penstock_common.stream.servers.embedded import find_servers
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 HEALTH_S = 20.0
+ASKED_EVERY_S = {"CMD-SHELL": 0.05, "CMD": 1.0}
+"""The pause between two checks. Each check of ours is a Python process, which takes time from what it checks."""
 SECRETS = "/run/secrets"
 _VARIABLE = re.compile(r"\$(?:\$|\{(\w+):-([^}]*)\})")
 
@@ -166,7 +168,7 @@ class Stack:
             is_late = time.monotonic() > deadline
             assert is_up, f"{name} ended: {self.output(name)}"
             assert not is_late, f"{name} is not healthy after {patience_s:.0f} s: {self.output(name)}"
-            time.sleep(0.05)
+            time.sleep(ASKED_EVERY_S[kind])
 
     def _ask_server(self, name: str, test: list[str]) -> int:
         command = test[0].replace(SECRETS, str(self._given_secrets(name, self.home / f"{name}-0")))
