@@ -74,6 +74,24 @@ def write_to_the_end(url: str, when: int, then: Callable[[], None]) -> None:
                 shard.write({"y": number})
 
 
+def test_a_program_without_a_right_is_refused_as_it_starts(
+    any_client: redis.Redis, users: dict[str, str], set_right: Take
+) -> None:
+    """Some rights are needed late: a renewal of a lease, or an entry that is taken back."""
+    set_right("producer", "-xdel")
+    with pytest.raises(Unauthorized, match=r"run `ACL SETUSER producer \+xdel` there"):
+        penstock.Writer("train", url=users["producer"], tuning=QUIET)
+    assert list(any_client.scan_iter("penstock:*")) == []
+    set_right("producer", "")
+    write_to_the_end(users["producer"], -1, lambda: None)
+    set_right("trainer", "-xclaim")
+    with (
+        pytest.raises(Unauthorized, match=r"run `ACL SETUSER trainer \+xclaim` there"),
+        penstock.Loader("train", group="net", batch_size=10, url=users["trainer"], tuning=QUIET) as loader,
+    ):
+        next(iter(loader))
+
+
 WRITERS_RIGHTS = [
     "-xadd",
     "-hincrby",
