@@ -52,7 +52,7 @@ def test_what_a_page_shows_runs_as_it_stands(tool: str, any_url: str, tmp_path: 
             command = [sys.executable, name or "script.py"]
         if not name:
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=120
+                command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=400
             )
             assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
 
