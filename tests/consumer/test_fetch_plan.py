@@ -210,7 +210,8 @@ def test_who_is_alone_or_may_find_more_at_once_does_not_rest() -> None:
     behind = one_each(0.01)
     given(behind, MOST_ENTRIES, now_s=0.51)
     assert behind.rest_s(32) == 0
-    assert one_each(0.01, partitions=4).rest_s(32) == 0
+    assert one_each(0.01, partitions=2).rest_s(32) == 0
+    assert one_each(0.001).rest_s(2) == pytest.approx(TAKEN_AT_ONCE * 0.001, rel=0.01), "it is not alone"
 
 
 def test_who_rested_in_vain_rests_again_before_it_waits_for_a_single_entry() -> None:
@@ -231,7 +232,7 @@ def test_who_rested_in_vain_rests_again_before_it_waits_for_a_single_entry() -> 
 def test_nobody_rests_again_where_writers_could_wait_for_it() -> None:
     """With a member that waits at the server, the next block of a small budget is taken at once."""
     needed = 32 * TAKEN_AT_ONCE * 250_000 * BUDGET_SHARE
-    for stream_bytes, rests in ((needed + 1000, True), (needed - 1000, False)):
+    for stream_bytes, rests in ((needed + 1000, True), (needed, True), (needed - 1000, False)):
         asking = one_each(0.01, stream_bytes=stream_bytes)
         assert asking.rest_s(32) > 0
         given(asking, 0)

@@ -19,12 +19,13 @@ from penstock_common.stream.groups.ledger import (
     runs,
     uncovered,
 )
-from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.groups.positions import report
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
-from tests.contracts.feed import SPEC, entries, open_stream, produce
+from tests.contracts.feed import SPEC, entries, open_stream, produce, writer_of
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -150,3 +151,20 @@ def test_runs_of_nothing_are_nothing() -> None:
     """Most batches acknowledge whole entries, and some acknowledge none."""
     assert runs([]) == []
     assert runs([3, 4, 5, 9]) == [(3, 6), (9, 10)]
+
+
+def test_a_shard_that_every_rank_is_through_with_misses_nothing(any_url: str, any_client: Client) -> None:
+    """An empty range would keep an epoch open whose samples are all acknowledged."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        epoch = writer.epoch(sizes=[8, 8])
+        for number in range(2):
+            with epoch.shard(number) as shard:
+                for offset in range(8):
+                    shard.write({"x": np.zeros(4, np.float32), "y": offset})
+    stream = open_stream(any_client, "t")
+    manifest = load_manifest(any_client, stream, 0)
+    rank = Membership(stream, "g", "rank-0", "1", RankOrder(0, 1, 4))
+    join_group(any_client, rank)
+    for position, missing in ((4, [(0, 4, 8), (1, 0, 8)]), (8, [(1, 0, 8)]), (12, [(1, 4, 8)]), (16, [])):
+        report(any_client, rank, manifest, position)
+        assert uncovered(any_client, stream, manifest, "g") == missing

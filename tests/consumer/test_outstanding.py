@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
-from penstock_consumer.read.ack import OutstandingBatches, UnacknowledgedNotice
+from penstock_consumer.read.ack import Acknowledger, OutstandingBatches, UnacknowledgedNotice
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
@@ -116,3 +117,32 @@ def test_samples_that_come_again_are_named_at_the_end(
     notice.tell()
     assert len(said) == (1 if words else 0)
     assert all(words in line for line in said)
+
+
+def test_what_cannot_be_acknowledged_is_refused_with_what_to_do() -> None:
+    """A call that does nothing would leave samples unacknowledged without a word."""
+    adapter: Any = None
+    manual, together = (Acknowledger(policy, "t", print) for policy in ("manual", "on_checkpoint"))
+    with pytest.raises(TypeError, match="got a Batch without identities, expected one that this loader gave"):
+        manual.acknowledge(Batch({}))
+    with pytest.raises(ValueError, match="leaves acknowledging to you, but a framework's dataset shows no batch"):
+        manual.take_over(adapter)
+    with pytest.raises(ValueError, match="belongs to acknowledge='on_checkpoint'; this loader has 'manual'"):
+        manual.checkpointed(None)
+    with pytest.raises(ValueError, match=r"acknowledged together, by loader.checkpointed\(\)"):
+        together.acknowledge(batch_of(4))
+    with pytest.raises(ValueError, match="acknowledge is 'later', expected one of on_next, manual, on_checkpoint"):
+        Acknowledger("later", "t", print)  # type: ignore[arg-type]
+
+
+def test_a_loader_that_has_not_joined_has_nothing_to_attend_to() -> None:
+    """A loader may be closed before its first batch, and the same calls are for its member afterwards."""
+    acknowledger, called = Acknowledger("manual", "t", print), list[str]()
+    acknowledger.attend()
+    acknowledger.flush()
+    claim = SimpleNamespace(attend=lambda: called.append("attend"), flush=lambda: called.append("flush"))
+    member: Any = SimpleNamespace(claim=claim)
+    acknowledger.join(member)
+    acknowledger.attend()
+    acknowledger.flush()
+    assert called == ["attend", "flush"]

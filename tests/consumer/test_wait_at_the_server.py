@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.events import hint_command
 from penstock_common.stream.keys import StreamKeys
@@ -151,3 +152,24 @@ def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_n
     now = 0.2
     assert resting.commands() == []
     assert not resting.is_under_way
+
+
+def test_a_rest_ends_by_a_hint_or_by_its_time_also_where_the_key_holds_something_else(any_client: Client) -> None:
+    """A key that no hint can come from must not end a training, and no rest may become a busy loop."""
+    channel = open_channel(any_client)
+    try:
+        for told, command in (
+            (False, ("SET", KEYS.events, "no stream")),
+            (False, ("DEL", KEYS.events)),
+            (True, ("XADD", KEYS.events, "7-3", "e", "0")),
+        ):
+            any_client.execute_command(*command)
+            resting = FetchPause(any_client, KEYS)
+            resting.begin(60.0 if told else 0.05)
+            channel.send(resting.commands())
+            began = time.monotonic()
+            resting.end(channel)
+            assert told or time.monotonic() - began >= 0.04
+            assert (resting.is_told, resting.is_under_way, resting.commands()) == (told, False, [])
+    finally:
+        channel.close()

@@ -24,7 +24,7 @@ from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.durability import ReplicaWatch
-from penstock_producer.write.shard import ShardWriter
+from penstock_producer.write.shard import ShardWriter, _tell_lost
 from penstock_producer.write.writer import Writer
 from tests.clusters import until
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, replayed, sample, stored, writer_of
@@ -281,3 +281,27 @@ def test_a_block_that_was_made_before_follows_the_samples_that_were_written_befo
         fill(shard, 6)
         shard.close()
     assert replayed(any_url) == [0, 1, 0, 1, 4, 5]
+
+
+def test_samples_that_no_program_will_commit_are_told_once(any_url: str, any_client: Client) -> None:
+    """A script that forgets to close its shard ends without an error, and its last samples are nowhere."""
+    said: list[str] = []
+    with writer_of(any_url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES, notify=said.append) as writer:
+        shard = writer.epoch(0, sizes=[SIZE]).shard(0)
+        fill(shard, 8)
+        shard.commit_all()
+        fill(shard, 11)
+        for _ in range(2):
+            _tell_lost()  # as at the end of the process
+        assert sum("3 samples" in line for line in said) == 1, said
+        shard.abort()
+
+
+def test_a_shard_without_a_plan_refuses_a_sample_after_its_end(any_url: str, any_client: Client) -> None:
+    """It has space for more, and what is gathered after the end would be lost."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        shard = writer.epoch(0).shard(0)
+        fill(shard, 3)
+        shard.close()
+        with pytest.raises(ShardMismatch, match="is closed: open the next one"):
+            shard.write(sample(3))

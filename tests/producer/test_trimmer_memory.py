@@ -7,6 +7,7 @@ import pytest
 
 from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.manifest import Manifest
+from penstock_producer.write.retention import plan_trim
 from penstock_producer.write.trimmer import (
     CHUNK,
     FAR_S,
@@ -109,3 +110,27 @@ def test_a_plan_takes_acknowledged_entries_in_order_until_enough_is_free() -> No
     many = {0: [record(number, number + 1, 1) for number in range(CHUNK + 5)]}
     bits = _AcknowledgedRanges([np.ones(CHUNK + 5, bool)], 0, CHUNK + 5, 0)
     assert len(_plan(many, {0: bits}, {0: set()}, 10**6, {})) == CHUNK
+
+
+@pytest.mark.parametrize(
+    ("held", "gone", "gone_before", "ends"),
+    [
+        ((), (), None, [4, 8, 12, 16]),
+        ((), (4, 12), None, [8, 16]),
+        ((), (), (), [4, 12]),
+        ((), (4,), (), [12]),
+        ((), (4,), (4,), [8, 16]),
+        ((), (4, 8), (4,), [16]),
+        (range(4, 8), (4,), (), [12]),  # the one that stays is no neighbour that goes
+        (range(5, 6), (), (), [4, 12]),
+    ],
+)
+def test_an_entry_may_stay_beside_one_that_goes(
+    held: tuple[int, ...], gone: tuple[int, ...], gone_before: tuple[int, ...] | None, ends: list[int]
+) -> None:
+    """The server reuses the memory of single entries, and gives that of neighbours back to the kernel."""
+    bits = np.ones(16, bool)
+    bits[list(held)] = False
+    records = [record(first, first + 4) for first in (0, 4, 8, 12)]
+    plan = plan_trim(records, [bits], 1000, gone=gone, gone_before=gone_before)
+    assert [found.end for found in plan] == ends
