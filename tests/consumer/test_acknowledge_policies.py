@@ -356,7 +356,9 @@ class TestOverdue:
             settings: dict[str, Any] = {"acknowledge": "on_checkpoint", "prefetch_bytes": 100, "notify": said.append}
             with loader_of(any_url, member=member, batch_size=5, timeout_s=15, **settings) as loader:
                 try:
-                    list(loader)
+                    for number, _ in enumerate(loader):
+                        if number < 10:
+                            together.wait()
                 except CheckpointOverdue as error:
                     caught.append(error)
                     over.wait(10)  # leaving would give everything to the other
@@ -364,6 +366,7 @@ class TestOverdue:
                     pass
 
         over = threading.Event()
+        together = threading.Barrier(2, timeout=30)  # else the first one could take all before the other joins
         with writing(any_url, 1000):
             members = [threading.Thread(target=train, args=(name,)) for name in ("one", "two")]
             for member in members:

@@ -79,7 +79,8 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path
 
     yield make
     for root in mounted:
-        subprocess.run(["umount", str(root)], capture_output=True, check=False)
+        # an array in this process may still be in a map of a file there
+        subprocess.run(["umount", "--lazy", str(root)], capture_output=True, check=False)
         shutil.rmtree(root)
 
 
