@@ -103,9 +103,10 @@ def memory(facts: ServerFacts) -> Finding:
 
 
 def allocator(facts: ServerFacts) -> Finding:
-    """Check the allocator: entries above 1 MB move at a third of the rate if freed pages go back to the kernel.
+    """Check the allocator: blocks above 2 MB move at 0.5 to 0.8 of the rate if freed pages go back to the kernel.
 
-    Kept pages must also be used again. By default, jemalloc takes new pages for a request of less than a 64th of them.
+    By its defaults, jemalloc gives freed neighbours of 8 MB back at once. Kept pages must also be used again. Its
+    defaults take new pages for a request of less than a 64th of them.
     """
     kind = str(facts.info.get("mem_allocator", "unknown"))
     if kind.startswith("jemalloc"):
@@ -121,7 +122,8 @@ def allocator(facts: ServerFacts) -> Finding:
             return Finding("allocator", "note", f"{kind}; whether it keeps freed pages it does not tell", _keep(kind))
         return Finding(
             "allocator", "note",
-            f"{kind} gives freed pages back after {facts.decay_ms} ms: entries above 1 MB move at a third of the speed",
+            f"{kind} gives freed pages back (dirty_decay_ms {facts.decay_ms}): blocks above 2 MB, and samples of that "
+            "size, move at 0.5 to 0.8 of the speed",
             _keep(kind),
         )  # fmt: skip
     known = facts.local.environment if facts.local is not None else None
