@@ -100,7 +100,7 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "--bigkeys",
         ),
         (server.memory, info(total_system_memory=2 * GB), "warning", "nearly all of the host's", "maxmemory"),
-        (server.allocator, replace(WELL, decay_ms="10000"), "note", "after 10000 ms", "MALLOC_CONF=dirty_decay_ms:-1"),
+        (server.allocator, replace(WELL, decay_ms="10000"), "note", "decay_ms 10000", "MALLOC_CONF=dirty_decay_ms:-1"),
         (server.allocator, replace(WELL, max_fit="6"), "warning", "takes new ones", "lg_extent_max_active_fit:20"),
         (server.allocator, replace(WELL, decay_ms=None), "note", "does not tell", "MALLOC_CONF"),
         (
