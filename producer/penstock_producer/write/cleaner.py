@@ -356,13 +356,13 @@ class Cleaner:
         if is_forgetful:  # its server lost a group, which must not lose its entries, too
             self._stream_cleanup.reconcile()
         else:
-            trimmed = self._trim(seen, need - freed, is_spread=is_inline)
+            trimmed = self._trim(seen, need - freed, leaves_neighbours=is_inline)
             freed += trimmed
             is_more = trimmed or plan_release(_partition_facts(seen), first, seen.now_ms, need_bytes)
             if is_inline and is_more and freed < need_bytes:
                 seen = snapshot_partition(self._client, self._stream, self._partition)
                 freed += self._release(seen, need - freed)
-                freed += self._trim(seen, need_bytes - freed, is_spread=False)
+                freed += self._trim(seen, need_bytes - freed, leaves_neighbours=False)
         self._stream_cleanup.recycle(freed)
         return freed
 
@@ -381,14 +381,14 @@ class Cleaner:
             if release_epoch(self._client, self._stream, epoch, seen.first.generation, self._confirmer)
         )
 
-    def _trim(self, seen: PartitionSnapshot, need: int, *, is_spread: bool) -> int:
+    def _trim(self, seen: PartitionSnapshot, need: int, *, leaves_neighbours: bool) -> int:
         """Remove acknowledged entries until ``need`` bytes are free. Return the bytes freed."""
         freed = 0
         for epoch in seen.roster.epochs:
             if freed >= need:
                 break
             if not is_held(seen.roster, epoch, seen.now_ms):
-                freed += self._trimmer.trim(seen.roster, epoch, need - freed, is_spread=is_spread)
+                freed += self._trimmer.trim(seen.roster, epoch, need - freed, leaves_neighbours=leaves_neighbours)
         return freed
 
 

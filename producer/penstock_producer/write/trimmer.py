@@ -123,15 +123,15 @@ class Trimmer:
         with self._lock:
             self._memories = {epoch: self._memories[epoch] for epoch in epochs if epoch in self._memories}
 
-    def trim(self, roster: Roster, epoch: int, need: int, *, is_spread: bool = False) -> int:
+    def trim(self, roster: Roster, epoch: int, need: int, *, leaves_neighbours: bool = False) -> int:
         """Remove acknowledged entries of the epoch until ``need`` bytes are free. Return the bytes freed.
 
-        With ``is_spread`` an entry stays if its neighbour goes; see `plan_trim`.
+        With ``leaves_neighbours`` an entry stays if its neighbour goes; see `plan_trim`.
         """
         with self._lock:
-            return self._trim(roster, epoch, need, is_spread)
+            return self._trim(roster, epoch, need, leaves_neighbours)
 
-    def _trim(self, roster: Roster, epoch: int, need: int, is_spread: bool) -> int:
+    def _trim(self, roster: Roster, epoch: int, need: int, leaves_neighbours: bool) -> int:
         groups = trimming_groups(roster, epoch)
         memory = self._renewed(epoch) if groups else None
         if memory is None:
@@ -145,7 +145,7 @@ class Trimmer:
                 if freed >= need:
                     return freed
                 part = {shard: ends[shard] for shard in some}
-                freed += self._trim_shards(roster, groups, memory, part, need - freed, is_spread)
+                freed += self._trim_shards(roster, groups, memory, part, need - freed, leaves_neighbours)
         return freed
 
     def _renewed(self, epoch: int) -> _EpochMemory | None:
@@ -176,7 +176,7 @@ class Trimmer:
         memory: _EpochMemory,
         ends: Mapping[int, int],
         need: int,
-        is_spread: bool,
+        leaves_neighbours: bool,
     ) -> int:
         """Remove acknowledged entries of some shards, the lowest first, a page at a time."""
         epoch, freed, size = memory.manifest.epoch, 0, FIRST_PAGE
@@ -187,7 +187,7 @@ class Trimmer:
         indexes = EpochIndexes(self._client, self._stream, epoch)
         for shard in todo:
             memory.gone.setdefault(shard, set())
-        before = {shard: set(memory.gone[shard]) for shard in todo} if is_spread else {}
+        before = {shard: set(memory.gone[shard]) for shard in todo} if leaves_neighbours else {}
         while todo and freed < need:
             found = indexes.read([IndexRange(shard, one.read, size) for shard, one in todo.items()]).records
             pages = dict(zip(todo, found, strict=True))

@@ -103,10 +103,8 @@ class UnconfirmedBlocks:
         """
         ids = [entry_id] if entry_id else []
         # a server that took over has no replica at first; one that comes may take its place without this block
-        is_kept = self._durability.is_auto and self._watch.took_over(self._key)
-        if (
-            must_reach == _NOTHING and not is_kept
-        ):  # blocks behind it are still to be sent again to a server that lost them
+        is_kept = must_reach != _NOTHING or (self._durability.is_auto and self._watch.took_over(self._key))
+        if not is_kept:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()
             return

@@ -141,8 +141,10 @@ class ReplicaWatch:
         self._client, self._clock = client, clock
         self._followed: dict[str, bool] = {}
         self._looked_at: dict[str, float] = {}
-        self._servers: dict[str, tuple[str, float]] = {}
-        """Key -> its server, and the time at which that one took over from another."""
+        self._servers: dict[str, str] = {}
+        """Key -> its server at the last look."""
+        self._took_over_at: dict[str, float] = {}
+        """Key -> the time at which its server took over from another one."""
 
     def level(self, durability: Durability, key: str, *, is_followed: bool = False) -> Durability:
         """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server.
@@ -152,17 +154,14 @@ class ReplicaWatch:
         return durability.on(is_followed or self._is_followed(key)) if durability.is_auto else durability
 
     def took_over(self, key: str) -> bool:
-        """Return whether the server of the key took over from another one within `SUCCESSOR_S`."""
-        server, now = self._client.node_of(key).server, self._clock()
-        known, since = self._servers.setdefault(key, (server, -math.inf))
-        if known != server:
-            since = now
-            self._servers[key] = server, since
-        return now - since < SUCCESSOR_S
+        """Return whether the server of the key took over within `SUCCESSOR_S`, as the last `level` of the key found."""
+        return self._clock() - self._took_over_at.get(key, -math.inf) < SUCCESSOR_S
 
     def _is_followed(self, key: str) -> bool:
         node, now = self._client.node_of(key), self._clock()
         server = node.server
+        if self._servers.setdefault(key, server) != server:
+            self._servers[key], self._took_over_at[key] = server, now
         if not self._followed.get(server) and now - self._looked_at.get(server, -math.inf) >= LOOK_S:
             self._looked_at[server] = now
             with suppress(PenstockError, ResponseError):  # a server that is away, or does not say so, has none for now
