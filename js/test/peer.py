@@ -41,6 +41,7 @@ from penstock_producer.write.quota import (
     explain_quota,
     pause_s,
 )
+from penstock_producer.write.writer import WriterHooks
 from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
 from tests.contracts.feed import entries
 from tests.sentinels import Service, started_service
@@ -174,6 +175,17 @@ def write_planned(shard: int, size: int) -> None:
     with PLANNED[-1].shard(shard) as part:
         for offset in range(size):
             part.write(sample("fixed", 1000 * shard + offset))
+
+
+def open_again(sizes: list[int]) -> None:
+    """Open the epoch of `plan` again, which a server has lost, write it, and close its writer."""
+    lost, writer = PLANNED.pop().manifest, PLANNED.pop()
+    again = WriterHooks(writer).open_again(lost)
+    for shard, size in enumerate(sizes):
+        with WriterHooks(writer).open_shard(again, shard) as part:
+            for offset in range(part.position, size):
+                part.write(sample("fixed", 1000 * shard + offset))
+    writer.close()
 
 
 def end_planned() -> None:

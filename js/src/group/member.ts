@@ -17,7 +17,7 @@ import {
   serverMs,
   snapshotOf,
 } from "../stream/roster.js";
-import { partitionOf, readCounters, type Stream } from "../stream/stream.js";
+import { isIn, partitionOf, readCounters, type Stream } from "../stream/stream.js";
 import type { Outage } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Leases, planAcknowledgement } from "./leases.js";
@@ -158,6 +158,29 @@ export class Member {
     return null;
   }
 
+  /**
+   * Return whether an epoch was released. That a roster lacks it proves nothing, because its server may have lost it. A
+   * release is noted on the rosters before anything is removed, and in meta before the manifest is.
+   */
+  async isReleased(epoch: number): Promise<boolean> {
+    const rosters = await Promise.all(this.stream.partitions.map((one) => loadRoster(this.server, one)));
+    if ((await findManifest(this.server, this.stream, epoch)) === null) {
+      return isIn((await readCounters(this.server, this.stream)).released, epoch);
+    }
+    return rosters.some(
+      ({ epochs, retiring, retired }) => !epochs.includes(epoch) && (retiring.has(epoch) || isIn(retired, epoch)),
+    );
+  }
+
+  /** Return a notice on an epoch that was being read, if a server lost its manifest, else "". */
+  async lossOf(epoch: number): Promise<string> {
+    const isThere = (await findManifest(this.server, this.stream, epoch)) !== null;
+    if (isThere || (await this.isReleased(epoch))) return "";
+    const gone = new EpochNotFound(`epoch ${epoch} of '${this.stream.name}' is gone, and nobody released it`);
+    const { message } = await this.who.runs.explained(gone, this.begin);
+    return `${message}. It is read again once its producer opens it again`;
+  }
+
   /** Return a sentence on a group for which there is no epoch to read now. */
   async finished(after: number): Promise<string> {
     const { stream, group } = this.who;
@@ -177,6 +200,11 @@ export class Member {
   /** Learn what is known already of an epoch that is to be read. */
   learn(manifest: Manifest): void {
     this.#manifests.set(manifest.epoch, manifest);
+  }
+
+  /** Forget what is known of an epoch that a server lost, because it may come back with less. */
+  forget(epoch: number): void {
+    this.#manifests.delete(epoch);
   }
 
   /** Return a manifest. What does not change of it is asked for once. */

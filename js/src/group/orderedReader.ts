@@ -71,6 +71,8 @@ interface Skipped {
 /** Reads one epoch in canonical order for one rank, by the shard indexes, into a prefetch queue. */
 export class OrderedReader {
   readonly epoch: number;
+  /** A notice, if a server lost the epoch as a whole, else "". */
+  loss = "";
   readonly #made: RankReading;
   readonly #queue: PrefetchQueue;
   readonly #steps: EpochSteps;
@@ -458,14 +460,16 @@ export class OrderedReader {
     return partitionOf(this.#made.member.stream, shard);
   }
 
-  /** End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned. */
+  /** End an epoch with what was there. An epoch that this group still holds goes if it was abandoned, or lost. */
   async #endReleased(error: EpochNotFound): Promise<void> {
     const { member, notify } = this.#made;
     const { stream, group } = member.who;
     try {
       const { groups } = await loadRoster(member.server, member.begin);
+      this.loss = await member.lossOf(this.epoch);
       if (!groups.has(group)) throw error;
-      notify(`epoch ${this.epoch} of '${stream.name}' was abandoned and released while it was read`);
+      if (this.loss === "")
+        notify(`epoch ${this.epoch} of '${stream.name}' was abandoned and released while it was read`);
       this.#queue.end();
     } catch {
       this.#queue.end(error);

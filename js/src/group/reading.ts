@@ -5,7 +5,7 @@ import type { BlockingLine } from "../stream/line.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples } from "../stream/manifest.js";
 import type { Membership } from "../stream/roster.js";
 import { loadRoster, unknownGroup } from "../stream/roster.js";
-import type { Outage, Wait } from "../waiting.js";
+import type { Notify, Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { EpochSteps } from "./canonical.js";
 import { DeliveryCheck } from "./deliveryCheck.js";
@@ -27,6 +27,8 @@ const LEAST_QUIET_MS = 1000;
 /** A reader of one epoch, which fills a prefetch queue. */
 export interface EpochReader {
   readonly epoch: number;
+  /** A notice, if a server lost the epoch as a whole, else "". */
+  readonly loss: string;
   /** Read to the end. Everything ends in the queue, errors too. */
   run(): Promise<void>;
   /** Return why there is no batch. */
@@ -65,8 +67,10 @@ export abstract class Reading {
   /** The last epoch that was iterated to its end here. */
   cursor = -1;
   readonly #limit: PrefetchLimit;
+  readonly #notify: Notify;
 
   constructor({ chosen }: Resources) {
+    this.#notify = chosen.notify;
     this.#limit = new PrefetchLimit(chosen.prefetchBytes);
   }
 
@@ -92,27 +96,37 @@ export abstract class Reading {
   /**
    * Start reading an epoch.
    *
-   * @returns False if the others of the group acknowledged it since it was found, and it is gone.
+   * @returns False if it is gone since it was found: the others of the group acknowledged it, or it was lost.
    * @throws EpochNotFound if it is gone for another reason.
    */
   async begin(epoch: number): Promise<boolean> {
     try {
       await this.#start(epoch);
     } catch (error) {
-      const { server, begin } = this.member;
-      if (this.isOrdered || !(error instanceof EpochNotFound)) throw error;
-      if ((await loadRoster(server, begin)).epochs.includes(epoch)) throw error;
+      if (!(error instanceof EpochNotFound)) throw error;
+      const loss = await this.member.lossOf(epoch);
+      if (loss !== "") {
+        this.#notify(loss);
+        return false;
+      }
+      if (this.isOrdered || !(await this.member.isReleased(epoch))) throw error;
       this.cursor = Math.max(this.cursor, epoch);
       return false;
     }
     return true;
   }
 
-  /** End an epoch that was read to its end. */
+  /** End an epoch that was read to its end. A cursor below it means that something of it is still due. */
   async finish(run: EpochRun): Promise<void> {
     await run.ended;
     this.run = null;
-    this.cursor = Math.max(this.cursor, run.reader.epoch);
+    const { epoch, loss } = run.reader;
+    if (loss !== "") {
+      this.#notify(loss);
+      this.member.forget(epoch);
+      return;
+    }
+    this.cursor = Math.max(this.cursor, epoch);
   }
 
   /** Stop reading, with everything that was read ahead. */

@@ -1,13 +1,20 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { DamagedKey, EpochNotFound, SegmentsUnseen, ServerUnavailable, UnsupportedVersion } from "../errors.js";
+import {
+  DamagedKey,
+  EpochIncomplete,
+  EpochNotFound,
+  SegmentsUnseen,
+  ServerUnavailable,
+  UnsupportedVersion,
+} from "../errors.js";
 import { bytesOf, entriesOf, type StreamEntry, textOf } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement } from "../stream/ledger.js";
 import type { BlockingLine } from "../stream/line.js";
-import { findManifest, isEnded, liveState, type Manifest, renewed } from "../stream/manifest.js";
+import { findManifest, isEnded, liveState, type Manifest, renewed, shardCount, shardSize } from "../stream/manifest.js";
 import { isGone, pendingMembers } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
-import { requireThere } from "../stream/stream.js";
+import { partitionOf, requireThere } from "../stream/stream.js";
 import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
 import { Aside, ELSEWHERE_MS, within } from "./aside.js";
 import { Assembler } from "./batch.js";
@@ -81,6 +88,11 @@ export class SharedReaders {
     );
   }
 
+  /** A notice, if a server lost the epoch as a whole, else "". */
+  get loss(): string {
+    return this.#readers.find(({ loss }) => loss !== "")?.loss ?? "";
+  }
+
   /** Read to the end. Everything ends in the queue, errors too. */
   async run(): Promise<void> {
     await Promise.all(this.#readers.map((reader) => reader.run()));
@@ -103,6 +115,8 @@ class SharedReader {
   readonly epoch: number;
   /** Whether this reader brings no more batches. */
   hasEnded = false;
+  /** A notice, if a server lost the epoch as a whole. */
+  loss = "";
   readonly #made: SharedReading;
   readonly #renewer: LeaseRenewer;
   readonly #deliveries: DeliveryCheck;
@@ -315,18 +329,30 @@ class SharedReader {
     return await who.runs.explained(gone, partition);
   }
 
-  /** Return whether a partition has lost the epoch, for at most as long as processes that write look for that. */
+  /** Return whether a partition alone lost the epoch. Raises EpochIncomplete once processes that write look no more. */
   async #isLostIn(partition: PartitionKeys): Promise<boolean> {
-    const { server, stream } = this.#made.member;
+    const { member } = this.#made;
+    const manifest = await findManifest(member.server, member.stream, this.epoch);
+    if (manifest === null || manifest.state === "abandoned" || (await member.isReleased(this.epoch))) return false;
     const since = this.#lostSince.get(partition) ?? now();
     this.#lostSince.set(partition, since);
-    if (now() - since > OUTAGE_MS) return false;
-    const rosters = await Promise.all(stream.partitions.map((one) => loadRoster(server, one)));
-    const isReleased = rosters.some(({ retiring, retired }) => {
-      return retiring.has(this.epoch) || retired.some(([low, high]) => low <= this.epoch && this.epoch <= high);
-    });
-    const manifest = await findManifest(server, stream, this.epoch);
-    return !isReleased && manifest !== null && manifest.state !== "abandoned";
+    if (now() - since > OUTAGE_MS) throw await this.#lossIn(partition, manifest);
+    return true;
+  }
+
+  async #lossIn(partition: PartitionKeys, manifest: Manifest): Promise<EpochIncomplete> {
+    const { server, stream, who } = this.#made.member;
+    const { name, partitions } = stream;
+    const shards = Array.from({ length: shardCount(manifest) }, (_, shard) => shard);
+    const lost = shards.filter((shard) => partitionOf(stream, shard) === partition && shardSize(manifest, shard) > 0);
+    const ranges = lost.slice(0, 5).map((shard) => `shard ${shard} offsets 0-${shardSize(manifest, shard) - 1}`);
+    const which = `partition ${partition.number} of ${partitions.length} at ${server.whereIs(partition.roster)} has lost it`;
+    const error = new EpochIncomplete(
+      `group '${who.group}' cannot read epoch ${this.epoch} of '${name}' to its end, and no process opened it again ` +
+        `(${[which, ...ranges].join(", ")}): \`penstock trim ${name}\` does, then \`penstock audit ${name} --repair ` +
+        "SOURCE...` makes the samples again",
+    );
+    return await who.runs.explained(error, partition);
   }
 
   /** Hold entries from the moment on at which they are here, so that they are renewed, and handed back at a close. */
@@ -468,7 +494,7 @@ class SharedReader {
 
   // --- the end ---
 
-  /** End an epoch with what was there. An epoch that this group still holds can only go if it was abandoned. */
+  /** End an epoch with what was there. An epoch that this group still holds goes if it was abandoned, or lost. */
   async #endReleased(error: EpochNotFound): Promise<void> {
     const { member, notify } = this.#made;
     const { stream, group } = member.who;
@@ -476,11 +502,13 @@ class SharedReader {
       await requireThere(member.server, stream);
       const roster = await loadRoster(member.server, member.begin);
       const record = roster.groups.get(group);
-      if (record === undefined || roster.epochs.includes(this.epoch)) throw error;
+      this.loss = await member.lossOf(this.epoch);
+      const isThere = this.loss === "" && !(await member.isReleased(this.epoch));
+      if (record === undefined || isThere) throw error;
       this.#assembler.flush();
       this.#emit(this.#assembler);
       // else the other members acknowledged it
-      if (record.read < this.epoch && !this.#known.isReleaseTold) {
+      if (this.loss === "" && record.read < this.epoch && !this.#known.isReleaseTold) {
         this.#known.isReleaseTold = true;
         notify(`epoch ${this.epoch} of '${stream.name}' was abandoned and released while it was read`);
       }

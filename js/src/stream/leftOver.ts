@@ -2,7 +2,7 @@ import { hashOf, type Server, textOf } from "../server/server.js";
 import { begunShards, findManifest, type Manifest } from "./manifest.js";
 import { ALIVE_MS } from "./presence.js";
 import { clockOf, loadRoster, type Roster } from "./roster.js";
-import { integer, type Range, readable, readCounters, type Stream } from "./stream.js";
+import { integer, isIn, type Range, readable, readCounters, type Stream } from "./stream.js";
 
 /** A worker that reported its rate within this time is at work. */
 const REPORT_COUNTS_MS = 10_000;
@@ -20,7 +20,7 @@ export async function isLeftOver(server: Server, stream: Stream, epoch: number):
   const lacking = rosters.filter(({ epochs }) => !epochs.includes(epoch));
   if (manifest === null || lacking.length === 0 || rosters.some(({ retiring }) => retiring.has(epoch))) return false;
   const notes = [...released, ...lacking.flatMap(releasesOf)];
-  if (notes.some(([low, high]) => low <= epoch && epoch <= high)) return true;
+  if (isIn(notes, epoch)) return true;
   return lacking.length === rosters.length && (await isForsaken(server, stream, manifest));
 }
 

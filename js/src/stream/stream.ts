@@ -92,6 +92,11 @@ export function parseRanges(text: string): Range[] {
   });
 }
 
+/** Return whether a number is in one of the ranges. */
+export function isIn(ranges: readonly Range[], number: number): boolean {
+  return ranges.some(([low, high]) => low <= number && number <= high);
+}
+
 /** What the stream's meta says of its epochs. */
 export interface Counters {
   /** The number of the next epoch. */
