@@ -14,18 +14,21 @@ from penstock_common.stream.groups.ledger import (
     Acknowledgement,
     acknowledge,
     add_dead_letter,
+    behind,
     dead_letters,
     done_bits,
     runs,
+    unacknowledged_samples,
     uncovered,
 )
 from penstock_common.stream.groups.positions import report
-from penstock_common.stream.groups.roster import Membership, RankOrder, join_group
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, entries, open_stream, produce, writer_of
+from tests.contracts.ordered import plan
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,3 +171,29 @@ def test_a_shard_that_every_rank_is_through_with_misses_nothing(any_url: str, an
     for position, missing in ((4, [(0, 4, 8), (1, 0, 8)]), (8, [(1, 0, 8)]), (12, [(1, 4, 8)]), (16, [])):
         report(any_client, rank, manifest, position)
         assert uncovered(any_client, stream, manifest, "g") == missing
+
+
+def test_what_a_group_has_not_acknowledged_is_told_by_shard_and_in_total(any_url: str, any_client: Client) -> None:
+    """A full budget is explained by it, and a wait that can never end is found by it."""
+    plan(any_url, [10, 10, 10], block_samples=5, partitions=2)
+    stream = open_stream(any_client, "t")
+    manifest = load_manifest(any_client, stream, 0)
+    rank = Membership(stream, "g", "rank-0", "1", RankOrder(0, 1, 4))
+    join_group(any_client, rank)
+    join_group(any_client, Membership(stream, "shared", "", ""))
+    groups = load_roster(any_client, stream.partitions[0]).groups
+    for position, left in (
+        (0, [(0, 0, 10), (1, 0, 10), (2, 0, 10)]),
+        (4, [(0, 4, 10), (1, 0, 10), (2, 0, 10)]),
+        (10, [(1, 0, 10), (2, 0, 10)]),
+        (12, [(1, 2, 10), (2, 0, 10)]),
+        (29, [(2, 9, 10)]),
+        (30, []),
+    ):
+        if position:
+            report(any_client, rank, manifest, position)
+        assert sorted(behind(any_client, stream, manifest, "g", groups["g"])) == left
+        told = unacknowledged_samples(any_client, stream, manifest, groups)
+        assert told == {"g": 30 - position, "shared": 30}
+    acknowledge(any_client, stream.partition_of(1), manifest, "shared", [], {1: [(2, 9)]})
+    assert unacknowledged_samples(any_client, stream, manifest, groups) == {"g": 0, "shared": 23}

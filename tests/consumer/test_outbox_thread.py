@@ -13,13 +13,15 @@ from penstock_common.errors import MemberReplaced, ServerUnavailable
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.outbox import Outbox, OutboxThread
+from penstock_common.stream.groups.ledger import Acknowledgement, uncovered
+from penstock_common.stream.groups.outbox import Outbox, Outboxes, OutboxThread
 from penstock_common.stream.groups.positions import PositionReport, known_positions
-from penstock_common.stream.groups.roster import Membership
+from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.waiting import OUTAGE_S
 from tests.clusters import until
 from tests.consumer.test_positions import rank
+from tests.contracts.feed import open_stream
 from tests.contracts.ordered import plan
 from tests.torn_slots import partition_slot
 
@@ -165,6 +167,50 @@ def test_a_server_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
     answers.set()
     until(lambda: reporting.box.is_empty)
     assert reporting.reported == LAST
+
+
+def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved state would count it, and an epoch would be closed without it."""
+    begun, may_go, send = threading.Event(), threading.Event(), reporting.outbox.send
+
+    def slow(due: PositionReport) -> None:
+        begun.set()
+        may_go.wait(20)
+        send(due)
+
+    monkeypatch.setattr(reporting.outbox, "send", slow)
+    reporting.report(8)
+    assert begun.wait(20)
+    assert not reporting.box.is_empty
+    reporting.box.hurry(0.05)
+    with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
+        reporting.box.flush()
+    may_go.set()
+    until(lambda: reporting.box.is_empty)
+    assert reporting.reported == 8
+
+
+@pytest.mark.parametrize(
+    ("numbers", "every_s", "count"), [([[0, 1]], 0.0, 0), ([[0, 1]], 0.01, 1), ([[0], [1]], 0.0, 2)]
+)
+def test_a_member_of_several_servers_has_a_thread_for_each(
+    any_url: str, any_client: Client, numbers: list[list[int]], every_s: float, count: int
+) -> None:
+    """One that is away must not hold up the acknowledgements to another. With one server a thread only costs time."""
+    plan(any_url, [8, 8], partitions=2)
+    stream, manifest = open_stream(any_client, "t"), load_manifest(any_client, open_stream(any_client, "t"), 0)
+    join_group(any_client, Membership(stream, "shared", "m", "life"))
+    boxes = Outboxes(any_client, Membership(stream, "shared", "m", "life"), numbers, every_s=every_s)
+    for number in (0, 1):
+        shard = next(shard for shard in (0, 1) if stream.partition_of(shard).number == number)
+        boxes.send(number, Acknowledgement(stream.partitions[number], manifest, "shared", [], {shard: [(0, 8)]}))
+    assert len(threads()) == count
+    boxes.flush()
+    assert boxes.is_empty
+    assert all(boxes.is_empty_for(number) for number in (0, 1))
+    assert uncovered(any_client, stream, manifest, "shared") == []
+    boxes.close()
+    until(lambda: not threads())
 
 
 def sent(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:

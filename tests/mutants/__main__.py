@@ -25,12 +25,13 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.mutants.mutator import Mutant, mutants_of
 
@@ -56,9 +57,11 @@ TARGETS = [
 BATCH = 8
 """Test files that are recorded by one pytest."""
 FIRST = 12
-"""The quickest tests that run on their own first: most mutants go no further."""
+"""The first tests, which run on their own: most mutants go no further."""
 MOST_S = 20.0
-"""Tests that take longer together are left out, the slowest first."""
+"""Tests that take longer together are left out. Half of the time is for tests that run little else, because those were
+written for the line, and the other half for the quickest.
+"""
 
 
 @dataclass
@@ -78,14 +81,34 @@ class Result:
     """How many tests were run."""
 
 
+class RecordedTest(NamedTuple):
+    """A test, and how much of the code it runs."""
+
+    seconds: float
+    name: str
+    size: int
+    """How many scripts, functions and lines it runs."""
+
+
+def chosen(tests: Iterable[RecordedTest]) -> list[RecordedTest]:
+    """Return the tests that fit `MOST_S`, in the order in which they run."""
+    within: dict[str, RecordedTest] = {}
+    for limit_s, order in ((MOST_S / 2, lambda test: (test.size, test)), (MOST_S, lambda test: (test.seconds, test))):
+        left_s = limit_s - sum(test.seconds for test in within.values())
+        for test in sorted(tests, key=order):
+            if test.name not in within and (left_s := left_s - test.seconds) >= 0:
+                within[test.name] = test
+    return list(within.values())
+
+
 @dataclass(frozen=True)
 class Uses:
     """The tests that use each script, function or line."""
 
-    tests: dict[str, list[tuple[float, str]]]
+    tests: dict[str, list[RecordedTest]]
 
-    def of(self, mutant: Mutant) -> list[tuple[float, str]]:
-        """Return the tests that run the changed lines, the quickest first.
+    def of(self, mutant: Mutant) -> list[RecordedTest]:
+        """Return the tests that run the changed lines.
 
         If no test is known to, those of the function. Code outside of functions has those of the file.
         """
@@ -96,7 +119,7 @@ class Uses:
             return self._of([name for name in self.tests if name.startswith(function)])
         return self._of([f"{function}::{line}" for line in mutant.lines]) or self._of([function])
 
-    def _of(self, names: list[str]) -> list[tuple[float, str]]:
+    def _of(self, names: list[str]) -> list[RecordedTest]:
         return sorted({test for name in names for test in self.tests.get(name, ())})
 
 
@@ -106,7 +129,7 @@ def main() -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     uses = _uses(given.no_record, given.workers)
     found = [mutant for path in TARGETS if not given.only or given.only in path for mutant in mutants_of(ROOT, path)]
-    chosen = Random(given.seed).sample(found, min(given.count, len(found)))
+    sample = Random(given.seed).sample(found, min(given.count, len(found)))
     json_file = given.json or STATE / "results.json"
     old = {one["name"]: one for one in json.loads(json_file.read_text())} if given.resume and json_file.exists() else {}
     reasons = load_reasons()
@@ -115,10 +138,10 @@ def main() -> None:
     def finish(result: Result) -> None:
         results.append(result)
         json_file.write_text(json.dumps([asdict(one) for one in results], indent=1))
-        print(f"{len(results)}/{len(chosen)} {result.outcome}: {result.file}:{result.line}", flush=True)
+        print(f"{len(results)}/{len(sample)} {result.outcome}: {result.file}:{result.line}", flush=True)
 
     pending = []
-    for mutant in chosen:
+    for mutant in sample:
         known, reason = old.get(mutant.name), reason_of(mutant, reasons)
         if known and known["outcome"] in ("killed", "timeout"):
             finish(Result(**known))
@@ -134,7 +157,7 @@ def main() -> None:
         def test(mutant: Mutant) -> Result:
             copy = copies.get()
             try:
-                return _test(copy, mutant, uses.of(mutant))
+                return _test(copy, mutant, chosen(uses.of(mutant)))
             finally:
                 copies.put(copy)
 
@@ -178,11 +201,11 @@ def _uses(is_known: bool, workers: int) -> Uses:
                 tests = {test: used for test, used in found.items() if test.startswith(f"{name}::")}
                 record[name] = {"digest": files[name], "tests": tests}
             path.write_text(json.dumps(record))
-    by_name: dict[str, list[tuple[float, str]]] = {}
+    by_name: dict[str, list[RecordedTest]] = {}
     for one in record.values():
         for test, (seconds, used) in one["tests"].items():
             for name in used:
-                by_name.setdefault(name, []).append((seconds, test))
+                by_name.setdefault(name, []).append(RecordedTest(seconds, test, len(used)))
     return Uses(by_name)
 
 
@@ -237,16 +260,11 @@ def _environment(root: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PENSTOCK_TEST_ONE_SERVER": "1"}
 
 
-def _test(copy: Path, mutant: Mutant, tests: list[tuple[float, str]]) -> Result:
+def _test(copy: Path, mutant: Mutant, tests: list[RecordedTest]) -> Result:
     file, original = copy / mutant.path, (copy / mutant.path).read_text(encoding="utf-8")
     file.write_text(mutant.text(original), encoding="utf-8")
     try:
-        within, seconds = [], 0.0
-        for each, test in tests:
-            seconds += each
-            if seconds > MOST_S:
-                break
-            within.append(test)
+        within, seconds = [test.name for test in tests], sum(test.seconds for test in tests)
         result = _result(mutant, "survived", "", len(within))
         for names in filter(None, (within[:FIRST], within[FIRST:])):
             result.outcome, result.by = _pytest(copy, ["-x", *names], _environment(copy), 60 + 3 * seconds)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.durability import ReplicaWatch
+from penstock_common.waiting import OUTAGE_S
+from penstock_producer.write.commit import Committer
 from penstock_producer.write.shard import ShardWriter, _tell_lost
 from penstock_producer.write.writer import Writer
 from tests.clusters import until
@@ -94,6 +97,27 @@ def test_a_connection_that_breaks_as_a_block_is_sent_is_made_again(
         once(monkeypatch, "send", ServerUnavailable("cut"))
         fill(shard, 8)
     assert sum("broke while writing" in line for line in said) == 1, said
+    require_once_each(any_url, any_client)
+
+
+def test_the_times_of_two_outages_do_not_add_up(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of days meets several. Each may last a minute, however long ago the one before was."""
+    now_s = [0.0]
+    monkeypatch.setattr("penstock_producer.write.writer.Committer", partial(Committer, clock=lambda: now_s[0]))
+    with shard_of(any_url) as (_, shard):
+        for upto in range(8, SIZE, 12):
+            once(monkeypatch, "read", ServerUnavailable("cut"))
+            fill(shard, upto)
+            fill(shard, upto + 8)  # committed by the blocks that follow, not by the end
+            now_s[0] += 2 * OUTAGE_S
+        once(monkeypatch, "read", ServerUnavailable("cut"))
+        shard.commit_all()
+        now_s[0] += 2 * OUTAGE_S
+        fill(shard, SIZE)
+        once(monkeypatch, "read", ServerUnavailable("cut"))
+        shard.commit_all()
     require_once_each(any_url, any_client)
 
 

@@ -142,6 +142,7 @@ class TestPlans:
         roster = roster_of({"a": group(), "b": group(), "left": group(holds=False), "late": group(3)}, {("a", 0)})
         assert trimming_groups(roster, 0) == ["b"]
         assert trimming_groups(roster_of({}), 0) == []
+        assert trimming_groups(roster_of({"later": group(1), "left": group(holds=False)}), 0) == []
 
 
 @given(st.sets(st.integers(0, 60)))

@@ -267,7 +267,7 @@ class OrderedReader:
         remainder: str,
         start: int,
         share: tuple[int, int] = (0, 1),
-        views: bool = False,
+        views: bool,
     ) -> None:
         """``start`` is where the rank's first step begins; of its steps this reader takes a share (`EpochSteps.share`).
 

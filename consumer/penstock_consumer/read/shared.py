@@ -626,7 +626,7 @@ class SharedReaders:
         pool: ArrayPool,
         *,
         batch_size: int,
-        views: bool = False,
+        views: bool,
     ) -> None:
         self.epoch = epoch
         manifest, readable = load_manifest(claim.client, claim.stream, epoch), EpochReadable()

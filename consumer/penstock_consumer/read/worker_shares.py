@@ -87,7 +87,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
     queue = PrefetchQueue(limit, pool.trim)
     reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
         RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,
-        start=part.start, remainder=part.remainder, share=share,
+        start=part.start, remainder=part.remainder, share=share, views=False,
     )  # fmt: skip
     thread = threading.Thread(target=reader.run, name="penstock-share", daemon=True)
     thread.start()

@@ -242,7 +242,7 @@ class Committer:
     def _follow(self, before: SentBlock, block: Block, bad: Mapping[int, str]) -> bool:
         """Send the block. If the one before it was refused, this one is refused, too, because it does not come next.
 
-        Returns False if the caller must `commit_all`: the block before is then committed, or sent again.
+        Returns False if the caller must `_drain`, which sends the block before again unless it is committed.
         """
         fields = self._stored(block)
         if fields is None:
@@ -262,7 +262,6 @@ class Committer:
         except BaseException:
             self._channel.close()  # with answers under way: no other request can use it
             raise
-        self._send(before.block, before.bad)
         return False
 
     def commit_all(self) -> None:
@@ -280,7 +279,7 @@ class Committer:
             try:
                 if self._collect(sent):
                     self._has_committed()
-                    break
+                    return
             except ServerUnavailable as error:
                 self._reconnect(error)
             except Unauthorized:
@@ -320,7 +319,6 @@ class Committer:
         while True:
             try:
                 records = read_index(self._channel, self._client, *where)
-                self._outage.over()
                 break
             except ServerUnavailable:
                 self._channel.close()
@@ -363,9 +361,6 @@ class Committer:
 
     def finish(self) -> None:
         """End the shard once everything is committed; the connection goes to the next shard."""
-        self._payloads.close()
-        with suppress(PenstockError):  # the cleaner finds out
-            self._payloads.seal_now(self.run_script)
         self._note_settled(self._answered)
         self._resources.give_channel(self._channel)
         self.close()

@@ -1,0 +1,288 @@
+"""What a member's claim says of epochs and positions, alone with a real server: no thread reads, and none keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from penstock_common.errors import EpochNotFound, ReplayTruncated
+from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.ledger import acknowledge
+from penstock_common.stream.groups.positions import known_positions, report
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, rank_member
+from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.stream.streams import Stream
+from penstock_consumer.read.claims import LeaseClaim, RankClaim, absent_notice
+from penstock_consumer.stages.batch import Batch
+from tests.contracts.feed import SAMPLE_BYTES, open_stream
+from tests.contracts.ordered import plan, planned_writer
+
+COUNT, BLOCK, EPOCHS = 16, 4, 4
+WORLD, BATCH = 2, 2
+STEP = WORLD * BATCH
+
+
+class Claims:
+    """A stream with some epochs, and claims on it."""
+
+    def __init__(self, client: Client, stack: ExitStack) -> None:
+        self.client, self._stack = client, stack
+        self.said: list[str] = []
+
+    @property
+    def stream(self) -> Stream:
+        """Return the stream as it is now."""
+        return open_stream(self.client, "t")
+
+    def member(self, name: str = "m", group: str = "g") -> LeaseClaim:
+        """Return the claim of a member that has not joined."""
+        claim = LeaseClaim(self.client, Membership(self.stream, group, name, f"life of {name}"), 30.0, self.said.append)
+        return self._stack.enter_context(closing(claim))
+
+    def rank(self, number: int = 0, world: int = WORLD) -> RankClaim:
+        """Return the claim of a rank that has not joined."""
+        order = RankOrder(number, world, BATCH)
+        who = Membership(self.stream, "ranks", rank_member(number), f"life of {number}", order)
+        return self._stack.enter_context(closing(RankClaim(self.client, who, 30.0, self.said.append)))
+
+    def deliver(self, member: str, count: int, epoch: int = 0) -> list[bytes]:
+        """Let the server give entries to a member, and return their ids."""
+        key = self.stream.partitions[0].entries(epoch)
+        answer: Any = self.client.xreadgroup("g", member, {key: ">"}, count=count)
+        return [entry_id for entry_id, _ in answer[0][1]]
+
+
+@pytest.fixture
+def scene(any_url: str, any_client: Client) -> Iterator[Claims]:
+    """Yield claims on four epochs of two shards in one partition."""
+    plan(any_url, [COUNT // 2] * 2, block_samples=BLOCK, epochs=EPOCHS)
+    with ExitStack() as stack:
+        yield Claims(any_client, stack)
+
+
+class TestJoining:
+    """A group begins with what is there, and goes back to what is there."""
+
+    def test_a_new_group_begins_behind_what_was_released(self, scene: Claims) -> None:
+        """It would wait for epochs that never come again."""
+        assert release_epoch(scene.client, scene.stream, 1)
+        early = scene.member(group="early")
+        early.join("resume")
+        assert early.first == 0, "the first epoch is there"
+        assert release_epoch(scene.client, scene.stream, 0)
+        late = scene.member(group="late")
+        late.join("resume")
+        assert late.first == 2
+        chosen = scene.member(group="chosen")
+        chosen.join(3)
+        assert chosen.first == 3
+
+    @pytest.mark.parametrize("trimmed", [1, EPOCHS - 1])
+    def test_a_group_is_read_again_from_the_first_epoch_that_is_whole(self, scene: Claims, trimmed: int) -> None:
+        """Entries of a trimmed epoch are gone, which no reader could tell from a loss."""
+        scene.client.hset(scene.stream.partitions[0].roster, f"t:{trimmed}", "1")
+        member = scene.member()
+        member.join("resume")
+        member.join("earliest")
+        assert member.first == trimmed + 1
+        rank = scene.rank()
+        rank.join("earliest")
+        assert rank.first == trimmed + 1
+
+    def test_only_retained_epochs_are_gone_back_to(self, scene: Claims) -> None:
+        """The error says which they are. An epoch that is still to come may be waited for."""
+        assert release_epoch(scene.client, scene.stream, 0)
+        with pytest.raises(EpochNotFound, match=r"epoch 0 of 't' is not retained; retained: 1, 2, 3"):
+            scene.member().join(0)
+        with pytest.raises(ReplayTruncated, match=r"epoch 0 of 't' was released.*; retained: 1, 2, 3"):
+            scene.rank().join(0)
+        scene.rank().join(EPOCHS)
+        member = scene.member()
+        member.join(EPOCHS)
+        assert member.first == EPOCHS
+
+
+class TestEpochs:
+    """What became of an epoch decides whether a reader ends it, waits, or fails."""
+
+    def test_an_epoch_is_released_once_a_roster_says_so(self, scene: Claims) -> None:
+        """That a roster lacks it is no release, because a server that came back older lacks it, too."""
+        claim, (partition,) = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        assert not claim.is_released(1)
+        for field in ("e:1", "retiring"):
+            assert not claim.is_released(1)
+            scene.client.hdel(partition.roster, field)
+        assert not claim.is_released(1)
+        assert claim.loss_of(1) == ""
+        scene.client.hset(partition.roster, "e:1", load_manifest(scene.client, scene.stream, 1).id)
+        assert release_epoch(scene.client, scene.stream, 1)
+        assert claim.is_released(1)
+        assert claim.loss_of(1) == ""
+        assert not claim.is_released(2)
+
+    def test_a_manifest_that_is_gone_without_a_release_is_a_loss(self, scene: Claims) -> None:
+        """The training reads on, and the epoch again once its producer has opened it again."""
+        claim = scene.member()
+        claim.join("resume")
+        scene.client.delete(scene.stream.keys.manifest(2))
+        assert not claim.is_released(2)
+        assert "epoch 2 of 't' is gone, and nobody released it" in claim.loss_of(2)
+        assert "It is read again once its producer opens it again" in claim.loss_of(2)
+
+    def test_what_others_hold_is_told_from_what_is_held_here(self, scene: Claims) -> None:
+        """A member waits at the end of an epoch for others only."""
+        claim, partitions = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        assert claim.other_holders(0, partitions) == set()
+        scene.deliver("m", 1)
+        assert claim.other_holders(0, partitions) == set()
+        scene.deliver("other", 1)
+        assert claim.other_holders(0, partitions) == {"other"}
+        assert claim.other_holders(1, partitions) == set()
+        assert claim.has_unread(0)
+        scene.deliver("other", 100)
+        assert not claim.has_unread(0)
+
+    def test_a_member_lives_if_it_gave_a_heartbeat_since(self, scene: Claims) -> None:
+        """Only then what it holds will be acknowledged or returned."""
+        claim, (partition,) = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        join_group(scene.client, Membership(scene.stream, "elsewhere", "x", "life"))
+        seen = load_roster(scene.client, partition).members["g", "m"]
+        assert claim.live_members(seen - 1, partition) == {"m"}
+        assert claim.live_members(seen, partition) == set()
+
+    def test_an_epoch_closes_once_all_of_it_is_acknowledged(self, scene: Claims) -> None:
+        """An epoch that is closed too early is released under its readers."""
+        claim, (partition,) = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        manifest = load_manifest(scene.client, scene.stream, 0)
+
+        def closed() -> set[int]:
+            return {epoch for group, epoch in load_roster(scene.client, partition).closed if group == "g"}
+
+        first, *rest = scene.deliver("m", 100)
+        claim.close_epochs(0)
+        assert (closed(), claim.unclosed) == (set(), {0})
+        whole = {shard: [(0, COUNT // 2)] for shard in (0, 1)}
+        assert acknowledge(scene.client, partition, manifest, "g", rest, {**whole, 0: [(BLOCK, COUNT // 2)]})
+        claim.close_epochs(0)
+        assert (closed(), claim.unclosed) == (set(), {0})
+        assert acknowledge(scene.client, partition, manifest, "g", [first], whole)
+        claim.close_epochs(0)
+        assert (closed(), claim.unclosed) == ({0}, set())
+        abandon_epoch(scene.client, scene.stream, 1)
+        claim.unclosed.add(2)
+        claim.close_epochs(1)
+        assert (closed(), claim.unclosed) == ({0}, {2})
+
+
+class TestPositions:
+    """A rank acknowledges by position, and goes back by position."""
+
+    @pytest.fixture
+    def rank(self, scene: Claims) -> RankClaim:
+        """Return the first of two ranks."""
+        rank = scene.rank()
+        rank.join("resume")
+        return rank
+
+    def test_a_rank_reads_on_where_it_stands_and_once_again_what_was_returned(self, rank: RankClaim) -> None:
+        """A batch that a framework pulled and gave back is read again, and with it all behind it."""
+        batches = [Batch({}, 0, [], position) for position in (STEP, 2 * STEP, 3 * STEP)]
+        rank.acknowledge(batches[0])
+        rank.flush()
+        assert (rank.position(0), rank.start_of(0)) == (STEP, STEP)
+        assert [rank.step_of(batch) for batch in batches] == [0, STEP, 2 * STEP]
+        assert not rank.return_batches([], batches)
+        rank.ended(0, COUNT, COUNT)
+        rank.unclosed.add(0)
+        assert rank.return_batches([batches[2], batches[1]], [])
+        assert rank.start_of(0) == STEP
+        rank.return_batches([batches[2]], [])
+        assert rank.start_of(0) == STEP, "the first of all that were returned"
+        assert rank.take_returned() == {0}
+        assert rank.take_returned() == set()
+        assert rank.unclosed == set()
+        assert rank.is_end(0, 0), "its end is forgotten"
+        assert [rank.take_start(0), rank.take_start(0), rank.take_start(1)] == [STEP, STEP, 0]
+
+    def test_what_is_outstanding_of_an_epoch_that_was_read_is_known(self, rank: RankClaim) -> None:
+        """It closes with the last acknowledgement."""
+        assert rank.is_end(0, 0)
+        assert not rank.has_unacknowledged(0)
+        rank.ended(0, 2 * STEP, COUNT)
+        assert not rank.is_end(0, 2 * STEP - 1)
+        assert rank.is_end(0, 2 * STEP)
+        for position, is_left in ((STEP, True), (2 * STEP, False), (STEP, False)):
+            rank.acknowledge(Batch({}, 0, [], position))
+            assert rank.has_unacknowledged(0) is is_left
+
+    def test_a_rank_has_read_an_epoch_once_it_acknowledged_all_of_it(self, scene: Claims, rank: RankClaim) -> None:
+        """It waits for the other ranks then, and not for samples."""
+        manifest = load_manifest(scene.client, scene.stream, 0)
+        for position, has_read in ((COUNT - 1, False), (COUNT, True)):
+            report(scene.client, rank.who, manifest, position)
+            assert rank.has_read(0) is has_read
+        assert not rank.has_read(1)
+        assert not rank.has_read(EPOCHS), "it has no manifest yet"
+
+    @pytest.mark.parametrize(("remainder", "steps"), [("pad", 3), ("drop", 2), ("keep", 3)])
+    def test_the_steps_of_an_epoch_are_known_with_its_size(
+        self, any_url: str, any_client: Client, remainder: str, steps: int
+    ) -> None:
+        """A progress bar shows them, and ranks must agree on them."""
+        with planned_writer(any_url) as writer, ExitStack() as stack:
+            writer.epoch(sizes=[5, 5])
+            rank = Claims(any_client, stack).rank()
+            assert rank.steps(0, remainder) == steps
+            assert rank.steps(1, remainder) is None
+            writer.epoch()
+            assert rank.steps(1, remainder) is None
+
+    def test_going_back_moves_later_epochs_to_their_start_and_earlier_ones_to_their_end(
+        self, scene: Claims, rank: RankClaim
+    ) -> None:
+        """A model that was restored from a checkpoint has seen the earlier ones, and none of the later."""
+        for epoch, position in ((0, STEP), (1, 2 * STEP), (2, COUNT), (3, STEP)):
+            rank.acknowledge(Batch({}, epoch, [], position))
+        rank.ended(2, COUNT, COUNT)
+        abandon_epoch(scene.client, scene.stream, 3)
+        rank.rewind(1, STEP)
+        at = {epoch: known_positions(scene.client, scene.stream, epoch, "ranks").of(0) for epoch in range(4)}
+        assert at == {0: COUNT, 1: STEP, 2: 0, 3: STEP}
+        assert rank.unclosed == {0}
+        assert rank.first == 0
+        assert [rank.start_of(epoch) for epoch in (1, 2)] == [STEP, 0]
+        assert rank.is_end(2, 0)
+        rank.ended(1, COUNT, COUNT)
+        assert rank.has_unacknowledged(1)
+
+    def test_ranks_that_never_came_are_named(self, scene: Claims) -> None:
+        """Their share of the epoch waits for them, and world_size may be a mistake."""
+        ranks = [scene.rank(number, 4) for number in range(2)]
+        for rank in ranks:
+            rank.join("resume")
+        ranks[0].tell_absent(0)
+        ranks[0].tell_absent(1)
+        assert len(scene.said) == 1
+        assert "epoch 0 ended here, and ranks 2, 3 of the 4 ranks of group 'ranks' did not come: 2/4" in scene.said[0]
+        assert "and rank 3 of the 4 ranks" in absent_notice(ranks[0].who, 0, [3])
+
+
+def test_what_a_rank_holds_is_told_in_bytes(scene: Claims) -> None:
+    """A writer that waits for quota is told who holds it up."""
+    rank, other = scene.rank(), scene.rank(1)
+    for one in (rank, other):
+        one.join("resume")
+    (partition,) = scene.stream.partitions
+    assert rank._held_bytes(partition) == EPOCHS * COUNT * SAMPLE_BYTES
+    for one, held in ((rank, EPOCHS * COUNT), (other, EPOCHS * COUNT - 2 * BLOCK)):
+        one.acknowledge(Batch({}, 0, [], 2 * BLOCK))
+        one.flush()
+        assert rank._held_bytes(partition) == held * SAMPLE_BYTES
