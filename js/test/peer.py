@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import penstock
+from chaos.cluster import low_port
 from penstock_common.server.slots import slot_of
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
@@ -44,8 +45,9 @@ from penstock_producer.write.quota import (
 from penstock_producer.write.writer import WriterHooks
 from tests.clusters import NODE_TIMEOUT_MS, PASSWORD, Cluster, started_cluster, until
 from tests.contracts.feed import entries
-from tests.sentinels import Service, started_service
-from tests.torn import TornPair, torn_master_of
+from tests.sentinels import SERVER_PASSWORD, Service, started_service
+from tests.torn import TornPair, torn_master_of, torn_service
+from tests.torn_slots import SlotState, partition_slot
 
 SPECS: dict[str, dict[str, Any]] = {
     "fixed": {"x": ("uint8", (3, 5)), "y": ("int64", ())},
@@ -421,6 +423,41 @@ def start_service() -> str:
 def fail_service(fault: str) -> None:
     """Lose the primary, whose replica has everything."""
     SERVICES[-1][1].fail(fault)
+
+
+def cut_off_service() -> None:
+    """Keep from the replica of a service all that is written from now on."""
+    stack, service = SERVICES[-1]
+    TORN.append(stack.enter_context(torn_service(service)))
+    TORN[-1].cut_off()
+
+
+def follow_service() -> None:
+    """Start a replica of the primary of a service, and return once it follows."""
+    stack, service = SERVICES[-1]
+    primary = service.primary()
+    follow = {"replicaof": f"127.0.0.1 {primary.port}", "masterauth": SERVER_PASSWORD}
+    server = EmbeddedServer(find_servers()[0], port=low_port(), password=SERVER_PASSWORD, extra=follow)
+    stack.enter_context(server)
+    with connect(primary.url) as client:
+        until(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
+
+
+PAST: list[SlotState] = []
+"""Partitions as they were."""
+
+
+def remember(stream: str, url: str) -> None:
+    """Remember the first partition of a stream as it is now."""
+    with connect(url) as client:
+        PAST.append(partition_slot(client, load_stream(client, stream), 0))
+
+
+def go_back(url: str) -> None:
+    """Bring the partition back to what was remembered, and cut all connections, as a failover does."""
+    with connect(url) as client:
+        PAST.pop().restore(client)
+        client.client_kill_filter(_type="normal", skipme=True)
 
 
 def end_service() -> None:

@@ -144,7 +144,7 @@ test("a stream has the settings and the epoch the plan that Python reads", async
   const facts = await peer.ask("facts", { stream: "made", url: peer.url });
   const spec = Object.entries(EVERY).map(([name, [dtype, shape]]) => [name, [dtype, shape]]);
   assert.deepEqual(Object.entries(JSON.parse(facts.spec)), spec);
-  assert.deepEqual(facts.settings, [10 ** 8, 12_345, "bytes:1536", "memory", "inline"]);
+  assert.deepEqual(facts.settings, [10 ** 8, 12_345, "bytes:1536", "auto", "inline"]);
   assert.deepEqual(facts.info, { classes: ["cat", "ü"] });
   assert.deepEqual(facts.epochs, [[2, "sized", "epoch", 7, "f", [3]]]);
   assert.equal(epoch.number, 2);

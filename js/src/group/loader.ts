@@ -200,7 +200,8 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       const who = { stream, group, member, order, incarnation: newIncarnation(), runs };
       const { state } = this.#options;
       const place = state === undefined ? null : checkState(state, identityOf(stream, spec, this.#chosen));
-      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen, place }, who);
+      const isClosed = () => this.#isClosed;
+      const reading = await openReading({ server, line, outage, receive, chosen: this.#chosen, isClosed, place }, who);
       const acknowledger = new Acknowledger(acknowledge, reading);
       this.#known = { server, line, silence, outage, segments, spec, reading, acknowledger };
       return this.#known;

@@ -6,6 +6,7 @@ import { isLeftOver } from "../stream/leftOver.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
 import { mayBeAtWork } from "../stream/presence.js";
+import { Confirmer } from "../stream/replicas.js";
 import {
   closeForGroup,
   countLive,
@@ -18,11 +19,14 @@ import {
   snapshotOf,
 } from "../stream/roster.js";
 import { isIn, partitionOf, readCounters, type Stream } from "../stream/stream.js";
-import type { Outage } from "../waiting.js";
+import type { Notify, Outage } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
 import { Leases, planAcknowledgement } from "./leases.js";
 import { Outboxes, type RunScript } from "./outbox.js";
 import { whyNoEpoch } from "./sentences.js";
+
+/** The longest wait for a replica that has not got the end of an epoch. */
+const CLOSE_MS = 2000;
 
 /** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
 export type Start = "resume" | "earliest" | number;
@@ -44,6 +48,7 @@ export class Member {
   /** The partitions of each server, as they lay when this member was made. */
   readonly servers: readonly (readonly PartitionKeys[])[];
   protected readonly outboxes: Outboxes;
+  readonly #confirmer: Confirmer;
   readonly #outage: Outage;
   readonly #manifests = new Map<number, Manifest>();
   #halfOpen: number | null = null;
@@ -51,12 +56,14 @@ export class Member {
   /**
    * @param server The server, whose commands fail while it is away.
    * @param outage How long it is waited for.
+   * @param isClosed Whether nobody waits for this member any more.
    */
-  constructor(server: Server, who: Membership, outage: Outage) {
+  constructor(server: Server, who: Membership, outage: Outage, notify: Notify, isClosed: () => boolean) {
     this.server = server.patient(outage);
     this.impatient = server;
     this.who = who;
     this.#outage = outage;
+    this.#confirmer = new Confirmer(server, who.stream, notify, { isClosed });
     const { partitions } = who.stream;
     const numbers = server.byServer(partitions.map(({ roster }) => roster));
     this.servers = numbers.map((some) => some.map((number) => partitions[number] as PartitionKeys));
@@ -91,7 +98,21 @@ export class Member {
 
   /** Write the roster's fields, and return the first epoch. */
   protected async enter(options: { first: number; force: boolean }): Promise<number> {
-    return await joinGroup(this.server, this.who, options);
+    return await this.onReplicas(() => joinGroup(this.server, this.who, options));
+  }
+
+  /** Write on every roster, as often as a failover loses it, and return once replicas have it. */
+  protected async onReplicas<T>(write: () => Promise<T>, limitMs?: number): Promise<T> {
+    return await this.#confirmer.run(
+      this.stream.partitions.map(({ roster }) => roster),
+      write,
+      limitMs,
+    );
+  }
+
+  /** Note that the group is done with an epoch. Training goes on also while a replica is missing. */
+  protected async closeForGroup(epoch: number): Promise<void> {
+    await this.onReplicas(() => closeForGroup(this.server, this.stream, this.who.group, epoch), CLOSE_MS);
   }
 
   protected async floorOf(start: Start): Promise<number> {
@@ -291,7 +312,7 @@ export class Member {
     const isPending = (await pendingMembers(this.server, keys, group)).size > 0;
     const missing = await uncovered(this.server, stream, manifest, group);
     if (missing.length === 0) {
-      await closeForGroup(this.server, stream, group, epoch);
+      await this.closeForGroup(epoch);
       return true;
     }
     // another member closed it meanwhile: the missing ledgers had gone already

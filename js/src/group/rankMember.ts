@@ -11,7 +11,7 @@ import {
   rewind,
   runAsRank,
 } from "../stream/positions.js";
-import { closeForGroup, joinGroup, loadRoster, type Membership, type Order, rankMember } from "../stream/roster.js";
+import { joinGroup, loadRoster, type Membership, type Order, rankMember } from "../stream/roster.js";
 import { readCounters } from "../stream/stream.js";
 import { type Notify, type Outage, Wait } from "../waiting.js";
 import type { LoaderBatch } from "./batch.js";
@@ -38,8 +38,15 @@ export class RankMember extends Member {
   readonly #ends = new Map<number, EpochEnd>();
 
   /** @param quietMs Ranks of another world size that were unseen for so long are gone. */
-  constructor(server: Server, who: Membership, outage: Outage, notify: Notify, quietMs: number) {
-    super(server, who, outage);
+  constructor(
+    server: Server,
+    who: Membership,
+    outage: Outage,
+    notify: Notify,
+    isClosed: () => boolean,
+    quietMs: number,
+  ) {
+    super(server, who, outage, notify, isClosed);
     this.order = who.order as Order;
     this.#notify = notify;
     this.#quietMs = quietMs;
@@ -68,7 +75,7 @@ export class RankMember extends Member {
     const wait = new Wait(this.#notify, 2 * this.#quietMs);
     for (;;) {
       try {
-        return await joinGroup(this.server, this.who, { first, force, quietMs: this.#quietMs });
+        return await this.onReplicas(() => joinGroup(this.server, this.who, { first, force, quietMs: this.#quietMs }));
       } catch (busy) {
         if (!(busy instanceof GroupBusy)) throw busy;
         // a rank that died a moment ago looks alive for a moment
@@ -194,7 +201,7 @@ export class RankMember extends Member {
     }
     const lowest = lowestPosition(await knownPositions(this.server, stream, epoch, group), this.order.world);
     if (!isEnded(manifest) || lowest < (plannedSamples(manifest) ?? 0)) return false;
-    await closeForGroup(this.server, stream, group, epoch);
+    await this.closeForGroup(epoch);
     this.#ends.delete(epoch);
     return true;
   }

@@ -53,6 +53,8 @@ export interface Resources {
   readonly outage: Outage;
   readonly receive: ReceiveOptions;
   readonly chosen: Chosen;
+  /** Whether the loader was closed. */
+  readonly isClosed: () => boolean;
   /** Where a rank is to continue, or null for where the group stands. */
   readonly place: RankPlace | null;
 }
@@ -171,8 +173,8 @@ export class SharedReading extends Reading {
   constructor(made: Resources, who: Membership) {
     super(made);
     this.#made = made;
-    const { server, outage, chosen } = made;
-    this.member = new Member(server, who, outage);
+    const { server, outage, chosen, isClosed } = made;
+    this.member = new Member(server, who, outage, chosen.notify, isClosed);
     const { leases, servers } = this.member;
     const { leaseMs, notify } = chosen;
     this.heartbeat = new LeaseRenewers(
@@ -237,9 +239,9 @@ export class OrderedReading extends Reading {
   constructor(made: Resources, who: Membership) {
     super(made);
     this.#made = made;
-    const { server, outage, chosen } = made;
+    const { server, outage, chosen, isClosed } = made;
     const quietMs = Math.max(LEAST_QUIET_MS, Math.floor(chosen.leaseMs / QUIET_PER_LEASE));
-    this.member = new RankMember(server, who, outage, chosen.notify, quietMs);
+    this.member = new RankMember(server, who, outage, chosen.notify, isClosed, quietMs);
     this.heartbeat = new Heartbeats(
       this.member.servers.map((partitions) => new Heartbeat(server, who, chosen.leaseMs, partitions)),
     );

@@ -21,6 +21,8 @@ export class SentinelClient implements Transport {
   readonly #timer: NodeJS.Timeout;
   #opening: Promise<Primary> | null = null;
   #primary: Primary | null = null;
+  /** The primary that was used last. */
+  #where = "";
   #isClosed = false;
   /** See `Transport.made`. */
   made = 0;
@@ -43,6 +45,10 @@ export class SentinelClient implements Transport {
       if (isReply) throw error;
       throw new ServerUnavailable(`${primary.where} is away: ${(error as Error).message}`, { cause: error });
     }
+  }
+
+  primary(): string {
+    return this.#where;
   }
 
   duplicate(): SentinelClient {
@@ -70,6 +76,7 @@ export class SentinelClient implements Transport {
       if (String(role) !== "master") throw new ServerUnavailable(`${where} is no primary at this moment`);
       if (this.#isClosed) throw new Error("the connection was closed");
       this.#primary = { connection, where };
+      this.#where = where;
       this.made += 1;
       return this.#primary;
     } catch (error) {

@@ -106,14 +106,13 @@ export class Server {
 
   /** Return a text that is the same for two keys if one server holds both. */
   placeOf(key: string): string {
-    const { placeOf, masters } = this.#client;
-    if (placeOf !== undefined) return placeOf.call(this.#client, key);
-    return masters === undefined ? "" : String(slotOf(key));
+    const place = this.#client.placeOf?.(key) ?? this.#client.primary?.();
+    return place ?? (this.#client.masters === undefined ? "" : String(slotOf(key)));
   }
 
   /** Return the address of the server that has a key, in words. A client that does not tell names the whole. */
   whereIs(key: string): string {
-    return this.#client.placeOf?.(key) ?? this.#address;
+    return this.#client.placeOf?.(key) ?? this.#client.primary?.() ?? this.#address;
   }
 
   /** The connections that were made, or null for a client that does not tell. */

@@ -27,6 +27,8 @@ export interface Transport extends RedisLike {
   masters?(): readonly Transport[];
   /** Return the server that holds a key, in words. */
   placeOf?(key: string | undefined): string;
+  /** Return the primary of a service, in words. A failover changes it. */
+  primary?(): string;
   /** Return the slots of each server. */
   slots?(): SlotRange[][];
   /** The connections that it has made. A server that is another one since then is behind a new one. */

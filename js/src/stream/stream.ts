@@ -4,6 +4,7 @@ import { hashOf, type Server, textOf } from "../server/server.js";
 import { STREAM_ID } from "../wire/header.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { listStreams } from "./directory.js";
+import { AUTO } from "./durability.js";
 import { checkedName, PartitionKeys, StreamKeys } from "./keys.js";
 
 /** The settings of a stream. */
@@ -18,9 +19,8 @@ export interface Stream {
   readonly blockBytes: number;
   /** `inline`, or `segments:` and a folder. */
   readonly payload: string;
+  /** What must have happened to a write. See `Durability`. */
   readonly durability: string;
-  /** Whether the durability is `auto`: one replica where one follows. Writers in Node take it for `memory`. */
-  readonly isAuto: boolean;
   /** The producer's facts, such as the names of classes. */
   readonly info: Record<string, unknown>;
   readonly keys: StreamKeys;
@@ -50,12 +50,22 @@ export async function findStream(server: Server, name: string): Promise<Stream |
       budgetBytes: integer(meta.get("budget_bytes")),
       blockBytes: integer(meta.get("block_bytes")),
       payload: meta.get("payload") ?? "inline",
-      durability: meta.get("durability") ?? "memory",
-      isAuto: meta.get("durability") === "memory" && meta.get("replicas") === "auto",
+      durability: levelIn(meta),
       info: JSON.parse(meta.get("info") ?? "{}"),
       keys,
     };
   });
+}
+
+/** Return the durability. An earlier version would refuse the word `auto`, so it is in a field that it does not read. */
+function levelIn(meta: ReadonlyMap<string, string>): string {
+  const level = meta.get("durability") ?? "memory";
+  return level === "memory" && meta.get("replicas") === AUTO ? AUTO : level;
+}
+
+/** Return the fields that store a durability, in the order in which they are set. */
+export function fieldsOfLevel(level: string): Record<string, string> {
+  return level === AUTO ? { replicas: AUTO, durability: "memory" } : { durability: level, replicas: "" };
 }
 
 /** Return the stream. Raises StreamNotFound. */

@@ -1,4 +1,5 @@
 import type { Server } from "../server/server.js";
+import type { ReplicaWatch } from "../stream/durability.js";
 import type { Stream } from "../stream/stream.js";
 import type { Lateness, Notify } from "../waiting.js";
 import type { Shared } from "./admission.js";
@@ -11,6 +12,8 @@ export interface WriterContext extends Shared {
   /** The same connection for commands that are repeated while the server is away. */
   readonly control: Server;
   readonly stream: Stream;
+  /** The servers that replicas follow. */
+  readonly replicas: ReplicaWatch;
   readonly order: AdmissionOrder;
   readonly notify: Notify;
   /** Whether entries carry a checksum. */

@@ -1,14 +1,14 @@
 import { PenstockError, ShardMismatch } from "../errors.js";
 import type { Manifest } from "../stream/manifest.js";
-import { loadStream } from "../stream/stream.js";
+import { Confirmer } from "../stream/replicas.js";
+import { loadStream, partitionOf } from "../stream/stream.js";
 import type { Spec } from "../wire/spec.js";
 import { placeOf } from "./admission.js";
 import { Committer } from "./commit.js";
 import type { WriterContext } from "./context.js";
 import { fixSpec } from "./creation.js";
-import { Durability } from "./durability.js";
 import { finishFeedShard, finishShard, reserveShard } from "./epochs.js";
-import { joinFeed, retakeShard } from "./feed.js";
+import { type FeedShard, joinFeed, retakeShard } from "./feed.js";
 import { largestBlock } from "./quota.js";
 import { type ShardSlot, ShardWriter } from "./shard.js";
 import { rowsOf, toldSpec } from "./spec.js";
@@ -67,9 +67,15 @@ export class WriterCore {
     this.#context = { ...this.#context, stream: await loadStream(this.control, this.stream.name) };
   }
 
-  /** Return once everything written so far is as safe as the stream's durability says. */
-  async makeSafe(): Promise<void> {
-    await new Durability(this.stream.durability).makeSafe(this.control, this.stream, this.notify);
+  /** Write facts of the stream's own keys, again after a failover, and return once replicas have them. */
+  async onReplicas<T>(write: () => Promise<T>): Promise<T> {
+    return await this.#confirmer().run([this.stream.keys.meta], write);
+  }
+
+  /** Do the same with facts of every partition, too. */
+  async onAllReplicas<T>(write: () => Promise<T>): Promise<T> {
+    const { keys, partitions } = this.stream;
+    return await this.#confirmer().run([keys.meta, ...partitions.map(({ roster }) => roster)], write);
   }
 
   /** Return the writer of one shard, at its progress. The stream must have a spec. */
@@ -83,9 +89,9 @@ export class WriterCore {
     if (sizes === null) await reserveShard(this.control, this.stream, manifest, shard);
     const committer = await Committer.begin(this.#context, placeOf(this.stream, manifest, shard));
     const finish = async (size: number) => {
-      await finishShard(this.control, this.stream, manifest, shard, size);
+      const { unreplicated } = committer;
+      await this.onReplicas(() => finishShard(this.control, this.stream, manifest, shard, size, unreplicated));
       this.#context.order.end(epoch, shard);
-      await this.makeSafe();
     };
     return this.#writerOf({ committer, shard, finish }, sizes?.[shard] ?? most, sizes !== null, null);
   }
@@ -94,15 +100,15 @@ export class WriterCore {
   async openFeed(): Promise<{ readonly epoch: () => number; readonly shard: ShardWriter }> {
     let epoch = 0;
     const take = async (): Promise<ShardSlot> => {
-      const taken = await joinFeed(this.control, this.stream);
+      const taken = await this.#takeFeedShard();
       const { manifest, shard, token } = taken;
       const place = placeOf(this.stream, manifest, shard);
       const retake = () => retakeShard(this.#context.server, this.stream, taken);
       const committer = await Committer.begin(this.#context, place, token, retake);
       epoch = manifest.epoch;
       const finish = async (size: number) => {
-        await finishFeedShard(this.control, this.stream, manifest, shard, size);
-        await this.makeSafe();
+        const { unreplicated } = committer;
+        await this.onReplicas(() => finishFeedShard(this.control, this.stream, manifest, shard, size, unreplicated));
       };
       return { committer, shard, finish };
     };
@@ -116,6 +122,23 @@ export class WriterCore {
     };
     const shard = this.#writerOf(await take(), SHARD_SAMPLES, false, takeAnother);
     return { epoch: () => epoch, shard };
+  }
+
+  /** Take the next shard of the feed, for good where another server has its blocks. One server would lose both. */
+  async #takeFeedShard(): Promise<FeedShard> {
+    const { control, stream } = this;
+    const { meta } = stream.keys;
+    for (;;) {
+      const taken = await joinFeed(control, stream);
+      const { roster } = partitionOf(stream, taken.shard);
+      if (control.placeOf(roster) === control.placeOf(meta)) return taken;
+      if (await this.#confirmer().run([meta], () => retakeShard(control, stream, taken))) return taken;
+    }
+  }
+
+  #confirmer(): Confirmer {
+    const { server, stream, notify, replicas } = this.#context;
+    return new Confirmer(server, stream, notify, { watch: replicas });
   }
 
   #writerOf(

@@ -2,8 +2,9 @@ import { randomBytes } from "node:crypto";
 import { DamagedKey, ReplyError, StreamConflict, StreamDeleted } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
 import { enterStream, strikeStream } from "../stream/directory.js";
+import { AUTO } from "../stream/durability.js";
 import { StreamKeys } from "../stream/keys.js";
-import { findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
+import { fieldsOfLevel, findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { chooseTags, usualPartitions } from "./placement.js";
 import { isSameSpec, specJson, specOption, toldSpec } from "./spec.js";
@@ -40,7 +41,7 @@ export async function createStream(server: Server, name: string, settings: Setti
   const wanted = {
     budget_bytes: budgetBytes,
     retention,
-    durability,
+    ...(durability === undefined || durability === stream.durability ? {} : fieldsOfLevel(durability)),
     info: info && JSON.stringify({ ...stream.info, ...info }),
   };
   for (const [field, value] of Object.entries(wanted)) {
@@ -78,7 +79,7 @@ async function made(server: Server, name: string, settings: Settings): Promise<S
     budget_bytes: budgetBytes,
     block_bytes: blockBytes,
     retention: settings.retention ?? "budget",
-    durability: settings.durability ?? "memory",
+    ...fieldsOfLevel(settings.durability ?? AUTO),
     payload: "inline",
     info: JSON.stringify(settings.info ?? {}),
     created_ms: Date.now(),

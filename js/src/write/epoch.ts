@@ -99,8 +99,8 @@ export class EpochWriter {
     if (this.#manifest.sizes === null && (this.#owns || isWritten)) {
       await this.#endShard();
       const { control, stream } = this.#core;
-      await sizeEpoch(control, stream, this.#manifest, await this.#writtenSizes());
-      await this.#core.makeSafe();
+      const sizes = await this.#writtenSizes();
+      await this.#core.onReplicas(() => sizeEpoch(control, stream, this.#manifest, sizes));
     }
     this.#isClosed = true;
   }
@@ -110,8 +110,8 @@ export class EpochWriter {
     this.#current?.abort();
     this.#current = null;
     this.#isClosed = true;
-    await abandonEpoch(this.#core.control, this.#core.stream, this.#manifest);
-    await this.#core.makeSafe();
+    const { control, stream } = this.#core;
+    await this.#core.onAllReplicas(() => abandonEpoch(control, stream, this.#manifest));
   }
 
   #requireOpen(): void {

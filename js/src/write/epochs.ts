@@ -10,6 +10,15 @@ import { announce, deleted, requireKept } from "./creation.js";
 
 const MAX_SHARDS = 2 ** 20;
 
+/** The entries of a shard that were written while their server had no replica. */
+export interface UnreplicatedWrites {
+  readonly partition: number;
+  /** The times of the oldest and of the newest one, by their ids. */
+  readonly firstMs: number;
+  readonly lastMs: number;
+  readonly server: string;
+}
+
 /** How an epoch is opened. */
 export interface EpochPlan {
   readonly kind?: "epoch" | "feed";
@@ -30,6 +39,7 @@ export class NumberTaken extends StreamConflict {
  * Open an epoch, or find it open.
  *
  * @param wanted The epoch's number, or null for the next one.
+ * @param again What an earlier call returned, which the server may have lost. The epoch keeps its id.
  * @throws EpochAbandoned, EpochNotFound for a released number, StreamConflict if it exists with another plan.
  */
 export async function openEpoch(
@@ -37,6 +47,7 @@ export async function openEpoch(
   stream: Stream,
   wanted: number | null,
   { kind = "epoch", seed = 0, fingerprint = "", sizes = null }: EpochPlan = {},
+  again: Manifest | null = null,
 ): Promise<Manifest> {
   const { keys } = stream;
   if (wanted !== null && !(wanted >= 0 && wanted < MAX_NUMBER)) {
@@ -44,7 +55,7 @@ export async function openEpoch(
   }
   const epoch = await reserveNumber(server, stream, wanted);
   const key = keys.manifest(epoch);
-  const id = randomBytes(8).toString("hex");
+  const id = again?.id ?? randomBytes(8).toString("hex");
   // one step begins a manifest with all of its fields, also if several writers begin it
   const fields = ["id", id, "kind", kind, "seed", seed, "fingerprint", fingerprint, "done", 0];
   fields.push("created_ms", Date.now(), "state", "open");
@@ -66,6 +77,11 @@ export async function openEpoch(
   await announce(server, keys, "open", epoch);
   if (sizes !== null) await sizeEpoch(server, stream, manifest, sizes);
   return await loadManifest(server, stream, epoch);
+}
+
+/** Register an epoch again where a server lost it. Raises EpochNotFound if it was released. */
+export async function openAgain(server: Server, stream: Stream, manifest: Manifest): Promise<void> {
+  await register(server, stream, manifest, false);
 }
 
 async function requireShared(
@@ -167,8 +183,9 @@ export async function finishShard(
   { epoch, id }: Manifest,
   shard: number,
   size: number,
+  unreplicated: UnreplicatedWrites | null,
 ): Promise<void> {
-  await progress(server, stream, "finish_shard", epoch, [id, epoch, shard, size]);
+  await progress(server, stream, "finish_shard", epoch, [id, epoch, shard, size, ...noteOf(unreplicated)]);
 }
 
 /** End a writer's shard of a feed and seal the epoch, which is produced once all its writers have done so. */
@@ -178,8 +195,15 @@ export async function finishFeedShard(
   { epoch, id }: Manifest,
   shard: number,
   size: number,
+  unreplicated: UnreplicatedWrites | null,
 ): Promise<void> {
-  await progress(server, stream, "finish_feed_shard", epoch, [id, epoch, shard, size]);
+  await progress(server, stream, "finish_feed_shard", epoch, [id, epoch, shard, size, ...noteOf(unreplicated)]);
+}
+
+function noteOf(unreplicated: UnreplicatedWrites | null): (string | number)[] {
+  if (unreplicated === null) return [];
+  const { partition, firstMs, lastMs, server } = unreplicated;
+  return [partition, firstMs, lastMs, server];
 }
 
 async function progress(

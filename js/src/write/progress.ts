@@ -29,17 +29,28 @@ export interface ShardPlace {
 }
 
 /** Read how far a shard is. Raises the errors of this package. */
-export async function look(server: Server, { partition, manifest, shard }: ShardPlace): Promise<Progress> {
+export async function look(server: Server, place: ShardPlace): Promise<Progress> {
+  return (await lookAndAsk(server, place, []))[0];
+}
+
+/** Do the same, and send further commands behind it. Returns their answers, too. */
+export async function lookAndAsk(
+  server: Server,
+  { partition, manifest, shard }: ShardPlace,
+  further: readonly (readonly Argument[])[],
+): Promise<[Progress, unknown[]]> {
   const { epoch } = manifest;
   const index = partition.index(epoch, shard);
-  const replies = await server.sequence([
+  const looks: Argument[][] = [
     ["XREVRANGE", index, "+", "-", "COUNT", 1],
     ["GET", partition.state(epoch)],
     ["HGET", partition.roster, "bytes"],
-  ]);
+  ];
+  const all = await server.sequence([...looks, ...further]);
+  const replies = all.slice(0, looks.length);
   raiseErrors(replies);
   const [newest, state, held] = [entriesOf(replies[0])[0], textOf(replies[1]) ?? "", textOf(replies[2]) ?? "0"];
-  return readable(`${index} or ${partition.roster}`, () => {
+  const progress = readable(`${index} or ${partition.roster}`, () => {
     const heldBytes = integer(held);
     if (newest === undefined) return { end: 0, state, heldBytes, writer: null };
     const [id, fields] = newest;
@@ -47,6 +58,7 @@ export async function look(server: Server, { partition, manifest, shard }: Shard
     for (let at = 0; at + 1 < fields.length; at += 2) if (String(fields[at]) === "w") writer = String(fields[at + 1]);
     return { end: endOf(String(id)), state, heldBytes, writer };
   });
+  return [progress, all.slice(looks.length)];
 }
 
 function endOf(recordId: string): number {

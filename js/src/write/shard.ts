@@ -3,9 +3,10 @@ import { now } from "../waiting.js";
 import { MAX_HOLES } from "../wire/limits.js";
 import type { Spec } from "../wire/spec.js";
 import { BlockBuilder, type PackedBlock } from "./block.js";
-import { type Committer, type Reasons, ShardTaken } from "./commit.js";
+import { type Committer, ShardTaken } from "./commit.js";
 import { checkRows, type Rows, type RowsLike } from "./rows.js";
 import type { SampleLike } from "./spec.js";
+import type { Reasons } from "./unconfirmed.js";
 
 /** The first block of a shard is sent early, because trainers wait for it. The next one takes twice as long. */
 const FIRST_LINGER_MS = 100;

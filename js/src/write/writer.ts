@@ -1,15 +1,16 @@
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
 import { addressOf, Server, type ServerOptions } from "../server/server.js";
 import { SilenceWatch } from "../server/silence.js";
+import { Durability, ReplicaWatch } from "../stream/durability.js";
 import { checkedName } from "../stream/keys.js";
-import { findStream } from "../stream/stream.js";
+import type { Manifest } from "../stream/manifest.js";
+import { findStream, type Stream } from "../stream/stream.js";
 import { type Notify, Outage, toStderr } from "../waiting.js";
 import { whole } from "../whole.js";
 import type { Spec } from "../wire/spec.js";
 import type { WriterContext } from "./context.js";
 import { SHARD_SAMPLES, WriterCore } from "./core.js";
 import { createStream } from "./creation.js";
-import { Durability } from "./durability.js";
 import { EpochWriter } from "./epoch.js";
 import { openEpoch } from "./epochs.js";
 import { isSealed } from "./feed.js";
@@ -41,7 +42,7 @@ export interface WriterOptions extends ServerOptions {
   readonly blockBytes?: number;
   /** What is kept of acknowledged epochs: `budget`, `epochs:3`, `time:24h` or `bytes:500mb`. */
   readonly retention?: string;
-  /** What must have happened to a write: `memory`, `fsync`, `replicas=2` or `fsync+replicas=2`. */
+  /** What must have happened to a write: `auto`, `memory`, `fsync`, `replicas=2` or `fsync+replicas=2`. Default `auto`. */
   readonly durability?: string;
   /** Facts about the stream for its readers, such as the names of classes. */
   readonly info?: Readonly<Record<string, unknown>>;
@@ -97,6 +98,7 @@ export async function openWriter(stream: string, options: WriterOptions = {}): P
     const core = new WriterCore({
       ...context,
       ...shared,
+      replicas: await watched(server, context.stream),
       server,
       control,
       notify,
@@ -114,6 +116,13 @@ export async function openWriter(stream: string, options: WriterOptions = {}): P
     server.close();
     throw error;
   }
+}
+
+/** Learn which servers of a stream have replicas. One that is cut off later is waited for then. */
+async function watched(server: Server, { durability, keys, partitions }: Stream): Promise<ReplicaWatch> {
+  const [watch, level] = [new ReplicaWatch(server), new Durability(durability)];
+  for (const key of [keys.meta, ...partitions.map(({ roster }) => roster)]) await watch.level(level, key);
+  return watch;
 }
 
 async function prepare(
@@ -189,7 +198,11 @@ export class Writer {
       throw new BadOption(`epoch is ${number}, expected an integer`);
     }
     const { control, stream } = this.#core;
-    const manifest = await openEpoch(control, stream, number ?? null, options);
+    let opened: Manifest | null = null;
+    const manifest = await this.#core.onAllReplicas(async () => {
+      opened = await openEpoch(control, stream, opened?.epoch ?? number ?? null, options, opened);
+      return opened;
+    });
     this.#begun = new EpochWriter(this.#core, manifest, number === undefined || number === null);
     return this.#begun;
   }
