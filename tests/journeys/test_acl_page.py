@@ -39,7 +39,7 @@ class Rows:
 
 train = Rows()
 """
-IGNORED = ("client", "client|setinfo", "config", "config|get")
+IGNORED = ("client", "client|setinfo", "config", "config|get", "memory", "memory|malloc-stats")
 Told = Callable[..., str]
 
 
@@ -67,7 +67,7 @@ def users(server: EmbeddedServer, client: redis.Redis) -> Iterator[dict[str, str
 def refused(client: redis.Redis) -> Callable[[], list[str]]:
     """Return a function that lists what the server refused its users since the last call.
 
-    redis-py names itself with CLIENT SETINFO, a writer asks for a setting, and both ignore a refusal.
+    redis-py names itself with CLIENT SETINFO, a writer asks for settings, and both ignore a refusal.
     """
 
     def of_log() -> list[str]:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks.cpu import page_faults
 from benchmarks.stock import StockServer
+from penstock import EmbeddedServer
 from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
@@ -383,6 +384,30 @@ def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_clie
     assert freed[:4] == [11, 11, 11, 11]
     assert sum(freed) == 59
     assert cleaner.free_bytes(1) == 0
+
+
+@pytest.mark.parametrize("is_stock", [True, False])
+def test_only_a_server_that_gives_memory_back_is_freed_entry_by_entry(tmp_path: Path, is_stock: bool) -> None:
+    """Each removed entry costs its writer CPU, and a tuned server gains nothing by it."""
+    quiet, rows = Tuning(notify=lambda _: None), np.zeros((40, 1_000_000), np.uint8)
+    with (
+        StockServer(tmp_path) if is_stock else EmbeddedServer() as server,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        if is_stock and not client.info("memory")["mem_allocator"].startswith("jemalloc"):
+            pytest.skip("this server has another allocator than jemalloc")
+        with (
+            Writer(
+                "t", url=server.url, spec={"x": ("uint8", (1_000_000,))}, budget_bytes=90_000_000, tuning=quiet
+            ) as writer,
+            Loader("t", url=server.url, group="g", batch_size=8, tuning=quiet) as loader,
+        ):
+            for _ in range(3):
+                with writer.epoch() as epoch:
+                    epoch.write_batch({"x": rows})
+                assert sum(len(batch["x"]) for batch in loader) == len(rows)
+        removals = client.info("commandstats").get("cmdstat_xdel", {"calls": 0})["calls"]
+    assert (removals > 10) == is_stock  # a writer tries the command as it starts
 
 
 def test_a_stock_server_uses_freed_memory_again(tmp_path: Path) -> None:

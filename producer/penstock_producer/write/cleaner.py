@@ -32,6 +32,7 @@ from penstock_common.stream.removal.deletion import release_epoch, unlink_epoch
 from penstock_common.stream.removal.reconcile import ReconcileWindow, reconcile
 from penstock_common.stream.servers.budgets import BudgetWatch
 from penstock_common.stream.servers.confirmed import Confirmer
+from penstock_common.stream.servers.suitability import allocator_settings, keeps_freed_pages
 from penstock_common.stream.streams import Stream, deleted, find_stream
 from penstock_common.waiting import Notify, join, to_stderr
 from penstock_producer.write.retention import (
@@ -300,12 +301,21 @@ class StreamCleanup:
         """The bytes freed since segments were last recycled."""
         self.confirmer = Confirmer(client, stream, notify)
         """Says what is on replicas."""
+        self._keeps_pages: dict[str, bool] = {}
+        """Server -> whether it keeps freed memory, by the settings of its allocator."""
 
     def clean_up(self) -> None:
         """Pass over the stream if that is due."""
         if self._clock() - self._cleaned_s >= CLEAN_UP_EVERY_S:
             self._cleaned_s = self._clock()
             clean_up(self._client, self._stream, self._notify, confirmer=self.confirmer)
+
+    def keeps_pages(self, partition: PartitionKeys) -> bool:
+        """Return whether the server of a partition keeps freed memory. Each server is asked once."""
+        server = self._client.node_of(partition.roster).server
+        if server not in self._keeps_pages:
+            self._keeps_pages[server] = keeps_freed_pages(allocator_settings(self._client, partition.roster))
+        return self._keeps_pages[server]
 
     def reconcile(self) -> None:
         """Make the stream's slot and its partitions agree."""
@@ -349,17 +359,18 @@ class Cleaner:
         need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
         for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
             unlink_epoch(self._client, self._stream, epoch, manifest_id, confirmer=self._confirmer)
-        is_inline = self._stream.payload == INLINE  # else a server has no payload whose memory it could use again
-        freed = self._release(seen, need, WHOLE_BYTES if is_inline else math.inf)
+        # a server may give memory back that was freed in one piece, and needs new pages then (decision 32)
+        in_parts = self._stream.payload == INLINE and not self._stream_cleanup.keeps_pages(self._partition)
+        freed = self._release(seen, need, WHOLE_BYTES if in_parts else math.inf)
         self._trimmer.keep(roster.epochs)
         is_forgetful = any(group.holds and name not in roster.groups for name, group in first.groups.items())
         if is_forgetful:  # its server lost a group, which must not lose its entries, too
             self._stream_cleanup.reconcile()
         else:
-            trimmed = self._trim(seen, need - freed, leaves_neighbours=is_inline)
+            trimmed = self._trim(seen, need - freed, leaves_neighbours=in_parts)
             freed += trimmed
             is_more = trimmed or plan_release(_partition_facts(seen), first, seen.now_ms, need_bytes)
-            if is_inline and is_more and freed < need_bytes:
+            if in_parts and is_more and freed < need_bytes:
                 seen = snapshot_partition(self._client, self._stream, self._partition)
                 freed += self._release(seen, need - freed)
                 freed += self._trim(seen, need_bytes - freed, leaves_neighbours=False)

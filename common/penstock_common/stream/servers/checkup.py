@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import socket
 import time
@@ -21,6 +20,7 @@ from penstock_common.errors import PenstockError, Unauthorized
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import scratch_key
 from penstock_common.stream.rights import find_missing
+from penstock_common.stream.servers.suitability import allocator_settings
 
 PINGS: Final = 100
 PROBE_ENTRY_BYTES: Final = 1_000_000
@@ -96,7 +96,7 @@ def read_server(
         left_out = "commands are refused"
     written, read = (None, None) if left_out else throughput(client)
     host = str(client.connection_pool.connection_kwargs.get("host", ""))
-    jemalloc = _jemalloc(client)
+    jemalloc = allocator_settings(client)
     return ServerFacts(
         product="valkey" if "valkey_version" in info else "redis",
         version=tuple(int(part) for part in version.split(".") if part.isdecimal()),
@@ -166,15 +166,6 @@ def _has_jobs(client: Client) -> bool:
         return bool(client.exists("rq:queues"))  # rq notes the name of each queue there
     except (ResponseError, PenstockError):
         return False
-
-
-def _jemalloc(client: Client) -> dict[str, str]:
-    """Return the settings of jemalloc that the server reports."""
-    try:
-        stats = _text(client.execute_command("MEMORY", "MALLOC-STATS"))
-    except (ResponseError, PenstockError):
-        return {}
-    return dict(re.findall(r"opt\.(\w+): (\S+)", stats))
 
 
 def _user(client: Client) -> str:

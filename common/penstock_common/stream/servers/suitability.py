@@ -5,13 +5,14 @@ INFO has all facts. Managed servers often refuse CONFIG, so it is asked only to 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import ServerUnsuitable, TooLarge, Unauthorized
+from penstock_common.errors import PenstockError, ServerUnsuitable, TooLarge, Unauthorized
 from penstock_common.printable import readable_bytes
 from penstock_common.stream.commands import Client
 from penstock_common.stream.streams import DEFAULT_BLOCK_BYTES, Stream
@@ -102,6 +103,26 @@ def memory_of(told: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
     policy = str(told.get("maxmemory_policy", "noeviction"))
     limit_bytes = int(told.get("maxmemory", 0)) or named_bytes
     return ServerMemory(int(told.get("used_memory", 0)), limit_bytes, policy)
+
+
+def allocator_settings(client: Client, key: str | None = None) -> dict[str, str]:
+    """Return the settings of jemalloc by name, as a server reports them; none if it has another allocator or refuses.
+
+    Args:
+        client: The control connection.
+        key: A key of the server that is asked; None asks any one.
+    """
+    try:
+        stats = client.execute_command("MEMORY", "MALLOC-STATS", at=key)
+    except (ResponseError, PenstockError):
+        return {}
+    text = stats.decode(errors="replace") if isinstance(stats, bytes) else str(stats)
+    return dict(re.findall(r"opt\.(\w+): (\S+)", text))
+
+
+def keeps_freed_pages(settings: Mapping[str, str]) -> bool:
+    """Return whether jemalloc with these settings keeps freed memory, however much of it lies side by side."""
+    return settings.get("dirty_decay_ms") == "-1"
 
 
 def may_evict(policy: str, *, has_jobs: bool = False) -> bool:
