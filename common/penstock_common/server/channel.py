@@ -101,13 +101,17 @@ class Channel:
 
         ``timeout_s`` bounds the server's silence, so it must exceed a BLOCK. None waits for ever.
         """
+        return self.read_all(1, timeout_s)[0]
+
+    def read_all(self, count: int, timeout_s: float | None = REPLY_TIMEOUT_S) -> list[Reply]:
+        """Return the next ``count`` replies in order. See `read`."""
         self._check()
         try:
             self._request.begin()
             self._socket.set_timeout(timeout_s)
-            reply = self._reader.reply()
+            replies = [self._reader.reply() for _ in range(count)]
             self._request.answered()
-            return reply
+            return replies
         except BaseException as error:
             self._fail(error)
             raise

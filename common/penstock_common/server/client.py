@@ -143,6 +143,8 @@ class ControlClient(redis.Redis):
         self.memory_bytes = 0
         """The memory of each server, as the address names it, or 0. It counts where the server names no maxmemory."""
         self._where: str | None = None
+        self._service: Any = self.connection_pool.connection_kwargs.get("service")
+        """The `sentinel.SentinelService` whose primary answers, or None for a server of a fixed address."""
         self._is_node = False
         self._slots: SlotMap | None = None
         """The map of a cluster, or None for one server."""
@@ -168,8 +170,8 @@ class ControlClient(redis.Redis):
         """The address of the server that answers, without its password. Of a service it is the primary that answered
         the last new connection, where `where` names the service.
         """
-        service = self.connection_pool.connection_kwargs.get("service")
-        return self.where if service is None else service.primary or self.where
+        service = self._service
+        return self._where or self.where if service is None else service.primary or self.where
 
     def request(self) -> PendingRequest:
         """Return a mark for the stall detector that an answer of the server is awaited."""

@@ -255,11 +255,12 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a sha
     """Return a record of a shard's index. Raises DamagedKey, which names ``key``, if no producer wrote it."""
     if entry_id := fields[b"e"]:
         parse_id(entry_id)  # raises ValueError if it is not an id
+    first, count, nbytes = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
     holes = () if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"]))
-    numbers = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
-    if not all(type(hole) is int for hole in holes) or max(map(abs, (*numbers, *holes))) > MAX_NUMBER:
-        raise ValueError(f"numbers are {numbers}, holes {str(holes)[:40]}: none that a producer writes")
-    first, count, nbytes = numbers
+    numbers = first, count, nbytes, *holes
+    are_integers = not holes or all(type(hole) is int for hole in holes)
+    if not are_integers or max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER:
+        raise ValueError(f"numbers are {numbers[:3]}, holes {str(holes)[:40]}: none that a producer writes")
     return IndexRecord(
         end=_end_of(record_id),
         entry_id=entry_id,

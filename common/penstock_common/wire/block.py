@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(slots=True)
 class Block:
-    """Samples of one shard whose offsets run from ``first`` to ``end``, holes excepted."""
+    """Samples of one shard whose offsets run from ``first`` to ``end``, holes excepted. It does not change."""
 
     first: int
     count: int
@@ -49,16 +49,14 @@ class Block:
     columns: list[Column]
     holes: list[int] = field(default_factory=list)
     """Offsets in ``[first, end)`` without a sample, ascending."""
+    end: int = field(init=False)
+    """The offset after the last sample or hole of this block."""
+    nbytes: int = field(init=False)
+    """The payload bytes of all columns, without shapes."""
 
-    @property
-    def end(self) -> int:
-        """The offset after the last sample or hole of this block."""
-        return self.first + self.count + len(self.holes)
-
-    @property
-    def nbytes(self) -> int:
-        """The payload bytes of all columns, without shapes."""
-        return sum(column.nbytes for column in self.columns)
+    def __post_init__(self) -> None:
+        self.end = self.first + self.count + len(self.holes)
+        self.nbytes = sum([column.nbytes for column in self.columns])
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of each sample: int64 ``[count]``."""
@@ -109,9 +107,16 @@ def starts_in(spec: Iterable[TensorSpec], count: int) -> list[int]:
 
 def columns_in(spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]) -> list[NDArray[Any]]:
     """Return columns of fixed-size tensors ``[count, *shape]`` over aligned memory, one after the other."""
+    return columns_at(starts_in(spec, count), spec, count, memory)
+
+
+def columns_at(
+    starts: list[int], spec: Iterable[TensorSpec], count: int, memory: NDArray[np.uint8]
+) -> list[NDArray[Any]]:
+    """Return columns that begin at these places in the memory: see `columns_in`."""
     return [
         np.ndarray((count, *[dim or 0 for dim in tensor.shape]), numpy_dtype(tensor.dtype), memory, start)
-        for tensor, start in zip(spec, starts_in(spec, count), strict=False)
+        for tensor, start in zip(spec, starts, strict=False)
     ]
 
 
@@ -181,6 +186,8 @@ class BlockBuilder:
         self._ragged: list[tuple[TensorSpec, list[NDArray[Any]]]] = [(t, []) for t in spec if t.is_ragged]
         self._ragged_bytes = 0
         self._place = None if self._ragged else place
+        self._own_starts = starts_in(self._fixed_spec, self.capacity)
+        """The start of each column in the builder's own memory."""
         self._memory: NDArray[np.uint8] | None
         """The memory of the current block; None before its first sample."""
         self._planned = self.capacity
@@ -206,25 +213,27 @@ class BlockBuilder:
             self._planned = min(self.capacity, self.left)
             memory = None if self._place is None else self._place(self._planned)
             self._is_placed = memory is not None
-            if memory is None:
-                self._planned, memory = self.capacity, self._own_memory()
-            self._gather_in(memory)
+            if memory is not None:
+                self._gather_in(memory, starts_in(self._fixed_spec, self._planned), place_in_map(memory))
+            else:
+                self._planned, own = self.capacity, BLOCKS.take(max(1, self._own_starts[-1]))
+                self._gather_in(np.frombuffer(own, dtype=np.uint8), self._own_starts, (own, 0))
         self._stop = min(self._planned, self.left)
 
-    def _own_memory(self) -> NDArray[np.uint8]:
-        nbytes = max(1, starts_in(self._fixed_spec, self.capacity)[-1])
-        return np.frombuffer(BLOCKS.take(nbytes), dtype=np.uint8)
+    def _gather_in(self, memory: NDArray[np.uint8], starts: list[int], place: tuple[mmap, int] | None) -> None:
+        """Plan how each tensor of a sample is copied into this memory.
 
-    def _gather_in(self, memory: NDArray[np.uint8]) -> None:
-        """Plan how each tensor of a sample is copied into this memory."""
+        Args:
+            memory: The memory of the block's columns.
+            starts: The start of each column in it.
+            place: The map that holds the memory, and where it begins there. None if no map does.
+        """
         # on assignment, numpy would broadcast, convert and wrap around. So add() copies directly only arrays of the
         # exact dtype and shape and, for a 0-d tensor, Python numbers within its bounds
-        self._let_go()
         self._memory = memory
-        columns = columns_in(self._fixed_spec, self._planned, memory)
+        columns = columns_at(starts, self._fixed_spec, self._planned, memory)
         self._fixed = list(zip(self._fixed_spec, columns, strict=True))
-        place = place_in_map(memory)
-        for (tensor, column), start in zip(self._fixed, starts_in(self._fixed_spec, self._planned), strict=False):
+        for (tensor, column), start in zip(self._fixed, starts, strict=False):
             like = column.dtype, column.shape[1:]
             if not tensor.shape:
                 self._scalars.append((tensor.name, _cells_of(column), *_bounds(column.dtype)))
@@ -352,13 +361,16 @@ class BlockBuilder:
         count = self._count
         if not count or self._memory is None:
             arrays = columns_in(self._fixed_spec, 0, np.empty(0, np.uint8))
-        elif self._is_placed and count < self._planned:
+        elif count == self._planned:
+            arrays = [array for _, array in self._fixed]
+        elif self._is_placed:
             arrays = moved_together(self._fixed_spec, self._planned, count, self._memory)
         else:
             arrays = [array[:count] for _, array in self._fixed]
-        fixed = {tensor.name: Column(tensor, array) for tensor, array in zip(self._fixed_spec, arrays, strict=True)}
-        ragged = {tensor.name: _joined(tensor, parts) for tensor, parts in self._ragged}
-        columns = [fixed.get(name) or ragged[name] for name in self._spec.names]
+        columns = [Column(tensor, array) for tensor, array in zip(self._fixed_spec, arrays, strict=True)]
+        if self._ragged:
+            columns += [_joined(tensor, parts) for tensor, parts in self._ragged]
+            columns.sort(key=lambda column: self._spec.names.index(column.spec.name))
         for column in columns:
             if column.spec.dtype == BOOL:  # a bool made by view() may hold 2; the wire format has 0 and 1
                 np.not_equal(column.values.view(np.uint8), 0, out=column.values)
@@ -470,8 +482,8 @@ class RowBuilder(BlockBuilder):
         """
         self._map: Any = None
 
-    def _gather_in(self, memory: NDArray[np.uint8]) -> None:
-        super()._gather_in(memory)
+    def _gather_in(self, memory: NDArray[np.uint8], starts: list[int], place: tuple[mmap, int] | None) -> None:
+        super()._gather_in(memory, starts, place)
         if self._small:
             _, _, self._shape, self._map, self._at, self._size = self._small[0]
             self._count = 0

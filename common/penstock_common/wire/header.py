@@ -169,11 +169,11 @@ class Header:
     """The layout of a block of fixed-size tensors; None where a tensor is ragged or the header is unusual."""
     compression: dict[str, str] | None = None
     """Compressed tensor -> codec; None where no tensor is compressed."""
+    end: int = field(init=False)
+    """The offset after the last sample or hole of this entry."""
 
-    @property
-    def end(self) -> int:
-        """The offset after the last sample or hole of this entry."""
-        return self.first + self.count + len(self.holes)
+    def __post_init__(self) -> None:
+        self.end = self.first + self.count + len(self.holes)
 
     def fields(self) -> Sequence[tuple[bytes, int | None]]:
         """Return the payload fields that this header announces, in order: (name, bytes or None if unknown)."""

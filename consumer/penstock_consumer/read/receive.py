@@ -91,9 +91,10 @@ class ReaderConnection:
 _LIST_COMMITTED = load_script("list_committed").encode()
 """The script is sent in full. It is short, and the server may forget a digest."""
 
-CHECK_PAGE = 32
-"""The index records that a group's only member asks for at once. The members of a group divide it. More are asked for
-if an answer brings more entries, because these follow each other.
+CHECK_PAGE, CHECK_PAGE_MOST = 32, 256
+"""The index records that a group's only member asks for at first and at most. Each page of a shard is twice as large as
+the one before, if that one was full. The members of a group divide the first page. More are asked for if an answer
+brings more entries, because these follow each other.
 """
 MOST_SHARDS = 256
 """The most shards with a page in memory."""
@@ -109,11 +110,16 @@ class CommitCheck:
         """(epoch, shard) -> id of a record, which is the block's end -> id of its entry."""
         self._awaited: tuple[int, int] | None = None
         """The epoch and shard of the page that was asked for and not read."""
+        self._asked = 0
+        """The records that were asked for with it."""
+        self._full: dict[tuple[int, int], int] = {}
+        """(epoch, shard) -> the records of its last page, if that was full."""
         self._ahead = self._size = CHECK_PAGE
 
     def begin(self, members: int) -> None:
         """Forget the pages of earlier epochs. ``members`` divide what comes."""
         self._pages.clear()
+        self._full.clear()
         self._ahead = self._size = max(1, CHECK_PAGE // members)
 
     def expect(self, entries: int) -> None:
@@ -131,14 +137,16 @@ class CommitCheck:
         try:
             if self._channel is None:
                 self._channel = open_channels(self._client)
-            self._channel.send([(b"EVAL", _LIST_COMMITTED, b"1", key, b"%d-0" % header.end, b"%d" % self._size)])
+            self._asked = max(self._size, min(2 * self._full.get(at, 0), CHECK_PAGE_MOST))
+            self._channel.send([(b"EVAL", _LIST_COMMITTED, b"1", key, b"%d-0" % header.end, b"%d" % self._asked)])
             self._awaited = at
         except ServerUnavailable:  # idle for too long, perhaps: `require` asks the control client, which bears outages
             self.close()
 
     def require(self, header: Header, entry_id: bytes) -> None:
         """Raise UncommittedEntry unless the index or a repair names the entry. Raises ServerUnavailable, DamagedKey."""
-        self._receive()
+        if self._awaited is not None:
+            self._receive()
         at = header.epoch, header.shard
         page = self._pages.get(at)
         record_id = b"%d-0" % header.end
@@ -175,7 +183,8 @@ class CommitCheck:
         page = _page(reply)
         if len(self._pages) >= MOST_SHARDS:
             self._pages.clear()
-        self._pages[at] = page
+            self._full.clear()
+        self._pages[at], self._full[at] = page, len(page) if len(page) >= self._asked else 0
 
 
 def _page(reply: Reply) -> dict[bytes, bytes]:
@@ -441,7 +450,8 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            require_codecs(header)
+            if header.compression is not None:
+                require_codecs(header)
             self._entry.open(header, data, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)

@@ -111,7 +111,7 @@ class SharedScope:
     def check(self, header: Header) -> None:
         """See `receive.ReadScope`. Also checks that the entry is in the right partition."""
         check_identity(header, self.claim.stream, self.manifest)
-        if self.claim.stream.partition_of(header.shard) != self.partition:
+        if self.claim.stream.partition_of(header.shard).number != self.partition.number:
             raise BadEntry(f"shard {header.shard} belongs to another partition")
 
     def wanted(self, header: Header, entry_id: bytes) -> NDArray[np.bool_] | None:
@@ -177,7 +177,7 @@ class SharedReceivers:
         where = SharedScope(self._claim, manifest, partition, is_claimed, self._deliveries)
 
         def report(one: ReceivedEntry) -> None:
-            if one.lease is not None:
+            if one.lease is not None and where.acknowledged:
                 one.lease.acknowledge(where.acknowledged, 0)
             self.received.append(one)
 

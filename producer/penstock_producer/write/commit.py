@@ -503,7 +503,8 @@ class Committer:
         sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._partition, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
-        must_reach, level = self._unconfirmed.level, self._unconfirmed.question(block.nbytes)
+        must_reach = self._unconfirmed.level
+        level = self._unconfirmed.question(must_reach, block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
         return SentBlock(block, bad, len(commands), segment, sealed, level, must_reach)
 
@@ -515,10 +516,11 @@ class Committer:
             due := sent.take_replies()
         ):  # answered before, refused, and sending it again was interrupted: no answers will come
             return False
-        replies = [self._channel.read() for _ in range(due)]
-        if sent.sealed:
-            self._payloads.sealed(sent.sealed, self._channel.read())
-        safety = [self._channel.read() for _ in sent.level.commands()]
+        behind = bool(sent.sealed)
+        answers = self._channel.read_all(due + behind + len(sent.level.commands()))
+        replies, safety = answers[:due], answers[due + behind :]
+        if behind:
+            self._payloads.sealed(sent.sealed, answers[due])
         if any(is_out_of_memory(reply) for reply in replies):
             self._admission.note_full_server()
             return False
@@ -563,7 +565,7 @@ class Committer:
 
     def _look(self) -> ShardProgress:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
-        replies = [self._channel.read() for _ in range(3)]
+        replies = self._channel.read_all(3)
         return read_look(replies, self._client, self._partition, self._manifest.epoch, self._shard)
 
     def _keys(self) -> tuple[bytes, ...]:
@@ -645,7 +647,7 @@ class Committer:
                     return
                 # the connection may have written nothing yet, and WAIT would say nothing then
                 self._channel.send([touch_command(roster), *level.commands()])
-                replies = [self._channel.read() for _ in range(1 + len(level.commands()))]
+                replies = self._channel.read_all(1 + len(level.commands()))
                 raise_errors(replies[:1], self._client, [roster])
                 lacking = self._note_safety(level, end, replies[1:])
                 self._outage.over()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock_common.stream.servers.durability import Durability, ReplicaWatch
+from penstock_common.stream.servers.durability import MEMORY, Durability, ReplicaWatch
 from penstock_common.wire.block import Block
 
 UNCONFIRMED_BYTES: Final = 64 << 20
@@ -25,8 +25,6 @@ ANSWER_MS: Final = 20
 """The longest time that an answer may hold back the blocks behind it."""
 PAUSE_S: Final = 1.0
 """Seconds without a question after an answer that said no: a replica that stands still must not slow a writer down."""
-
-_NOTHING = Durability()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,8 @@ class UnconfirmedBlocks:
         Only the server that the map names is known. Another one may have lost its place to a replica, with what is
         written there, so that counts as one with a replica.
         """
+        if not self._durability.is_auto:
+            return self._durability
         return self._watch.level(self._durability, self._key, is_followed=self._is_elsewhere())
 
     @property
@@ -83,15 +83,17 @@ class UnconfirmedBlocks:
         """The first offset that can be sent again, or None if no block is kept."""
         return self._blocks[0].block.first if self._blocks else None
 
-    def question(self, nbytes: int) -> Durability:
-        """Return the level to ask for behind a block of ``nbytes``. It has no commands if none is due."""
-        level = self.level
-        if level == _NOTHING:
+    def question(self, level: Durability, nbytes: int) -> Durability:
+        """Return the level to ask for behind a block of ``nbytes`` that must reach ``level``.
+
+        It has no commands if no question is due.
+        """
+        if level == MEMORY:
             return level
         now = self._clock()
         self._unasked_bytes += nbytes
         if now < self._pause_ends or (self._unasked_bytes < ASK_BYTES and now < self._due):
-            return _NOTHING
+            return MEMORY
         self._unasked_bytes, self._due = 0, now + ASK_S
         return level
 
@@ -103,7 +105,7 @@ class UnconfirmedBlocks:
         """
         ids = [entry_id] if entry_id else []
         # a server that took over has no replica at first; one that comes may take its place without this block
-        is_kept = must_reach != _NOTHING or (self._durability.is_auto and self._watch.took_over(self._key))
+        is_kept = must_reach != MEMORY or (self._durability.is_auto and self._watch.took_over(self._key))
         if not is_kept:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()

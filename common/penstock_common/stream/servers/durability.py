@@ -75,7 +75,7 @@ class Durability:
 
     def on(self, replicas: int) -> Durability:
         """Return the level on a server that ``replicas`` follow: `auto` is ``replicas=1`` there, or ``memory``."""
-        return Durability(replicas=min(1, replicas)) if self.is_auto else self
+        return (FOLLOWED if replicas else MEMORY) if self.is_auto else self
 
     def commands(self, limit_ms: int = ROUND_MS) -> list[Command]:
         """Return the commands to send behind a write on its connection. `shortfall` takes as many replies.
@@ -98,6 +98,11 @@ class Durability:
             found: Any = answers.pop(0)
             lacking += [] if int(found) >= self.replicas else [f"{found} of {self.replicas} replicas have it"]
         return " and ".join(lacking)
+
+
+MEMORY: Final = Durability()
+FOLLOWED: Final = Durability(replicas=1)
+"""The levels that `auto` means: on a server without a replica, and on one with some."""
 
 
 def touch_command(key: str) -> Command:
@@ -166,8 +171,9 @@ class ReplicaWatch:
             self._looked_at[server] = now
             with suppress(PenstockError, ResponseError):  # a server that is away, or does not say so, has none for now
                 is_followed = _online(node.impatient().info("replication"), LAG_S) > 0
-                self._followed[node.server] = is_followed  # a new connection may lead to another server
-        return self._followed.get(node.server, False)
+                server = node.server  # a new connection may lead to another server
+                self._followed[server] = is_followed
+        return self._followed.get(server, False)
 
     def look(self, durability: Durability, stream: Stream) -> None:
         """Learn which servers of a stream have replicas, and log those without one, for the level `auto`.
