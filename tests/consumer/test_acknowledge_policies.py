@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.stages.batch import Batch
 from penstock_producer.write.writer import Writer, WriterHooks
 from tests.clusters import until
+from tests.consumer.test_positions import Silent
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, open_stream, produce, sample
 from tests.tuned import tuned
 
@@ -36,6 +38,34 @@ BEYOND_S = 3 * OVERDUE_S
 def delivered(client: Client, group: str = "g") -> int:
     """Return the samples in the group's ledgers."""
     return audit_stream(client, "t").delivered.get(group, 0)
+
+
+def test_a_shared_group_acknowledges_a_batch_as_soon_as_it_is_trained_on(any_url: str, any_client: Client) -> None:
+    """Its batches have no order. One that waited for an earlier one would come again after a crash."""
+    produce(any_url, "t", 40)
+    with loader_of(any_url, batch_size=4) as loader:
+        hooks = hooks_of(loader)
+        hooks.take_over(Silent())
+        batches = list(islice(loader, 5))
+        for number, count in ((3, 4), (0, 8), (4, 12)):
+            hooks.trained(batches[number])
+            hooks.acknowledger.flush()
+            assert delivered(any_client) == count
+
+
+def test_a_loop_that_acknowledges_does_not_wait(any_url: str) -> None:
+    """Others would be told that all loops wait, and one of them would end with an error."""
+    produce(any_url, "t", 40)
+    with loader_of(any_url, batch_size=4, acknowledge="manual") as loader:
+        batch, acknowledger = next(iter(loader)), hooks_of(loader).acknowledger
+        assert acknowledger.member is not None
+        loop = acknowledger.member.heartbeat.loop
+        assert loop.said() == {}
+        acknowledger.wait_for_next(60.0)
+        said = loop.said()
+        assert said["handed_bytes"] == batch.nbytes
+        loader.acknowledge(batch)
+        assert loop.said() == {}
 
 
 class TestOnCheckpoint:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochNotFound, ReplayTruncated
+from penstock_common.errors import EpochNotFound, GroupBusy, ReplayTruncated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.positions import known_positions, report
@@ -16,6 +16,7 @@ from penstock_common.stream.groups.roster import Membership, RankOrder, join_gro
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import Stream
+from penstock_consumer.read import claims
 from penstock_consumer.read.claims import LeaseClaim, RankClaim, absent_notice
 from penstock_consumer.stages.batch import Batch
 from tests.contracts.feed import SAMPLE_BYTES, open_stream
@@ -24,6 +25,11 @@ from tests.contracts.ordered import plan, planned_writer
 COUNT, BLOCK, EPOCHS = 16, 4, 4
 WORLD, BATCH = 2, 2
 STEP = WORLD * BATCH
+
+
+def busy(*_: Any, **__: Any) -> int:
+    """Refuse to join."""
+    raise GroupBusy("always")
 
 
 class Claims:
@@ -104,6 +110,28 @@ class TestJoining:
         member = scene.member()
         member.join(EPOCHS)
         assert member.first == EPOCHS
+
+    def test_a_rank_of_another_number_of_ranks_asks_now_and_then_whether_those_are_gone(
+        self, scene: Claims, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A training that is started again with other ranks begins a moment after the last of the old ones died."""
+        scene.rank(1, 2).join("resume")
+        asked = list[int]()
+
+        def counted(*given: Any, **named: Any) -> int:
+            asked.append(1)
+            return join_group(*given, **named)
+
+        monkeypatch.setattr(claims, "join_group", counted)
+        rank = scene.rank(0, 4)
+        monkeypatch.setattr(rank, "_quiet_ms", 700)
+        rank.join("resume")
+        assert load_roster(scene.client, scene.stream.partitions[0]).groups["ranks"].world == 4
+        assert 1 < len(asked) < 12
+        monkeypatch.setattr(rank, "_quiet_ms", 100)
+        monkeypatch.setattr(claims, "join_group", busy)
+        with pytest.raises(GroupBusy, match="always"):
+            rank.join("resume")
 
 
 class TestEpochs:

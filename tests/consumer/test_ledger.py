@@ -53,6 +53,18 @@ def test_bits_are_exactly_the_ranges_that_were_acknowledged(
     assert missing == np.flatnonzero(~expected).tolist()
 
 
+def test_any_part_of_a_ledger_is_read_as_it_is(any_client: Client) -> None:
+    """Parts begin and end inside a byte, and a ledger ends with its last acknowledged sample."""
+    partition, size = PartitionKeys("t", "tag", 0), 40
+    bits = np.zeros(size, dtype=bool)
+    for offset in (0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 31):
+        bits[offset] = True
+        any_client.setbit(partition.ledger(0, "g", 0), offset, 1)
+    for lo in range(size):
+        for hi in range(lo, size):
+            assert np.array_equal(done_bits(any_client, partition, 0, "g", 0, lo, hi), bits[lo:hi]), (lo, hi)
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 99), st.integers(1, 60)), min_size=1, max_size=8))
 def test_acknowledgements_that_are_sent_together_set_the_same_bits(

@@ -190,6 +190,22 @@ def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: p
     assert reporting.reported == 8
 
 
+def test_a_caller_in_a_hurry_does_not_wait_for_a_silent_server(reporting: Rank) -> None:
+    """The connection is there, and no answer comes. A loop that is not in a hurry waits half a minute for one."""
+    reporting.outbox.send(PositionReport(reporting.manifest, reporting.who, 8))
+    reporting.outbox.flush()
+    reporting.client.client_pause(8000, all=False)
+    began_s = time.monotonic()
+    reporting.outbox.hurry(0.1)
+    reporting.outbox.send(PositionReport(reporting.manifest, reporting.who, 16))
+    with pytest.raises(ServerUnavailable):
+        reporting.outbox.flush()
+    assert time.monotonic() - began_s < 6
+    reporting.client.client_unpause()
+    reporting.outbox.flush()
+    assert reporting.reported == 16
+
+
 @pytest.mark.parametrize(
     ("numbers", "every_s", "count"), [([[0, 1]], 0.0, 0), ([[0, 1]], 0.01, 1), ([[0], [1]], 0.0, 2)]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from penstock_consumer.read.ack import Acknowledger, OutstandingBatches, UnacknowledgedNotice
@@ -76,6 +77,33 @@ def test_a_checkpoint_covers_what_was_trained_on_before_its_state_was_taken() ->
     assert counted.cover(6) == []
     counted.train(batches[0])
     assert [batch.position for batch in counted.cover(7)] == [0], "what was forgotten counts as covered"
+
+
+def test_the_amount_that_waits_is_told_in_bytes_too() -> None:
+    """A budget that is full of it is a budget in bytes."""
+    counted = OutstandingBatches()
+    batches = [Batch({"x": np.zeros(size, np.uint8)}, 7, batch_of(size).spans, size) for size in (5, 70)]
+    for batch in batches:
+        counted.train(batch)
+    assert counted.waiting == (2, 8, 75)
+    assert counted.drop(batches[0])
+    assert counted.waiting == (1, 4, 70)
+    counted.cover(None)
+    assert counted.waiting == (0, 0, 0)
+
+
+def test_a_state_counts_what_the_step_is_done_with_and_is_being_saved() -> None:
+    """A loop that saves in the background waits for no batch in vain, and a framework reports later than it trains."""
+    acknowledger = Acknowledger("on_checkpoint", "t", print)
+    assert acknowledger.progress() == {"epoch": None, "batches": 0, "samples": 0}
+    acknowledger._outstanding.train(batch_of(4))
+    assert not acknowledger._outstanding.is_being_saved
+    assert acknowledger.progress() == {"epoch": 7, "batches": 1, "samples": 4}
+    assert acknowledger._outstanding.is_being_saved
+    reached = [Batch({"x": np.zeros(3, np.uint8)}, 8, batch_of(position, 3).spans, position) for position in (8, 11)]
+    acknowledger.take_over(SimpleNamespace(reached=lambda: reached, report=lambda: None))
+    assert acknowledger.progress() == {"epoch": 8, "batches": 3, "samples": 10}
+    assert acknowledger._outstanding.promised == 3
 
 
 def test_the_first_batch_that_is_not_acknowledged_is_so_in_canonical_order() -> None:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from penstock_common.errors import WaitTimeout
+from penstock_common.errors import DamagedKey, WaitTimeout
 from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.outbox import Outboxes
-from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, rank_member
+from penstock_common.stream.groups.roster import Membership, RankOrder, beat, join_group, load_roster, rank_member
+from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import shared
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.fetch_plan import FetchPlanner
-from penstock_consumer.read.ordered import RowPlan
-from penstock_consumer.read.receive import ReceivedEntry
+from penstock_consumer.read.heartbeat import ClaimedEntry
+from penstock_consumer.read.ordered import OrderedReader, RowPlan
+from penstock_consumer.read.receive import CommitCheck, ReceivedEntry
 from penstock_consumer.read.shared import ServerClock, SharedReader, SharedReaders
-from penstock_consumer.stages.batch import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Lease
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 from tests.clusters import until
 from tests.contracts.feed import loader_of, open_stream, produce
@@ -85,6 +91,17 @@ def reader(claim: LeaseClaim, queue: PrefetchQueue) -> SharedReader:
     """Return the only reader of the first epoch, which has asked for nothing."""
     (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)._readers
     return reader
+
+
+def test_members_divide_what_they_compare_with_the_index(
+    claim: LeaseClaim, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would read a page of records for each of its entries, and the pages would be the others'."""
+    begun = list[int]()
+    monkeypatch.setattr(CommitCheck, "begin", lambda _, members: begun.append(members))
+    claim.heartbeat.expect_members(3)
+    SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
+    assert begun == [3]
 
 
 class TestAfterAnOutage:
@@ -216,3 +233,216 @@ class TestKeeping:
         monkeypatch.setattr(type(kept.heartbeat), "start", lambda _: learned.append("heartbeat"))
         kept.keep()
         assert learned == ["losses", "runs", "heartbeat"]
+
+
+class TestClaimedEntries:
+    """What dead members left is fetched by its id, while the reader has a place for it."""
+
+    @pytest.fixture
+    def ids(self, any_url: str, claim: LeaseClaim, any_client: Client) -> dict[int, list[bytes]]:
+        """Let a member that died have all entries of three epochs. Return epoch -> ids."""
+        produce(any_url, "t", COUNT, epochs=2, block_samples=4)
+        found = {}
+        for epoch in range(3):
+            key = claim.stream.partitions[0].entries(epoch)
+            answer: Any = any_client.xreadgroup("g", "dead", {key: ">"}, count=100)
+            found[epoch] = [entry_id for entry_id, _ in answer[0][1]]
+        return found
+
+    @pytest.fixture
+    def second(
+        self, any_url: str, ids: dict[int, list[bytes]], claim: LeaseClaim, queue: PrefetchQueue
+    ) -> SharedReader:
+        """Return a reader of the second epoch."""
+        (reader,) = SharedReaders(claim, 1, queue, ArrayPool(4), batch_size=4, views=False)._readers
+        return reader
+
+    def taken(self, queue: PrefetchQueue) -> list[tuple[int, list[int]]]:
+        """Return epoch and numbers of the batches in a queue."""
+        found = []
+        while queue.holds_batches:
+            batch = queue.get(0)
+            assert batch is not None
+            found.append((batch.epoch, batch["y"].tolist()))
+        return found
+
+    def test_those_of_earlier_epochs_come_first_and_later_ones_wait_for_their_epoch(
+        self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
+    ) -> None:
+        """An earlier epoch is closed with them, and a loop over this one must not get samples of the next."""
+        claims = claim.heartbeat.claims
+        claims += [ClaimedEntry(0, epoch, ids[epoch][at]) for epoch, at in ((2, 0), (1, 1), (0, 2), (1, 0))]
+        assert second._has_claims()
+        second._fetch_claims()
+        assert self.taken(queue) == [(0, [8, 9, 10, 11]), (1, [4, 5, 6, 7]), (1, [0, 1, 2, 3])]
+        assert [one.epoch for one in claims] == [2]
+        assert not second._has_claims()
+        assert claim.unclosed == {0}
+        assert claim.leases.ids(0) == {0: [ids[0][2]], 1: [ids[1][1], ids[1][0]]}
+
+    def test_one_on_which_training_may_die_comes_alone_and_the_worst_last(
+        self,
+        second: SharedReader,
+        claim: LeaseClaim,
+        queue: PrefetchQueue,
+        ids: dict[int, list[bytes]],
+        said: list[str],
+        any_client: Client,
+    ) -> None:
+        """Whatever is behind it would be lost with the process, and the log names it before."""
+        claims, key = claim.heartbeat.claims, claim.stream.partitions[0].entries(1)
+        any_client.xclaim(key, "g", "m", 0, ids[1][:4])
+
+        def deliveries() -> dict[bytes, int]:
+            held = any_client.xpending_range(key, "g", "-", "+", 10, "m")
+            return {one["message_id"]: one["times_delivered"] for one in held}
+
+        before = deliveries()
+        claims += [ClaimedEntry(0, 1, ids[1][at], times) for at, times in ((0, 9), (1, 6), (2, 4), (3, 7))]
+        assert second._has_claims(suspect=True)
+        second._fetch_claims()
+        assert self.taken(queue) == [(1, [8, 9, 10, 11])]
+        assert not second._has_claims()
+        for left, numbers in ((2, [4, 5, 6, 7]), (1, [12, 13, 14, 15]), (0, [0, 1, 2, 3])):
+            second._fetch_claims(suspect=True)
+            assert self.taken(queue) == [(1, numbers)]
+            assert len(claims) == left
+            assert second._has_claims(suspect=True) is (left > 0)
+        assert [line.split(" was given out ")[1][:7] for line in said] == ["6 times", "7 times", "9 times"]
+        assert "(shard 0 offsets 4-7)" in said[0]
+        counted = {at: deliveries()[ids[1][at]] for at in range(4)}
+        assert counted == {0: 10, 1: 7, 2: before[ids[1][2]], 3: 8}, "a death is counted before it can happen"
+
+    def test_what_the_group_acknowledged_meanwhile_is_left_out(
+        self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
+    ) -> None:
+        """The member that died had trained on a part."""
+        manifest = load_manifest(claim.client, claim.stream, 1)
+        acknowledge(claim.client, claim.stream.partitions[0], manifest, "g", [], {0: [(1, 3)]})
+        claim.heartbeat.claims += [ClaimedEntry(0, 1, ids[1][0]), ClaimedEntry(0, 1, ids[1][1])]
+        second._fetch_claims()
+        assert self.taken(queue) == [(1, [0, 3, 4, 5]), (1, [6, 7])]
+
+    def test_those_that_are_gone_are_held_no_more(
+        self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
+    ) -> None:
+        """Otherwise the member would renew them for ever, and its group would wait for it."""
+        for epoch in (0, 1):
+            claim.leases.add(Lease(0, epoch, -1, ids[epoch][0], 1))
+            claim.heartbeat.claims.append(ClaimedEntry(0, epoch, ids[epoch][0]))
+        abandon_epoch(claim.client, claim.stream, 0)
+        assert release_epoch(claim.client, claim.stream, 0)
+        claim.client.xdel(claim.stream.partitions[0].entries(1), ids[1][0])
+        second._fetch_claims()
+        assert self.taken(queue) == []
+        assert 0 not in claim.leases.ids(0)
+        assert not claim.heartbeat.claims
+
+    def test_what_could_not_be_fetched_stays_claimed(
+        self,
+        second: SharedReader,
+        claim: LeaseClaim,
+        queue: PrefetchQueue,
+        ids: dict[int, list[bytes]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The next loop of this program gets it."""
+        claim.heartbeat.claims += [ClaimedEntry(0, epoch, ids[epoch][0]) for epoch in (2, 1, 0)]
+        queue.stop()
+        with pytest.raises(QueueStopped):
+            second._fetch_claims()
+        assert sorted(one.epoch for one in claim.heartbeat.claims) == [0, 1, 2]
+
+
+def test_the_clocks_are_compared_again_in_a_long_epoch(reader: SharedReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless feed is one epoch of months."""
+    compared = list[ServerClock]()
+    monkeypatch.setattr(ServerClock, "compare", lambda clock: compared.append(clock))
+    reader._look_again()
+    assert compared == [reader._server_clock]
+
+
+class TestTheEnd:
+    """An epoch is over here once nobody can bring more of it."""
+
+    def entries(self, claim: LeaseClaim) -> str:
+        """Return the key of the epoch's entries."""
+        return claim.stream.partitions[0].entries(0)
+
+    def test_what_a_dead_member_holds_is_waited_for(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client
+    ) -> None:
+        """It is handed out here, in this pass of the epoch, once its lease has lapsed."""
+        any_client.xreadgroup("g", "dead", {self.entries(claim): ">"}, count=1)
+        ended = list[bool]()
+        thread = threading.Thread(target=lambda: ended.append(reader._is_over()))
+        thread.start()
+        until(lambda: reader._silent == {"dead"})
+        assert "what dead was given of epoch 0 of 't' and did not acknowledge" in reader.why_waiting(1)
+        assert ended == []
+        claim.heartbeat.claims.append(ClaimedEntry(0, 0, b"1-1"))
+        thread.join(20)
+        assert ended == [False], "there is something to fetch"
+
+    def test_what_a_live_member_holds_is_left_to_it(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client
+    ) -> None:
+        """It acknowledges it, or returns it for the next pass."""
+        other = Membership(claim.stream, "g", "lives", "life")
+        join_group(any_client, other)
+        any_client.xreadgroup("g", "lives", {self.entries(claim): ">"}, count=1)
+        ended = list[bool]()
+        thread = threading.Thread(target=lambda: ended.append(reader._is_over()))
+        thread.start()
+        until(lambda: reader._silent == {"lives"})
+        while thread.is_alive():
+            beat(any_client, other, claim.stream.partitions[0], {})
+            thread.join(0.05)
+        assert ended == [True]
+        assert reader._silent == set()
+
+    def test_what_was_returned_is_taken_at_once(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client
+    ) -> None:
+        """Its lease counts no more, and no other member may be there."""
+        any_client.xreadgroup("g", RELEASED, {self.entries(claim): ">"}, count=1)
+        claim.heartbeat.read_epoch(0)
+        assert not reader._is_over()
+        assert [(one.partition, one.epoch) for one in claim.heartbeat.claims] == [(0, 0)]
+
+    def test_an_epoch_that_was_given_up_is_over_whoever_holds_it(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client
+    ) -> None:
+        """Its acknowledgements are refused, so nothing of it would ever be acknowledged."""
+        any_client.xreadgroup("g", "dead", {self.entries(claim): ">"}, count=1)
+        abandon_epoch(any_client, claim.stream, 0)
+        reader._look_again()
+        claim.heartbeat.claims.append(ClaimedEntry(0, 0, b"1-1"))
+        assert not reader._is_over()
+        claim.heartbeat.claims.clear()
+        assert reader._is_over()
+
+    def test_a_state_that_no_producer_writes_ends_it_by_an_error(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No acknowledgement would be taken, and its entries would come again and again."""
+        monkeypatch.setattr(shared, "STATE_LOOK_S", 0.01)
+        any_client.set(claim.stream.partitions[0].state(0), "rubbish")
+        with pytest.raises(DamagedKey, match="state"):
+            reader._is_over()
+
+    @pytest.mark.parametrize("is_ordered", [False, True])
+    def test_a_reader_that_was_stopped_says_that_it_has_ended(
+        self, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client, is_ordered: bool
+    ) -> None:
+        """A loop in another thread waits for the next batch."""
+        queue.stop()
+        if is_ordered:
+            who = Membership(claim.stream, "ranks", rank_member(0), "life", RankOrder(0, 1, 4))
+            with closing(RankClaim(any_client, who, 10.0, print)) as rank:
+                rank.join("resume")
+                OrderedReader(rank, 0, queue, ArrayPool(4), remainder="pad", start=0, views=False).run()
+        else:
+            SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False).run()
+        assert queue.is_ended
+        assert queue.get(0) is None

@@ -38,6 +38,24 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def test_a_pause_is_spent_at_the_server_to_its_last_millisecond(any_client: Client) -> None:
+    """A request that came earlier would find less. What was said before the newest entry wakes nobody."""
+    now_s = [10.0]
+    pause = FetchPause(any_client, KEYS, lambda: now_s[0])
+    assert (pause.commands(), pause.is_under_way) == ([], False)
+    pause.begin(0.05)
+    for now_s[0], left_ms in ((10.0, 50), (10.02, 30), (10.049, 1)):
+        assert (pause.commands(), pause.is_under_way) == ([hint_command(KEYS, (0, 0), left_ms)], True)
+    for now_s[0] in (10.05, 11.0):
+        assert (pause.commands(), pause.is_under_way) == ([], False)
+    for entry_id in (b"100-3", b"50-0", b"0-1"):
+        pause.received(entry_id)
+        pause.begin(1)
+        assert pause.commands() == [hint_command(KEYS, (99, 0), 1000)]
+    pause.forget()
+    assert (pause.commands(), pause.is_under_way) == ([], False)
+
+
 @contextmanager
 def an_epoch_read(url: str, found: list[int]) -> Iterator[Any]:
     """Yield a function that writes one more batch. At the end the epoch ends, and then has been read to its end."""

@@ -62,6 +62,11 @@ class Mutant:
         """Return a name that stays the same while other lines of the file change."""
         return f"{self.path}: {self.function}: {self.before} -> {self.after}"
 
+    @property
+    def module(self) -> str:
+        """Return the name by which tests import the file, or '' of a script."""
+        return self.path.partition("/")[2].removesuffix(".py").replace("/", ".") if self.path.endswith(".py") else ""
+
     def text(self, original: str) -> str:
         """Return the text of the file with the change."""
         data = original.encode()

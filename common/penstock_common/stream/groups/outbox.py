@@ -434,7 +434,6 @@ class OutboxThread:
     def flush(self) -> None:
         """Return once every acknowledgement is on the server."""
         with self._changed:
-            self._raise()
             self._is_hurried = bool(self._calls)
             self._changed.notify_all()
             is_over = self._changed.wait_for(lambda: self._is_done or self._error is not None, self._limit_s)
