@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import blocks, further, plots, rounds, targets, transport
+from benchmarks import blocks, first_gigabyte, further, plots, rounds, targets, transport
 from benchmarks.__main__ import main
 from benchmarks.allowance import Allowance
 from benchmarks.cases import BY_BATCH, IMAGE, Case, asked_for
@@ -315,3 +315,14 @@ def test_block_sizes_are_compared_with_the_naive_loop_on_both_kinds_of_server() 
     lines = blocks.shown(found, sides).splitlines()
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["Penstock's"] * 3 + ["stock"] * 3
     assert all("x" in line.split("|")[4] for line in lines[2:])
+
+
+def test_the_first_gigabyte_is_compared_with_later_ones_and_with_new_pages_alone() -> None:
+    """The kernel clears new memory, and the table says how much of the difference that is."""
+    found = first_gigabyte.run_turns(samples=128, turns=3)
+    assert INLINE in found
+    assert all(turn.lost == 0 for turns in found.values() for turn in turns)
+    pages = {side: first_gigabyte.new_pages_s(32 << 20, first_gigabyte.shared) for side in found}
+    assert all(cost > 0 for cost in pages.values())
+    lines = first_gigabyte.shown([found], [pages]).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(found)
