@@ -33,9 +33,10 @@ def test_the_recipes_do_what_they_say(
     with writer, writer.epoch(sizes=[100]) as epoch, epoch.shard(0) as part:
         for number in range(100):
             part.write({"x": np.zeros(3, np.uint8), "y": number})
-    shell, *_ = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    for line in shell.splitlines():
-        assert main(line.split()[1:]) == 0
+    declared = re.findall(r"^penstock (groups declare train (\w+)[^#\n]*)", PAGE, re.MULTILINE)
+    for arguments, _ in declared:
+        assert main(arguments.split()) == 0
+    assert [group for _, group in declared] == ["resnet", "vit", "safe", "exact"]
     own, several, checkpoints, exact, ranks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     exec(own, {})
     capsys.readouterr()

@@ -53,4 +53,4 @@ def test_a_reader_who_follows_the_tutorial_sees_what_it_shows(any_url: str, tmp_
             printed = run(command, tmp_path, any_url)
             assert checker.check_output(VARIES.sub("...", expected), printed, doctest.ELLIPSIS), f"{command}\n{printed}"
             shown += 1
-    assert shown == 11
+    assert shown == 12

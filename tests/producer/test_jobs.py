@@ -303,11 +303,23 @@ def test_batches_are_cut_into_shards_whole(any_url: str) -> None:
     assert labels == [n for n in range(60) if not 24 <= n < 32]
 
 
-def test_a_generator_is_produced_in_its_order(any_url: str) -> None:
+def test_a_generator_is_produced_in_its_order(any_url: str, capfd: pytest.CaptureFixture[str]) -> None:
     """An iterator has no length and no index: one job, and its end sizes the epoch."""
     summary = produce(any_url, GeneratorConfig(name="tests.producer.made:feed"))
     assert summary.samples == 50
     assert [int(sample["y"]) for sample in read_epoch(any_url).values()] == [n * n for n in range(50)]
+    assert "come in the order in which the iterable gives them" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "shuffle"), [(GeneratorConfig(name="tests.producer.made:feed"), False), (dataset(), True)]
+)
+def test_only_an_iterable_that_was_to_be_shuffled_is_said_to_keep_its_order(
+    any_url: str, source: SourceConfig, shuffle: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Epochs are shuffled by default, so an order that stays is a surprise. One that was asked for is none."""
+    produce(any_url, source, shuffle=shuffle)
+    assert "in the order in which" not in capfd.readouterr().err
 
 
 # --- trust ------------------------------------------------------------------------------------------------------------

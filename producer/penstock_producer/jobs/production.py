@@ -190,6 +190,12 @@ class Production:
         source, spec = self._planned.source, self._planned.transformed.spec
         if others := passed_over(source.info):
             self._notify(others)
+        if source.unit == "item" and plan.shuffle:
+            self._notify(
+                f"samples of {plan.stream!r} come in the order in which the iterable gives them: only a source with a "
+                "length is shuffled; Loader.shuffle(samples=N) mixes them as they are read, and --no-shuffle "
+                "(shuffle=False) omits this line"
+            )
         with connect(options.url) as client:
             if "split" in source.info and "name" in source.info:
                 refuse_another_name(client, plan.stream, source.info)
