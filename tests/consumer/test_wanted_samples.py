@@ -24,7 +24,7 @@ def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str
     with writer_of(any_url, spec=SPEC) as writer:
         leases, partition = Leases(), writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=leases)
-        check = DeliveryCheck(any_client, [partition])
+        check = DeliveryCheck(any_client, writer.stream)
         scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=7)), partition, is_claimed=True, deliveries=check)
         header: Any = SimpleNamespace(shard=3, first=10, end=18, is_repair=False)
         assert scope.wanted(header, b"1-0") is None
@@ -47,17 +47,17 @@ def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
         epoch.flush()
         partition = writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=Leases())
-        check = DeliveryCheck(any_client, [partition])
+        check = DeliveryCheck(any_client, writer.stream)
         scope = SharedScope(claim, cast(Any, SimpleNamespace(epoch=0)), partition, is_claimed=False, deliveries=check)
         header: Any = SimpleNamespace(shard=0, first=0, end=2, is_repair=False)
         any_client.setbit(partition.ledger(0, "g", 0), 1, 1)
         before = any_client.xinfo_stream(partition.entries(0))["last-generated-id"]
-        check.look(lambda: calls.append("at the join"))
+        check.look([partition], lambda: calls.append("at the join"))
         assert scope.wanted(header, before) is None
         monkeypatch.setattr("penstock_common.server.client.read_run_id", lambda *_: "another run")
         open_channel(any_client).close()
-        check.look(lambda: calls.append("at the failover"))
-        check.look(lambda: calls.append("later"))
+        check.look([partition], lambda: calls.append("at the failover"))
+        check.look([partition], lambda: calls.append("later"))
         wanted = scope.wanted(header, before)
         assert wanted is not None
         assert wanted.tolist() == [True, False]

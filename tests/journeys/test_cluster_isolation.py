@@ -19,6 +19,7 @@ from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import load_stream
+from penstock_consumer.read.hooks import hooks_of
 from tests.clusters import Cluster, Promotion, started_cluster, until
 
 FAILOVER_S = 4.0
@@ -42,10 +43,10 @@ def cluster() -> Iterator[Cluster]:
         yield found
 
 
-def written(url: str) -> None:
+def written(url: str, partitions: int = 3) -> None:
     """Write an epoch of many small blocks, whose shards lie on all masters."""
     with (
-        penstock.Writer("train", url=url, spec=SPEC, partitions=3) as writer,
+        penstock.Writer("train", url=url, spec=SPEC, partitions=partitions) as writer,
         writer.epoch(sizes=[EACH] * SHARDS) as epoch,
     ):
         for number in range(SHARDS):
@@ -78,6 +79,11 @@ class Handed:
         """The longest time without a batch, until the last one of the other partitions."""
         elsewhere = [at for at, some in zip(self.at_s, self.numbers, strict=True) if some[0] // EACH % 3 != lost]
         times = [since_s, *(at for at in self.at_s if since_s < at <= elsewhere[-1])]
+        return max(later - before for before, later in pairwise(times))
+
+    def longest_pause_of_s(self, shard: int) -> float:
+        """The longest time from one batch of a shard to the next."""
+        times = [at for at, some in zip(self.at_s, self.numbers, strict=True) if some[0] // EACH == shard]
         return max(later - before for before, later in pairwise(times))
 
     def again_s(self, since_s: float, lost: int) -> float:
@@ -145,6 +151,30 @@ def test_a_rank_goes_on_until_its_next_sample_is_on_the_master_that_is_away(
         assert audit_stream(client, "train").findings == []
 
 
+def test_partitions_beside_a_moved_one_do_not_wait_for_its_new_master(cluster: Cluster) -> None:
+    """An operator evens out the partitions of a stream that is read, and a master fails later in the same epoch."""
+    written(cluster.url, 6)
+    handed = Handed()
+    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64)
+    with (
+        connect(cluster.url) as client,
+        penstock.Loader("train", group="g", batch_size=BATCH, url=cluster.url, tuning=tuning) as loader,
+    ):
+        partitions = load_stream(client, "train").partitions
+        beside, moved = partitions[1].roster, partitions[4].roster
+        assert cluster.master_of(beside) is cluster.master_of(moved)
+        for batch in loader:
+            handed.take(batch)
+            if len(handed.at_s) == 2 * BATCH:
+                cluster.half_move_slot_of(moved, cluster.master_of(partitions[2].roster))()
+            if len(handed.at_s) == 5 * BATCH:
+                cluster.lose_master_of(moved, "stop")
+    assert sorted(handed.every) == list(range(SHARDS * EACH))
+    assert handed.longest_pause_of_s(1) < PAUSE_S + LOAD_S
+    with connect(cluster.url) as client:
+        assert audit_stream(client, "train").findings == []
+
+
 def test_leases_and_acknowledgements_elsewhere_do_not_wait_for_a_silent_master(cluster: Cluster) -> None:
     """A lease that is not renewed in time is another member's, which trains on its samples a second time."""
     written(cluster.url)
@@ -181,6 +211,47 @@ def test_leases_and_acknowledgements_elsewhere_do_not_wait_for_a_silent_master(c
         idle_ms = 0
         while promotion.is_due:
             idle_ms = max(idle_ms, *held(2).values())
+            time.sleep(0.1)
+        assert idle_ms < 1000 * (PAUSE_S + LOAD_S)
+
+
+def test_leases_and_acknowledgements_beside_a_moved_partition_do_not_wait_for_its_new_master(cluster: Cluster) -> None:
+    """Another member would train on them, though a fault far away is all that happened."""
+    written(cluster.url, 6)
+    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, lease_s=2 * FAILOVER_S)
+    with (
+        connect(cluster.url) as client,
+        penstock.Loader(
+            "train", group="g", batch_size=BATCH, url=cluster.url, acknowledge="manual", tuning=tuning
+        ) as loader,
+    ):
+        stream, batches = load_stream(client, "train"), iter(loader)
+        beside, moved = stream.partitions[1], stream.partitions[4]
+        taken: dict[int, list[penstock.Batch]] = {number: [] for number in range(6)}
+        while min(map(len, taken.values())) < 12:
+            batch = next(batches)
+            taken[int(batch["x"][0, 0]) // EACH].append(batch)
+        cluster.half_move_slot_of(moved.roster, cluster.master_of(stream.partitions[2].roster))()
+        for _ in range(3):  # the first one may be what finds the new master
+            loader.acknowledge(taken[4].pop())
+            hooks_of(loader).acknowledger.flush()
+        until(lambda: len(loader._joined().heartbeat.each) == 4)
+
+        def held() -> dict[bytes, int]:
+            """Entry -> its idle time in ms, for the entries that are pending beside."""
+            with redis.Redis.from_url(cluster.master_of(beside.roster).url) as node:
+                pending: list[dict[str, Any]] = node.xpending_range(beside.entries(0), "g", "-", "+", 1000)
+            return {one["message_id"]: one["time_since_delivered"] for one in pending}
+
+        acknowledged = set(sorted(held())[:10])  # a batch is an entry
+        promotion = Promotion(cluster, moved.roster)
+        cluster.lose_master_of(moved.roster, "stop")
+        for batch in [*taken[4], *taken[1][:10]]:
+            loader.acknowledge(batch)
+        until(lambda: not acknowledged & {*held()}, PAUSE_S + LOAD_S)
+        idle_ms = 0
+        while promotion.is_due:
+            idle_ms = max(idle_ms, *held().values())
             time.sleep(0.1)
         assert idle_ms < 1000 * (PAUSE_S + LOAD_S)
 

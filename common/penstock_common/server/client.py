@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import redis
@@ -222,6 +222,16 @@ class ControlClient(redis.Redis):
         if self._slots is None:
             return self
         return self._node(self._slots.master_of(key) if key is not None else self._any_master())
+
+    @property
+    def moves(self) -> int:
+        """Return a number that changes whenever keys move to other servers. It stays the same for one server."""
+        return 0 if self._slots is None else self._slots.changes
+
+    def holders(self) -> frozenset[str]:
+        """Return the address of each server that holds keys."""
+        masters = () if self._slots is None else self._slots.masters()
+        return frozenset(self._node(where).where for where in masters) or frozenset((self.where,))
 
     def by_server(self, keys: Sequence[bytes | str]) -> list[list[int]]:
         """Return the numbers of these keys, one list for each server that holds some of them now.
@@ -645,3 +655,95 @@ class RestartDetector:
         if not is_first and (run_id is None or run_id != self._run_id):
             compare()
         self._made, self._run_id = made, run_id
+
+
+NEVER_PROMOTED: Final = -1
+"""INFO's ``second_repl_offset`` of a server that never took another one's place."""
+
+
+class _Sighting(NamedTuple):
+    """The server of a key, as it was found last."""
+
+    node: ControlClient
+    run_id: str | None
+    holders: frozenset[str]
+    """The servers that held keys then."""
+
+
+class FailoverDetector:
+    """Notices that the server of a key may lack its newest writes, because it was restarted or replaced.
+
+    A key that moved to another server took everything along, and is not such a key. Any thread may use it, one thread
+    at a time for each key.
+    """
+
+    def __init__(self, client: ControlClient) -> None:
+        """Look at no key yet. Failures of ``client`` are not waited for."""
+        self._client, self._connections = client, connections_of(client)
+        self._looks: dict[str, tuple[int, int]] = {}
+        """Key -> what has changed since, if it is another pair now: the connections and the moves."""
+        self._at_s: dict[str, float] = {}
+        """Key -> when it was looked at last."""
+        self._seen: dict[str, _Sighting] = {}
+
+    def check(self, keys: Sequence[str], compare: Callable[[list[int]], None]) -> None:
+        """Call ``compare`` once with the numbers of the keys that may lack writes, if there are any.
+
+        The first call only learns the servers of its keys. While no connection was made and no key moved, it costs
+        nothing. Where the id of a run is hidden, each reconnection and each move counts. An error of ``compare`` is
+        raised, and the next check calls it again. Raises ServerUnavailable.
+        """
+        now, at_s = (self._connections.made, self._client.moves), time.monotonic()
+        if any(self._looks.get(key) != now for key in keys):
+            found = self._sightings(keys)
+            lost = [number for number, key in enumerate(keys) if self._may_lack(key, found[number])]
+            if lost:
+                compare(lost)
+            self._seen.update(zip(keys, found, strict=True))
+            self._looks.update(dict.fromkeys(keys, now))
+        self._at_s.update(dict.fromkeys(keys, at_s))
+
+    def _sightings(self, keys: Sequence[str]) -> list[_Sighting]:
+        holders, runs, found = self._client.holders(), dict[str, str | None](), []
+        for key in keys:
+            node = self._client.node_of(key)
+            if node.where not in runs:
+                runs[node.where] = read_run_id(self._client, key)
+            found.append(_Sighting(node, runs[node.where], holders))
+        return found
+
+    def _may_lack(self, key: str, now: _Sighting) -> bool:
+        if (before := self._seen.get(key)) is None:
+            return False
+        if now.run_id is None or before.run_id is None:
+            return True
+        if before.node.where == now.node.where:
+            return before.run_id != now.run_id
+        return not self._moved_whole(before, now, time.monotonic() - self._at_s[key])
+
+    def _moved_whole(self, before: _Sighting, now: _Sighting, since_s: float) -> bool:
+        """Return whether a key moved from one server to another, and neither was replaced or restarted since.
+
+        Nor may a server that had it in between have failed over, which would have left fewer of the ``holders``.
+        """
+        if not before.holders <= now.holders:
+            return False
+        old, new = _info_of(before.node), _info_of(now.node)
+        if not all(info.get("role") == "master" for info in (old, new)):
+            return False
+        if [str(info.get("run_id")) for info in (old, new)] != [before.run_id, now.run_id]:
+            return False
+        # a replica that took over was no holder before
+        was_master = now.node.where in before.holders or new.get("second_repl_offset") == NEVER_PROMOTED
+        return was_master and int(new.get("uptime_in_seconds", 0)) > since_s
+
+
+def _info_of(node: ControlClient) -> dict[str, Any]:
+    """Return a server's answer to INFO, or nothing if it does not answer in time."""
+    told: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        with suppress(PenstockError, ResponseError):
+            told.append(node.info())
+
+    return told[0] if _Question(ask, ANSWER_S).has_answer() and told else {}

@@ -31,6 +31,8 @@ class SlotMap:
         self._lock = threading.Lock()
         self._masters: list[Address | None] = [None] * SLOTS
         self._nodes: list[Address] = []
+        self.changes = 0
+        """The number of times that a slot got another master. Each may have got several."""
         self._answered: list[Address] = []
         """The node that answered last. It is asked first, because each node that is silent costs `ASK_S`."""
 
@@ -63,7 +65,9 @@ class SlotMap:
 
     def moved(self, slot: int, address: Address) -> None:
         """Note that a server redirected a request for a slot to this node."""
-        self._masters[slot] = address
+        if self._masters[slot] != address:
+            self._masters[slot] = address
+            self.changes += 1
 
     def refresh(self) -> None:
         """Ask the nodes in turn for the map, and take the first answer.
@@ -101,7 +105,9 @@ class SlotMap:
             there = [self._address(node, asked) for node in (master, *replicas)]
             masters[int(first) : int(last) + 1] = [there[0]] * (int(last) - int(first) + 1)
             nodes += there
+        is_other = masters != self._masters
         self._masters, self._nodes = masters, list(dict.fromkeys(nodes))
+        self.changes += is_other  # after that: who sees the new number sees the new map
 
     @staticmethod
     def _address(node: Sequence[Any], asked: Address) -> Address:

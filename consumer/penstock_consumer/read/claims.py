@@ -305,17 +305,13 @@ class LeaseClaim(Claim):
                 )
             )  # fmt: skip
         self.heartbeat = LeaseRenewers(renewers)
-        self.commit_checks = [CommitCheck(client, who.stream) for _ in self.servers]
-        """The test of entries on each server."""
-        self.delivery_checks = [
-            DeliveryCheck(client, [who.stream.partitions[number] for number in numbers]) for numbers in self.servers
-        ]
-        """The test of each server whether it may have lost deliveries."""
+        self.commit_checks = [CommitCheck(client, who.stream) for _ in who.stream.partitions]
+        """The test of entries. A reader uses that of its first partition, on a connection of its own."""
+        self.deliveries = DeliveryCheck(client, who.stream)
 
     def join(self, start: str | int) -> None:
         """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
-        for check in self.delivery_checks:
-            self._bear(check.look)
+        self._bear(lambda: self.deliveries.look(self.stream.partitions))
         force = start != "resume"
         if force:
             self._restart(start)

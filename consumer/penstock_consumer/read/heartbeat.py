@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from penstock_common.errors import GroupNotFound, MemberReplaced, ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
@@ -137,7 +137,10 @@ class LoopReport:
 
 
 class Heartbeat:
-    """The thread that gives a heartbeat to one server from `start` to `stop`."""
+    """The thread that gives a heartbeat to one server from `start` to `stop`.
+
+    Partitions that move to another server get a heartbeat of their own.
+    """
 
     def __init__(
         self,
@@ -183,11 +186,21 @@ class Heartbeat:
         """The members of the group that lived at the last look."""
         self.error: Exception | None = None
         """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
-        what = who.stream.named([partition.number for partition in self.partitions])
-        # others report the outage
-        self._outage = Outage(lambda _: None, doing="renewing", clock=clock, what=what)
+        self._outage = self._new_outage()
+        self._moves = self._client.moves
+        self._lock = threading.Lock()
+        """Held while partitions are looked at, and while some of them are left to another heartbeat."""
+        self._add: Callable[[Any], object] = lambda beside: None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"penstock-heartbeat-{who.group}", daemon=True)
+
+    def _new_outage(self) -> Outage:
+        what = self._who.stream.named([partition.number for partition in self.partitions])
+        return Outage(lambda _: None, doing="renewing", clock=self._clock, what=what)  # others report it
+
+    def tell_splits(self, add: Callable[[Any], object]) -> None:
+        """Give each heartbeat that takes over partitions to ``add``, which starts it."""
+        self._add = add
 
     def read_epoch(self, epoch: int) -> None:
         """Learn which epoch is being read here. What others left of later epochs is not claimed yet."""
@@ -228,6 +241,7 @@ class Heartbeat:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
             try:
                 try:
+                    self._split()
                     self._beat()
                 finally:  # also if it fails because the server lost this member
                     self._compare_losses()
@@ -251,6 +265,33 @@ class Heartbeat:
         except ServerUnavailable:
             if self._is_only:
                 raise
+
+    def _split(self) -> None:
+        """Leave partitions that moved to other servers to other heartbeats, unless somebody looks at them now."""
+        if (moves := self._client.moves) == self._moves or len(self._apart()) == 1:
+            self._moves = moves
+            return
+        self._client.look_around()  # a redirection tells of one slot, also if a replica took over all of them
+        own, *others = self._apart()
+        if not others or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for some in others:
+                self._add(self._beside([partition.number for partition in some]))
+            self.partitions, self._moves = own, moves  # after that: each partition has a heartbeat at any time
+        finally:
+            self._lock.release()
+        self._is_only, self._losses, self._outage = False, Aside[None](is_elsewhere=True), self._new_outage()
+
+    def _apart(self) -> list[list[PartitionKeys]]:
+        servers = self._client.by_server([partition.roster for partition in self.partitions])
+        return [[self.partitions[at] for at in some] for some in servers]
+
+    def _beside(self, numbers: Sequence[int]) -> Self:
+        """Return a heartbeat of the same kind, for some of the partitions."""
+        return type(self)(
+            self._client, self._who, self._lease_s, self._clock, partitions=numbers, loop=self.loop, runs=self._runs
+        )  # fmt: skip
 
     def _beat(self) -> None:
         self._beat_everywhere()
@@ -354,24 +395,43 @@ class LeaseRenewer(Heartbeat):
         partitions: Sequence[int] | None = None,
         first: LeaseRenewer | None = None,
         runs: ServerRuns | None = None,
+        renewed_s: float | None = None,
     ) -> None:
-        """See `Heartbeat`. ``first`` is the member's heartbeat of its first server. Claims of all are together."""
+        """See `Heartbeat`. ``first`` is the member's heartbeat of its first server. Claims of all are together.
+
+        ``renewed_s`` is when leases that exist already were renewed last.
+        """
         loop = None if first is None else first.loop
         super().__init__(client, who, lease_s, clock, loss_detector, partitions=partitions, loop=loop, runs=runs)
         self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
-        self._lock = threading.Lock()
         self.claims: deque[ClaimedEntry] = deque() if first is None else first.claims
         # the epochs' states lie with the first partition
         self._looks = Aside[None](is_elsewhere=self.partitions[0] != who.stream.partitions[0])
-        self._began_s = self._renewed_s = self._looked_s = clock()
+        now_s = clock()
+        self._began_s = self._looked_s = now_s
+        self._renewed_s = now_s if renewed_s is None else renewed_s
 
     @property
     def is_fresh(self) -> bool:
         """Return whether the leases were renewed in time. If not, they may be another member's by now."""
         return self._clock() - self._renewed_s < self._lease_s
 
-    def recover(self, is_all_acknowledged: Callable[[], bool] = lambda: False) -> None:
+    def _beside(self, numbers: Sequence[int]) -> Self:
+        """See `Heartbeat`."""
+        beside = type(self)(
+            self._client, self._who, self._leases, self._lease_s, self._notify, self._clock, partitions=numbers,
+            first=self, runs=self._runs, renewed_s=self._renewed_s,
+        )  # fmt: skip
+        beside.read_epoch(self.horizon)
+        beside.expect_members(self.members)
+        return beside
+
+    def recover(
+        self,
+        is_all_acknowledged: Callable[[], bool] = lambda: False,
+        partitions: Collection[PartitionKeys] | None = None,
+    ) -> None:
         """Claim what an earlier process of this member's name was given.
 
         That process is dead, because this one has its name.
@@ -379,14 +439,17 @@ class LeaseRenewer(Heartbeat):
             Args:
                 is_all_acknowledged: returns whether the server has answered every acknowledgement. Then an acknowledged
                     entry that is pending is so because the server lost the end of its append-only file.
+                partitions: those to look at, if not all of this server. What is being read in others looks the same.
         """
         held = self._leases
         with self._lock:
-            before = {p.number: held.ids(p.number) for p in self.partitions}
+            some = [one for one in self.partitions if partitions is None or one in partitions]
+            if not some:
+                return
+            before = {p.number: held.ids(p.number) for p in some}
             are_lost = is_all_acknowledged()  # asked after that: what is acknowledged from now on was held before
-            mine = _located(
-                list_held(self._client, self._open_keys(self._snapshot()), self._who.group, self._who.member)
-            )
+            keys = self._open_keys(self._snapshot(), some)
+            mine = _located(list_held(self._client, keys, self._who.group, self._who.member))
             lost = [
                 (k, entry)
                 for k, entry in mine
@@ -443,7 +506,7 @@ class LeaseRenewer(Heartbeat):
             overdue_ms = int(self._lease_s * 1000 * OVERDUE_BEATS / BEATS_PER_LEASE)
             snapshot = self._snapshot()
             self._sign_off_ended(snapshot)
-            keys = [key for key in self._open_keys(snapshot) if key[1] <= self.horizon]
+            keys = [key for key in self._open_keys(snapshot, self.partitions) if key[1] <= self.horizon]
             listed = _located(list_overdue(self._client, keys, self._who.group, overdue_ms))
             pending = [(key, entry) for key, entry in listed if not self._leases.holds(*key)]
             self._forget_after_stall(began)
@@ -475,8 +538,8 @@ class LeaseRenewer(Heartbeat):
         self.members = count_live(snapshot.roster, self._who.group)
         return snapshot
 
-    def _open_keys(self, snapshot: PartitionSnapshot) -> list[Keys]:
-        """Return where entries of the group's open epochs may be pending.
+    def _open_keys(self, snapshot: PartitionSnapshot, partitions: Sequence[PartitionKeys]) -> list[Keys]:
+        """Return where entries of the group's open epochs may be pending in some partitions.
 
         An abandoned epoch takes no acknowledgements any more. What is pending of it may be acknowledged, and would
         be handed out again and again.
@@ -491,7 +554,7 @@ class LeaseRenewer(Heartbeat):
             and (self._who.group, epoch) not in roster.closed
             and snapshot.states.get(epoch) != ABANDONED
         ]
-        return [(partition, epoch) for partition in self.partitions for epoch in epochs]
+        return [(partition, epoch) for partition in partitions for epoch in epochs]
 
     def _claim(self, claims: list[tuple[Key, PendingEntry]], min_idle_ms: int) -> None:
         for (number, epoch, entry_id), entry in claims:
@@ -517,8 +580,25 @@ class Heartbeats(Generic[AnyHeartbeat]):
 
     def __init__(self, each: Sequence[AnyHeartbeat]) -> None:
         """``each`` is in the order of partitions."""
-        self._each = each
+        self._each = list(each)
+        self._changing, self._is_stopped = threading.Lock(), False
+        for one in each:
+            one.tell_splits(self._add)
         self.loop = each[0].loop
+
+    def _add(self, beside: AnyHeartbeat) -> None:
+        """Start a heartbeat that takes over partitions of another one."""
+        with self._changing:
+            if self._is_stopped:
+                return
+            beside.tell_splits(self._add)
+            self._each.append(beside)
+            beside.start()
+
+    @property
+    def each(self) -> Sequence[AnyHeartbeat]:
+        """Return the heartbeats of now."""
+        return self._each
 
     @property
     def members(self) -> int:
@@ -552,6 +632,8 @@ class Heartbeats(Generic[AnyHeartbeat]):
 
     def stop(self, patience_s: float = 5.0) -> None:
         """End the threads. Without patience they are only told to end."""
+        with self._changing:
+            self._is_stopped = True
         for one in self._each:
             one.stop(0)
         for one in self._each if patience_s else ():
@@ -581,18 +663,16 @@ class LeaseRenewers(Heartbeats[LeaseRenewer]):
         is_all_acknowledged: Callable[[], bool] = lambda: False,
         partitions: Collection[PartitionKeys] | None = None,
     ) -> None:
-        """See `LeaseRenewer.recover`. It asks the servers of these partitions, or all."""
-        for one in self._of(partitions):
-            one.recover(is_all_acknowledged)
+        """See `LeaseRenewer.recover`."""
+        for one in self._each:  # also those that are added meanwhile
+            one.recover(is_all_acknowledged, partitions)
 
     def look(self, partitions: Collection[PartitionKeys] | None = None) -> None:
         """See `LeaseRenewer.look`. It looks at the servers of these partitions, or at all."""
-        for one in self._of(partitions):
-            one.look()
+        for one in self._each:
+            if partitions is None or not {*partitions}.isdisjoint(one.partitions):
+                one.look()
 
     def count_turn(self, suspect: ClaimedEntry) -> None:
         """See `LeaseRenewer.count_turn`."""
         self._each[0].count_turn(suspect)
-
-    def _of(self, partitions: Collection[PartitionKeys] | None) -> list[LeaseRenewer]:
-        return [one for one in self._each if partitions is None or one.partitions[0] in partitions]

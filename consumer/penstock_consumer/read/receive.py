@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from penstock_common.errors import BadEntry, SegmentGone, ServerUnavailable, UncommittedEntry
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.server.channel import SKIP, Channel, EntrySink, Reply, ReplyError, Skip
-from penstock_common.server.client import RestartDetector
+from penstock_common.server.client import FailoverDetector
 from penstock_common.server.connection import open_channels
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, EntryId, Refused, parse_id
@@ -194,51 +194,40 @@ def _page(reply: Reply) -> dict[bytes, bytes]:
 
 
 class DeliveryCheck:
-    """The test whether a server may have lost that it delivered an entry. One thread uses it at a time.
+    """The test whether a server may have lost that it delivered an entry. A partition is used by one thread at a time.
 
     A replica that takes over may lack that an entry was delivered and acknowledged. It delivers the entry again, as a
     new one. The member that acknowledged it sends the acknowledgement again, so the ledger knows what is done.
     """
 
-    def __init__(self, client: Client, partitions: Sequence[PartitionKeys]) -> None:
-        """Look at the server that has these partitions, and at those to which slots of them move."""
-        self._client, self._partitions = client.impatient(), partitions
-        self._rosters = [partition.roster for partition in partitions]
-        self._together: list[list[int]] = []
-        """The numbers in `_partitions` of those that were on one server at the last call."""
-        self._restarts: list[RestartDetector] = []
-        """The detector of each of these servers."""
+    def __init__(self, client: Client, stream: Stream) -> None:
+        self._client = client.impatient()
+        self._failovers = FailoverDetector(self._client)
+        self._rosters = [partition.roster for partition in stream.partitions]
         self._newest: dict[tuple[int, int], EntryId] = {}
         """(partition, epoch) -> the newest entry that the server had when it was found to be another one."""
 
-    def look(self, settle: Callable[[], object] = lambda: None) -> None:
-        """Call ``settle``, and doubt the entries of now, if a server is another one than at the last call.
+    def look(self, partitions: Sequence[PartitionKeys], settle: Callable[[], object] = lambda: None) -> None:
+        """Call ``settle``, and doubt the entries of now, if a server may lack what it had at the last call.
 
-        The first call only learns which servers there are. Raises ServerUnavailable.
+        The first call for a partition only learns its server. Raises ServerUnavailable.
         """
 
-        def doubt() -> None:
-            newest = self._newest_entries()
+        def doubt(lost: list[int]) -> None:
+            newest = self._newest_entries([partitions[number] for number in lost])
             settle()
             self._newest |= newest
 
-        together = self._client.by_server(self._rosters)
-        if together != self._together:
-            if self._together:  # the next server of a slot may have been replaced, too, since the slot moved
-                doubt()
-            self._together = together
-            self._restarts = [RestartDetector(self._client, self._rosters[numbers[0]]) for numbers in together]
-        for restarts in self._restarts:
-            restarts.check(doubt)
+        self._failovers.check([self._rosters[partition.number] for partition in partitions], doubt)
 
     def doubts(self, partition: int, epoch: int, entry_id: bytes) -> bool:
         """Return whether a new entry may have been delivered and acknowledged before."""
         newest = self._newest.get((partition, epoch))
         return newest is not None and parse_id(entry_id) <= newest
 
-    def _newest_entries(self) -> dict[tuple[int, int], EntryId]:
+    def _newest_entries(self, partitions: Sequence[PartitionKeys]) -> dict[tuple[int, int], EntryId]:
         found = {}
-        for partition in self._partitions:
+        for partition in partitions:
             for epoch in load_roster(self._client, partition).epochs:
                 if (last := group_counts(self._client, partition, epoch).get(LAST)) is not None:
                     found[partition.number, epoch] = parse_id(last["last-delivered-id"])

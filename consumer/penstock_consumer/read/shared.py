@@ -142,19 +142,20 @@ class SharedReceivers:
     """The batches and receivers of one shared reader, and the entries that they received."""
 
     def __init__(
-        self, claim: LeaseClaim, server: int, manifest: Manifest, batch_size: int, pool: ArrayPool, *, views: bool
-    ) -> None:
-        """``server`` is the number of the server in ``claim.servers`` whose partitions are read."""
+        self, claim: LeaseClaim, partitions: Sequence[int], manifest: Manifest, batch_size: int, pool: ArrayPool, *,
+        views: bool,
+    ) -> None:  # fmt: skip
+        """``partitions`` are the numbers of those that are read."""
         self.received: list[ReceivedEntry] = []
         """The entries of the answer that is received now."""
         self._claim, self._batch_size, self._pool = claim, batch_size, pool
-        self._commit_check, self._deliveries = claim.commit_checks[server], claim.delivery_checks[server]
+        self._commit_check = claim.commit_checks[partitions[0]]
         self._segments = reader_of(claim.stream, gives_views=views)
         self.assembler = self.assembler_of(manifest.epoch)
         """The batches of the epoch that is read."""
         self._of_partitions = {
             number: self._receiver(self.assembler, manifest, claim.stream.partitions[number], is_claimed=False)
-            for number in claim.servers[server]
+            for number in partitions
         }
 
     def of(self, partition: int) -> Receiver:
@@ -174,7 +175,7 @@ class SharedReceivers:
         self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, *, is_claimed: bool
     ) -> Receiver:
         assert self._claim.stream.spec is not None
-        where = SharedScope(self._claim, manifest, partition, is_claimed, self._deliveries)
+        where = SharedScope(self._claim, manifest, partition, is_claimed, self._claim.deliveries)
 
         def report(one: ReceivedEntry) -> None:
             if one.lease is not None and where.acknowledged:
@@ -187,18 +188,28 @@ class SharedReceivers:
 
 
 class SharedReader:
-    """A reader of the partitions on one server, of one epoch of one group, and of what is left of earlier ones."""
+    """A reader of partitions on one server, of one epoch of one group, and of what is left of earlier ones.
+
+    Partitions that move to another server get readers of their own, because a server that is silent delays everything
+    that is read by the same thread.
+    """
 
     def __init__(
         self,
         claim: LeaseClaim,
-        server: int,
+        numbers: Sequence[int],
         manifest: Manifest,
         queue: ReaderQueue,
         receivers: SharedReceivers,
         dead_letters: DeadLetters,
+        split_off: Callable[[Sequence[int]], object],
+        *,
+        is_late: bool = False,
     ) -> None:
-        """``server`` is the number of the server in ``claim.servers``."""
+        """Take the numbers of the partitions, and a function that starts a reader of some of them.
+
+        ``is_late`` is whether another reader may have asked for entries of the same epoch before.
+        """
         self.claim, self.epoch, self.queue = claim, manifest.epoch, queue
         self.has_ended = False
         """Whether this reader brings no more batches."""
@@ -207,23 +218,27 @@ class SharedReader:
         self._silent: set[str] = set()
         """The members whose entries are waited for, once nothing else is left."""
         self._manifest = manifest
-        self._partitions = [claim.stream.partitions[number] for number in claim.servers[server]]
-        self._numbers = frozenset(claim.servers[server])
-        self._commit_check, self._deliveries = claim.commit_checks[server], claim.delivery_checks[server]
+        self._split_off, self._is_late, self._moves = split_off, is_late, claim.client.moves
+        self._commit_check = claim.commit_checks[numbers[0]]
         self._commit_check.begin(claim.heartbeat.members)
         self._receivers, self._dead_letters = receivers, dead_letters
-        what = claim.stream.named(claim.servers[server])
-        self._connection = ReaderConnection(claim.client, queue, claim.notify, what)
-        budget_bytes = queue.budget_bytes // len(claim.servers)
-        self._planner = FetchPlanner(
-            len(self._partitions), budget_bytes, claim.stream.budget_bytes, is_referred=claim.stream.payload != INLINE
-        )
+        self._take(numbers)
         self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
         self._lost_s: dict[int, float] = {}
         """Partition -> when it was first seen that its server has lost the epoch."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
         # the server of the first partition has the manifest
         self._news = Aside[Manifest](is_elsewhere=0 not in self._numbers)
+
+    def _take(self, numbers: Sequence[int]) -> None:
+        """Read these partitions from now on, on a new connection."""
+        stream = self.claim.stream
+        self._partitions, self._numbers = [stream.partitions[number] for number in numbers], frozenset(numbers)
+        self._connection = ReaderConnection(self.claim.client, self.queue, self.claim.notify, stream.named(numbers))
+        budget_bytes = self.queue.budget_bytes * len(numbers) // len(stream.partitions)
+        self._planner = FetchPlanner(
+            len(numbers), budget_bytes, stream.budget_bytes, is_referred=stream.payload != INLINE
+        )  # fmt: skip
 
     def run(self) -> None:
         """Run the thread. Everything ends in the queue, errors too."""
@@ -248,6 +263,9 @@ class SharedReader:
     def _read(self) -> None:
         while True:
             try:
+                if self._is_late:
+                    self._recover()
+                    self._is_late = False
                 self._read_to_the_end()
                 return
             except ServerUnavailable as error:
@@ -255,11 +273,15 @@ class SharedReader:
 
     def _read_to_the_end(self) -> None:
         self._server_clock.compare()
-        asking = self._planner
-        asking.restart()
+        self._planner.restart()
         while True:
+            if self._has_moved and not self._asked:
+                self._split()
+            asking = self._planner
             asking.share(self.claim.heartbeat.members)
-            if self._has_claims():
+            if self._has_moved:
+                pass  # what is asked for comes first
+            elif self._has_claims():
                 asking.restart()
                 if not self._asked:
                     self._fetch_claims()
@@ -267,6 +289,32 @@ class SharedReader:
                 self._ask()
             if self._asked and self._ends_with(self._take_answer()):
                 return
+
+    @property
+    def _has_moved(self) -> bool:
+        """Return whether partitions may have moved since the last `_split`."""
+        return bool(self._moves != self.claim.client.moves)
+
+    def _split(self) -> None:
+        """Leave partitions that moved to other servers to other readers. Nothing may be asked for."""
+        self._moves = self.claim.client.moves
+        if len(self._apart()) == 1:
+            return
+        self.claim.client.look_around()  # a redirection tells of one slot, also if a replica took over all of them
+        self._moves = self.claim.client.moves
+        own, *others = self._apart()
+        if not others:
+            return
+        for connection in (self._connection, self._commit_check):
+            connection.close()
+        self._take(own)
+        for numbers in others:
+            self._split_off(numbers)
+
+    def _apart(self) -> list[list[int]]:
+        """Return the numbers of the partitions on each server. The first partition comes first."""
+        servers = self.claim.client.by_server([partition.roster for partition in self._partitions])
+        return [[self._partitions[at].number for at in some] for some in servers]
 
     def _ends_with(self, taken: int) -> bool:
         """Return whether an answer with this many entries brought all that there were."""
@@ -379,7 +427,9 @@ class SharedReader:
 
     def _take_answer(self) -> int:
         """Receive one answer into batches. Returns the number of entries in it."""
-        self._deliveries.look(self._await_acknowledged)  # a replaced server may have answered without an error
+        self.claim.deliveries.look(
+            self._partitions, self._await_acknowledged
+        )  # a replaced server may have answered without an error
         request = self._asked.popleft()
         partition = self._partitions[request.partition]
         received = self._receivers.received
@@ -550,7 +600,7 @@ class SharedReader:
         self.claim.heartbeat.recover(self.claim.is_all_acknowledged, self._partitions)
         began_ms: int | None = None
         while True:
-            if self._has_claims():
+            if self._has_claims() or self._has_moved:
                 return False
             if self.queue.is_stopped:
                 raise QueueStopped
@@ -591,10 +641,14 @@ class SharedReader:
         """Find what was asked for and not received: it is pending under this name, so it is claimed by id."""
         self._asked.clear()
         self._pause.forget()
+        self.claim.client.look_around()  # the answer may have been that a slot moved
+        if self._has_moved:
+            self._split()
         self._connection.reopen(error, self._recover)
+        self._is_late = False
 
     def _recover(self) -> None:
-        self._deliveries.look(self._await_acknowledged)
+        self.claim.deliveries.look(self._partitions, self._await_acknowledged)
         self.claim.heartbeat.recover(partitions=self._partitions)
 
     def _await_acknowledged(self) -> None:
@@ -602,7 +656,7 @@ class SharedReader:
         self.queue.reader_times.to("server")
         began_s, others_s = time.monotonic(), OTHERS_S if self.claim.heartbeat.members > 1 else 0.0
         while (waited_s := time.monotonic() - began_s) < ACKNOWLEDGED_S:
-            if self.claim.is_all_acknowledged(self._partitions[0]) and waited_s >= others_s:
+            if all(map(self.claim.is_all_acknowledged, self._partitions)) and waited_s >= others_s:
                 return
             if self.queue.is_stopped:
                 raise QueueStopped
@@ -629,18 +683,14 @@ class SharedReaders:
         views: bool,
     ) -> None:
         self.epoch = epoch
-        manifest, readable = load_manifest(claim.client, claim.stream, epoch), EpochReadable()
-        claim.learn(manifest)
-        self._dead_letters = [DeadLetters(claim, readable) for _ in claim.servers]
-        self._readers = [
-            SharedReader(
-                claim, server, manifest, inlet,
-                SharedReceivers(claim, server, manifest, batch_size, pool, views=views), dead_letters,
-            )
-            for server, (inlet, dead_letters) in enumerate(
-                zip(queue.divide(len(claim.servers)), self._dead_letters, strict=True)
-            )
-        ]  # fmt: skip
+        self._claim, self._queue, self._pool, self._batch_size, self._views = claim, queue, pool, batch_size, views
+        self._manifest, self._readable = load_manifest(claim.client, claim.stream, epoch), EpochReadable()
+        claim.learn(self._manifest)
+        self._dead_letters: list[DeadLetters] = []
+        self._readers: list[SharedReader] = []
+        self._threads = deque[threading.Thread]()
+        for numbers in claim.client.by_server([partition.roster for partition in claim.stream.partitions]):
+            self._add(numbers)
 
     @property
     def bad_entries(self) -> int:
@@ -655,14 +705,35 @@ class SharedReaders:
     def run(self) -> None:
         """Run the threads. Everything ends in the queue, errors too."""
         first, *others = self._readers
-        threads = [threading.Thread(target=reader.run, name="penstock-reader", daemon=True) for reader in others]
-        for thread in threads:
-            thread.start()
+        for reader in others:
+            self._start(reader)
         first.run()
-        for thread in threads:
-            thread.join()
+        while self._threads:  # a thread that is waited for may start others
+            self._threads.popleft().join()
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch, in words for the training loop's user."""
         busy = [reader for reader in self._readers if not reader.has_ended]
         return (busy or self._readers)[0].why_waiting(seconds)
+
+    def _add(self, numbers: Sequence[int], *, is_late: bool = False) -> SharedReader:
+        """Return another reader, of these partitions."""
+        claim, dead_letters = self._claim, DeadLetters(self._claim, self._readable)
+        receivers = SharedReceivers(
+            claim, numbers, self._manifest, self._batch_size, self._pool, views=self._views
+        )  # fmt: skip
+        inlet = self._queue if len(claim.stream.partitions) == 1 else self._queue.inlet()
+        reader = SharedReader(
+            claim, numbers, self._manifest, inlet, receivers, dead_letters, self._split_off, is_late=is_late
+        )  # fmt: skip
+        self._dead_letters.append(dead_letters)
+        self._readers.append(reader)
+        return reader
+
+    def _split_off(self, numbers: Sequence[int]) -> None:
+        self._start(self._add(numbers, is_late=True))
+
+    def _start(self, reader: SharedReader) -> None:
+        thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
+        self._threads.append(thread)
+        thread.start()

@@ -104,7 +104,7 @@ class ReaderQueue(Protocol):
 
 
 class PrefetchQueue:
-    """The queue between one training loop and the thread that reads for it, or several (see `divide`)."""
+    """The queue between one training loop and the thread that reads for it, or several (see `inlet`)."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class PrefetchQueue:
         self._prefetch_limit = limit if isinstance(limit, PrefetchLimit) else PrefetchLimit(limit)
         self._when_less, self._clock = when_less, clock
         self.reader_times = ReaderTimes(clock)
-        """The times of the reader's thread, by cause."""
+        """The times of the first reader's thread, by cause."""
         self._inlets: list[QueueInlet] = []
         """The ends of several readers."""
         self.loop_waited = TimeSpent()
@@ -139,12 +139,11 @@ class PrefetchQueue:
         self._error: BaseException | None = None
         self._stopped = False
 
-    def divide(self, readers: int) -> Sequence[ReaderQueue]:
-        """Return an end of the queue for each reader. One reader gets the queue itself."""
-        if readers == 1:
-            return [self]
-        self._inlets = [QueueInlet(self, self._clock) for _ in range(readers)]
-        return self._inlets
+    def inlet(self) -> QueueInlet:
+        """Return an end of the queue for one of several readers. Others may follow until all readers have ended."""
+        with self._changed:
+            self._inlets.append(QueueInlet(self, ReaderTimes(self._clock) if self._inlets else self.reader_times))
+            return self._inlets[-1]
 
     # --- the reader's side ---
 
@@ -294,9 +293,8 @@ class PrefetchQueue:
 class QueueInlet:
     """The end of a prefetch queue that one of several readers has, in a thread of its own."""
 
-    def __init__(self, queue: PrefetchQueue, clock: Callable[[], float]) -> None:
-        self._queue = queue
-        self.reader_times = ReaderTimes(clock)
+    def __init__(self, queue: PrefetchQueue, reader_times: ReaderTimes) -> None:
+        self._queue, self.reader_times = queue, reader_times
         self.trouble = ""
         """The outage of this reader's server."""
         self.is_over = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -85,6 +85,12 @@ class AnyOutbox(Protocol):
     def forget(self) -> None:
         """Send nothing of what was answered again, because what it says is taken back."""
 
+    def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
+        """Let another outbox, which nobody uses yet, send some of what is kept again. Return False while at work.
+
+        ``probe`` is this outbox's from now on.
+        """
+
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
 
@@ -93,7 +99,10 @@ class AnyOutbox(Protocol):
 
 
 class Outboxes:
-    """The outboxes of one member, one for each server. A server that is away delays only its own acknowledgements."""
+    """The outboxes of one member, one for each server. A server that is away delays only its own acknowledgements.
+
+    Partitions that move to another server get an outbox of their own.
+    """
 
     def __init__(
         self,
@@ -110,19 +119,22 @@ class Outboxes:
 
         ``runs`` names the server of a refusal that came back older. What comes within ``every_s`` is sent together.
         """
-        boxes = [
-            Outbox(client, who, notify=notify, what=who.stream.named(numbers), probe=probe_of(numbers), runs=runs)
-            for numbers in servers
-        ]
+        self._client, self._who, self._notify = client, who, notify
+        self._probe_of, self._runs, self._every_s = probe_of, runs, every_s
+        self._servers, self._moves, self._is_hurried = list(servers), client.moves, False
+        self._splitting = threading.Lock()
+        boxes = [self._box(numbers) for numbers in servers]
         is_plain = len(boxes) == 1 and not every_s
-        self._boxes: Sequence[AnyOutbox] = boxes if is_plain else [OutboxThread(box, every_s) for box in boxes]
+        self._boxes: list[AnyOutbox] = [*boxes] if is_plain else [OutboxThread(box, every_s) for box in boxes]
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
-        self._client = client
-        self._rosters = [who.stream.partitions[numbers[0]].roster for numbers in servers]
-        """A key on each server."""
+
+    def _box(self, numbers: Sequence[int]) -> Outbox:
+        what, probe = self._who.stream.named(numbers), self._probe_of(numbers)
+        return Outbox(self._client, self._who, notify=self._notify, what=what, probe=probe, runs=self._runs)
 
     def send(self, partition: int, due: Due) -> None:
         """Send a script whose keys are of a partition. See `Outbox.send`."""
+        self._split()
         self._of_partitions[partition].send(due)
 
     @property
@@ -138,6 +150,7 @@ class Outboxes:
         """See that what was lost with a connection is sent again, without a wait for a server among several."""
         for box in self._boxes:
             box.attend()
+        self._split()
 
     def flush(self) -> None:
         """Return once every acknowledgement is on its server."""
@@ -159,9 +172,40 @@ class Outboxes:
 
         A server that answers, and owes the answer to an acknowledgement, was away a moment ago. It has `LEAVE_S`.
         """
-        for box, roster in zip(self._boxes, self._rosters, strict=True):
+        self._is_hurried = True
+        for box, numbers in zip(self._boxes, self._servers, strict=True):
+            roster = self._who.stream.partitions[numbers[0]].roster
             is_back = patience_s < LEAVE_S and not box.is_empty and self._answers(roster)
             box.hurry(LEAVE_S if is_back else patience_s)
+
+    def _split(self) -> None:
+        """Give partitions that moved to other servers outboxes of their own."""
+        if self._is_hurried or (moves := self._client.moves) == self._moves:
+            return
+        with self._splitting:
+            for at, numbers in enumerate([*self._servers]):
+                _, *others = self._client.by_server([self._who.stream.partitions[one].roster for one in numbers])
+                for some in others:
+                    if not self._split_off(at, [numbers[one] for one in some]):
+                        return
+            self._moves = moves
+
+    def _split_off(self, at: int, some: Sequence[int]) -> bool:
+        """Give some partitions of an outbox another one. Return False while that outbox is at work."""
+        old, new = self._boxes[at], self._box(some)
+        left = [number for number in self._servers[at] if number not in some]
+        where = self._client.node_of(self._who.stream.partitions[some[0]].roster).where
+        if not old.hand_over(new, lambda sent: self._client.node_of(sent[3]).where == where, self._probe_of(left)):
+            return False
+        thread = OutboxThread(new, self._every_s)
+        thread.attend()
+        if isinstance(old, Outbox):  # from now on the loop waits for no server
+            old = OutboxThread(old, self._every_s)
+        self._boxes[at], self._servers[at] = old, left
+        self._boxes.append(thread)
+        self._servers.append(some)
+        self._of_partitions |= dict.fromkeys(left, old) | dict.fromkeys(some, thread)
+        return True
 
     def _answers(self, key: str) -> bool:
         try:
@@ -240,8 +284,8 @@ class Outbox:
 
     @property
     def _is_forgetful(self) -> bool:
-        """Return whether the server that has the kept acknowledgements may be gone."""
-        return bool(self._answered) and self._channel is not None and self._channel.is_cut
+        """Return whether the server that has the kept acknowledgements may be gone, or is not connected to."""
+        return bool(self._answered) and (self._channel is None or self._channel.is_cut)
 
     def attend(self) -> None:
         """See `AnyOutbox`. It reads every answer, which shows what was lost."""
@@ -270,6 +314,20 @@ class Outbox:
     def forget(self) -> None:
         """See `AnyOutbox`."""
         self._answered.clear()
+
+    def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
+        """See `AnyOutbox`."""
+        if not self.is_empty:
+            return False
+        other.take_over([sent for sent in self._answered if is_others(sent)], self._scripts)
+        self._answered = deque([sent for sent in self._answered if not is_others(sent)], maxlen=KEPT)
+        self._probe = probe
+        return True
+
+    def take_over(self, sent: Sequence[Command], scripts: Iterable[str]) -> None:
+        """Keep these acknowledgements, of some of these scripts. They are sent again, because it costs little."""
+        self._answered.extend(sent)
+        self._scripts |= dict.fromkeys(scripts, False)
 
     def hurry(self, patience_s: float) -> None:
         """Repeat a request to a lost server for this time at most, from now on."""
@@ -407,9 +465,7 @@ class OutboxThread:
             if self._every_s and self._calls and self._calls[-1].add(due):
                 return
             self._calls.append(due)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-outbox", daemon=True)
-                self._thread.start()
+            self._begin()
             if not self._is_early:  # else the thread wakes by itself
                 self._changed.notify_all()
 
@@ -418,7 +474,20 @@ class OutboxThread:
         with self._changed:
             self._raise()
             self._is_hurried = bool(self._calls)
+            if not self._outbox.is_empty:
+                self._begin()
             self._changed.notify_all()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-outbox", daemon=True)
+            self._thread.start()
+
+    def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
+        """See `AnyOutbox`."""
+        with self._changed:
+            is_idle = not (self._is_busy or self._calls or self._is_asked)
+            return is_idle and self._outbox.hand_over(other, is_others, probe)
 
     def confirm(self) -> None:
         """See `AnyOutbox`."""
