@@ -88,7 +88,7 @@ def test_a_program_that_is_interrupted_after_an_outage_goes_on(
     send = Committer._send
     with shard_of(any_url) as (_, shard):
         fill(shard, 8)
-        once(monkeypatch, "read", ServerUnavailable("cut"))
+        once(monkeypatch, "read_all", ServerUnavailable("cut"))
 
         def interrupted(*_: Any) -> None:
             monkeypatch.setattr(Committer, "_send", send)

@@ -23,6 +23,7 @@ from penstock_common.errors import (
 )
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.server.channel import Channel
+from penstock_common.server.resp import RespReader
 from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.durability import ReplicaWatch
 from penstock_common.waiting import OUTAGE_S
@@ -55,18 +56,20 @@ def fill(shard: ShardWriter, upto: int) -> None:
         shard.write(sample(shard.position))
 
 
-def once(monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, number: int = 1) -> None:
-    """Make one call of a channel's method raise: the call with this number from now on."""
-    real, calls = getattr(Channel, method), 0
+def once(
+    monkeypatch: pytest.MonkeyPatch, method: str, error: BaseException, number: int = 1, of: type = Channel
+) -> None:
+    """Make one call of a channel's method, or of another class's, raise: the call with this number from now on."""
+    real, calls = getattr(of, method), 0
 
-    def called(self: Channel, *arguments: Any) -> Any:
+    def called(self: Any, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == number:
             raise error
         return real(self, *arguments)
 
-    monkeypatch.setattr(Channel, method, called)
+    monkeypatch.setattr(of, method, called)
 
 
 def require_once_each(url: str, client: Client) -> None:
@@ -82,7 +85,7 @@ def test_a_write_that_was_interrupted_may_be_continued(
     """A user interrupts a cell of a notebook and runs the next. Answers under way must not answer for its blocks."""
     with shard_of(any_url) as (_, shard):
         fill(shard, 8)
-        once(monkeypatch, "read", KeyboardInterrupt(), number)
+        once(monkeypatch, "reply", KeyboardInterrupt(), number, of=RespReader)
         with pytest.raises(KeyboardInterrupt):
             fill(shard, 20)
     require_once_each(any_url, any_client)
@@ -108,15 +111,15 @@ def test_the_times_of_two_outages_do_not_add_up(
     monkeypatch.setattr("penstock_producer.write.writer.Committer", partial(Committer, clock=lambda: now_s[0]))
     with shard_of(any_url) as (_, shard):
         for upto in range(8, SIZE, 12):
-            once(monkeypatch, "read", ServerUnavailable("cut"))
+            once(monkeypatch, "read_all", ServerUnavailable("cut"))
             fill(shard, upto)
             fill(shard, upto + 8)  # committed by the blocks that follow, not by the end
             now_s[0] += 2 * OUTAGE_S
-        once(monkeypatch, "read", ServerUnavailable("cut"))
+        once(monkeypatch, "read_all", ServerUnavailable("cut"))
         shard.commit_all()
         now_s[0] += 2 * OUTAGE_S
         fill(shard, SIZE)
-        once(monkeypatch, "read", ServerUnavailable("cut"))
+        once(monkeypatch, "read_all", ServerUnavailable("cut"))
         shard.commit_all()
     require_once_each(any_url, any_client)
 
@@ -125,21 +128,21 @@ def test_a_block_whose_answer_was_lost_with_its_connection_is_not_taken_for_anot
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epoch would end with the error that another program writes the same shard."""
-    read, cuts = Channel.read, list[str]()
+    read_all, cuts = Channel.read_all, list[str]()
     with writer_of(any_url, spec=SPEC, block_bytes=4 * SAMPLE_BYTES) as writer, writer.epoch() as epoch:
         index = writer.stream.partitions[0].index(0, 0)
 
-        def cut(self: Channel) -> Any:
+        def cut(self: Channel, *arguments: Any) -> Any:
             if not cuts:
                 until(lambda: any_client.xlen(index))
                 cuts.append("cut")
                 raise ServerUnavailable("cut under the answer")
-            return read(self)
+            return read_all(self, *arguments)
 
         for number in range(SIZE):
             epoch.write(sample(number))
             if number == 0:
-                monkeypatch.setattr(Channel, "read", cut)
+                monkeypatch.setattr(Channel, "read_all", cut)
     assert cuts
     require_once_each(any_url, any_client)
 

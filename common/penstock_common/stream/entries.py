@@ -7,6 +7,7 @@ next one (decision 21).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -298,8 +299,21 @@ def is_indexed(
 def read_index_page(reply: Reply) -> list[IndexRecord]:
     """Return the records in the answer of ``read_index.lua``. Raises DamagedKey for one that no producer wrote."""
     page: list[tuple[str, list[str]]] = json.loads(cast("bytes", reply).decode("latin-1")) or []
-    records = ((record_id, [part.encode("latin-1") for part in fields]) for record_id, fields in page)
-    return [index_record(at.encode(), dict(zip(fields[::2], fields[1::2], strict=True))) for at, fields in records]
+    return [_record_of_page(*record) for record in page]
+
+
+_OWN_FIELDS = ["e", "f", "n", "b", "h"]
+_USUAL = re.compile(r"(|\d{1,20}-\d{1,20}) (\d{1,15}) (\d{1,15}) (\d{1,15})", re.ASCII)
+"""The values of the first four fields, each without a space."""
+
+
+def _record_of_page(record_id: str, fields: list[str]) -> IndexRecord:
+    """Return a record of a page. One without holes, segment and writer, as most are, is parsed in one step."""
+    if fields[::2] == _OWN_FIELDS and fields[9] == "[]" and (usual := _USUAL.fullmatch(" ".join(fields[1:8:2]))):
+        entry_id, first, count, nbytes = usual.groups()
+        return IndexRecord(_end_of(record_id.encode()), entry_id.encode(), int(first), int(count), int(nbytes), ())
+    parts = [part.encode("latin-1") for part in fields]
+    return index_record(record_id.encode(), dict(zip(parts[::2], parts[1::2], strict=True)))
 
 
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:

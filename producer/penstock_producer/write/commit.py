@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from redis.exceptions import ResponseError
 
 from penstock_common.errors import (
     BudgetFull,
@@ -521,7 +522,8 @@ class Committer:
         replies, safety = answers[:due], answers[due + behind :]
         if behind:
             self._payloads.sealed(sent.sealed, answers[due])
-        if any(is_out_of_memory(reply) for reply in replies):
+        refused = [reply for reply in replies if isinstance(reply, ResponseError)]
+        if any(is_out_of_memory(reply) for reply in refused):
             self._admission.note_full_server()
             return False
         outcome = replies[-1] if due > 1 else replies  # a block of holes only is sent without MULTI
