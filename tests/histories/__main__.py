@@ -29,29 +29,31 @@ A history that was found is printed as steps, the shortest that still fail, with
 def main(argv: list[str] | None = None) -> int:
     """Return 0 if every promise held, 1 if not."""
     args = _parser().parse_args(argv)
-    with arena(args.durability) as place:
+    theme = args.theme or ("segments" if args.segments else "")
+    with arena(args.durability, has_segments=args.segments) as place:
         if args.chaos is not None:
             found = shortest_of(place, args.chaos, scheduled(args.chaos))
-            print("every promise held" if found is None else told(found, args.durability))
+            print("every promise held" if found is None else told(found, args))
             return int(found is not None)
         if args.replay is not None:
             violation = violation_of(place, args.replay)
             print("every promise held" if violation is None else f"{violation.kind}: {violation.text}")
             return int(violation is not None)
         seed = args.seed if args.seed is not None else secrets.randbelow(1_000_000)
-        found, count = search(place, seed, histories=args.histories, minutes=args.minutes, theme=args.theme)
+        found, count = search(place, seed, histories=args.histories, minutes=args.minutes, theme=theme)
     print(f"{count} histories from seed {seed} on: {'every promise held' if found is None else 'a promise is broken'}")
     if found is not None:
-        print(told(found, args.durability))
+        print(told(found, args))
     return int(found is not None)
 
 
-def told(found: Found, durability: str) -> str:
+def told(found: Found, args: argparse.Namespace) -> str:
     """Return a history that fails as text for people."""
+    options = f"--durability {args.durability}{' --segments' * args.segments}"
     steps = "\n".join(f"  {step}" for step in found.history)
     return (
         f"{found.violation.kind}: {found.violation.text}\n{steps}\n"
-        f"again: python -m tests.histories --durability {durability} --replay '{written(found.history)}'"
+        f"again: python -m tests.histories {options} --replay '{written(found.history)}'"
     )
 
 
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--durability", choices=("memory", "auto", "replicas=1"), default="memory",
         help="of the stream; with 'auto' and 'replicas=1' the server has a replica (default: %(default)s)",
     )  # fmt: skip
+    add("--segments", action="store_true", help="keep payloads in files, which are used again (theme: segments)")
     add("--chaos", type=int, metavar="SEED", help="run the faults of a seed of the chaos suite, and no other history")
     add("--replay", type=_history, metavar="HISTORY", help="run this history, or the one in this file, and no other")
     return parser

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from penstock_common.errors import PenstockError, ServerUnavailable
+from penstock_common.segments.folder import INLINE
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.manifest import SIZED, Manifest, find_manifest, retained_epochs
@@ -39,10 +40,10 @@ def quiet(_: str) -> None:
     """Ignore a notice."""
 
 
-def open_writer(url: str, durability: str = "memory") -> Writer:
+def open_writer(url: str, durability: str = "memory", payload: str = INLINE) -> Writer:
     """Return a writer of the stream, which is made if it does not exist."""
     return Writer(
-        NAME, url=url, spec=SPEC, partitions=2, budget_bytes=BUDGET_BYTES,
+        NAME, url=url, spec=SPEC, partitions=2, budget_bytes=BUDGET_BYTES, payload=payload,
         tuning=Tuning(block_bytes=BLOCK_BYTES, durability=durability, notify=quiet),
     )  # fmt: skip
 
@@ -65,8 +66,8 @@ class Confirmed:
 class Producer:
     """One life of a process that writes."""
 
-    def __init__(self, url: str, durability: str) -> None:
-        self.writer, self._is_durable = open_writer(url, durability), durability != "memory"
+    def __init__(self, url: str, durability: str, payload: str) -> None:
+        self.writer, self._is_durable = open_writer(url, durability, payload), durability != "memory"
         self.unconfirmed: list[int] = []
         """The values that were written and not confirmed."""
         self.confirmed: list[Confirmed] = []
@@ -91,6 +92,11 @@ class Producer:
         """Commit what was written to the feed."""
         self.writer.flush()
         self.confirm(self.writer._feed_epoch, run)
+
+    def fill(self) -> None:
+        """Let the segment of the feed's shard be full: the next block goes to another, and the server hears of it."""
+        if self.writer._feed is not None:
+            self.writer._feed._committer._payloads.close()
 
     def confirm(self, epoch: int, run: int) -> None:
         """Note that everything written is committed."""

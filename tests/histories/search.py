@@ -12,6 +12,7 @@ from pathlib import Path
 import redis
 
 from penstock_common.errors import PenstockError
+from penstock_common.segments.folder import INLINE
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.clusters import until
 from tests.histories.replicas import Answers
@@ -31,8 +32,11 @@ class Found:
 
 
 @contextmanager
-def arena(durability: str = "memory") -> Iterator[Arena]:
-    """Yield a server of its own on a Unix socket, with a replica if the durability of the stream needs one."""
+def arena(durability: str = "memory", *, has_segments: bool = False) -> Iterator[Arena]:
+    """Yield a server of its own on a Unix socket, with a replica if the durability of the stream needs one.
+
+    With ``has_segments`` payloads are in files.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, ExitStack() as stack:
         socket = Path(folder) / "socket"
         settings = {
@@ -47,7 +51,8 @@ def arena(durability: str = "memory") -> Iterator[Arena]:
                 stack.enter_context(EmbeddedServer(extra=follow))
                 with redis.Redis.from_url(server.url) as client:
                     until(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
-            place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}", durability)
+            payload = f"segments:{folder}" if has_segments else INLINE
+            place = Arena(f"unix://{login}@{socket}" if login else f"unix://{socket}", durability, payload)
             yield place
             place.close()
 

@@ -22,6 +22,7 @@ from penstock_common.stream.manifest import (
     find_manifest,
     retained_epochs,
 )
+from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.removal.reconcile import reopen_lost
 from penstock_common.stream.streams import Stream, find_stream, is_released, load_stream
 from tests.histories.actors import NAME, Confirmed, Producer
@@ -122,6 +123,7 @@ def _read_all(world: World) -> None:
 
 
 def _judge(world: World) -> None:
+    world.judge_files()
     stream = load_stream(world.operator, NAME)
     report = audit_stream(world.operator, NAME, deep=True)
     there = _values_there(world, stream)
@@ -144,6 +146,7 @@ def _violate(world: World, kind: str, text: str) -> None:
 def _values_there(world: World, stream: Stream) -> dict[tuple[int, int], dict[int, int]]:
     """Return (epoch, shard) -> offset -> value, of every committed sample whose entry is there."""
     found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    segments = reader_of(stream)
     for epoch in retained_epochs(world.operator, stream):
         manifest = find_manifest(world.operator, stream, epoch)
         for shard in begun_shards(world.operator, stream, manifest) if manifest is not None else ():
@@ -151,7 +154,8 @@ def _values_there(world: World, stream: Stream) -> dict[tuple[int, int], dict[in
             for record in index_records(world.operator, partition, epoch, shard):
                 entry = world.arena.admin.xrange(partition.entries(epoch), record.entry_id, record.entry_id)
                 if entry:
-                    meta, values = json.loads(entry[0][1][b"meta"]), np.frombuffer(entry[0][1][b"y"], "<i8").tolist()
+                    fields = dict(whole_fields([*entry[0][1].items()], stream.require_spec(), segments))
+                    meta, values = json.loads(entry[0][1][b"meta"]), np.frombuffer(fields[b"y"], "<i8").tolist()
                     found[epoch, meta["shard"]].update(enumerate(values, meta["first"]))
     return found
 

@@ -23,7 +23,7 @@ PLANS = ((4, 2), (2, 2, 4), (3,))
 """The sizes of the shards of a planned epoch."""
 KINDS = (
     "plan", "job", "feed", "pour", "end", "join", "read", "ack", "close", "beat", "leave", "die", "clean", "seal",
-    "abandon", "delete", "mark", "lose", "jump", "cut", "restart",
+    "abandon", "delete", "mark", "lose", "jump", "cut", "restart", "recycle", "fill",
 )  # fmt: skip
 
 
@@ -56,12 +56,18 @@ THEMES = {
         {"plan": 3, "job": 8, "join": 3, "read": 9, "ack": 8, "close": 3, "beat": 1, "leave": 1, "die": 2, "clean": 2},
         "plan; join o0; join o1", actors={"join": RANKS, "die": (*WORKERS, *RANKS)},
     ),
+    "segments": Theme(
+        {"clean": 5, "recycle": 2, "feed": 3, "fill": 2, "read": 3, "ack": 3, "end": 0.5, "close": 0.5, "die": 0.5},
+        "join a0; feed f0 4; fill f0; feed f0 1; read a0; ack a0", steps=6, gap=1.0,
+    ),
     "all": Theme({
         "plan": 3, "job": 7, "feed": 9, "pour": 8, "end": 3, "join": 6, "read": 9, "ack": 7, "close": 3, "beat": 2,
         "leave": 2, "die": 3, "clean": 4, "seal": 1, "abandon": 1, "delete": 0.3, "jump": 2,
     }),
 }  # fmt: skip
 """Name -> theme. A history has one."""
+DRAWN = [name for name in THEMES if name != "segments"]
+"""The themes of which a seed chooses one. Payloads in files need a stream of their own."""
 WHO = {
     "job": WORKERS, "feed": FEEDERS, "pour": FEEDERS, "end": FEEDERS, "join": TRAINERS, "read": TRAINERS,
     "ack": TRAINERS, "close": TRAINERS, "beat": TRAINERS, "leave": TRAINERS, "die": (*FEEDERS, *WORKERS, *TRAINERS),
@@ -70,7 +76,7 @@ WHO = {
 """Kind of step -> its actors, or the slots that it is about. The others are the operator's."""
 NUMBERS = {"plan": 3, "job": 4, "feed": 5, "pour": 5, "ack": 3, "clean": 4, "seal": 2, "abandon": 2}
 """Kind of step -> how many numbers it may have, from 0 on."""
-BRIEF = ("mark", "lose", "jump", "cut", "restart", "die")
+BRIEF = ("mark", "lose", "jump", "cut", "restart", "die", "fill")
 """Kinds without requests, which nothing can interrupt."""
 OPERATOR = "op"
 _STEP = re.compile(r"(\w+)(?: ([\w+]+))?(?: (\d+))?(?: \[([^\]]*)\])?")
@@ -124,10 +130,10 @@ def _parsed(text: str) -> Step:
 def drawn(seed: int, name: str = "") -> History:
     """Return the random history of a seed, of a theme that it chooses or that is named."""
     chance = random.Random(f"history {seed}")
-    theme = THEMES[name or chance.choice([*THEMES])]
+    theme = THEMES[name or chance.choice(DRAWN)]
     actors = {kind: chance.sample(who, min(len(who), chance.choice((2, 3)))) for kind, who in WHO.items()}
     actors |= {kind: [*who] for kind, who in theme.actors.items()}
-    actors["pour"] = actors["end"] = actors["feed"]
+    actors["pour"] = actors["end"] = actors["fill"] = actors["feed"]
     for kind in ("read", "ack", "close", "beat", "leave"):
         actors[kind] = actors["join"]
     history = [_drawn(chance, theme.weights, actors) for _ in range(theme.steps)]

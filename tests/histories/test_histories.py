@@ -10,7 +10,7 @@ import pytest
 
 from penstock_common.stream import entries
 from penstock_common.stream.groups.positions import Positions
-from penstock_common.stream.servers.confirmed import Confirmer
+from penstock_common.stream.servers.confirmed import Confirmer, Question
 from penstock_consumer.read.heartbeat import LeaseRenewer
 from penstock_producer.write.commit import Committer
 from tests.histories.interrupts import Hang, Interrupts
@@ -18,7 +18,7 @@ from tests.histories.schedules import scheduled
 from tests.histories.search import arena, search, violation_of
 from tests.histories.settle import settle
 from tests.histories.shrink import shrunk
-from tests.histories.step import THEMES, History, Step, drawn, parse_history, written
+from tests.histories.step import DRAWN, History, Step, drawn, parse_history, written
 from tests.histories.stored import StoredHistory, stored_histories
 from tests.histories.world import Arena, World
 
@@ -42,6 +42,13 @@ def followed(request: pytest.FixtureRequest) -> Iterator[Arena]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def in_files() -> Iterator[Arena]:
+    """Start a server with a replica, and keep the payloads of its stream in files."""
+    with arena("auto", has_segments=True) as one:
+        yield one
+
+
 def _stored() -> list[Any]:
     return [
         pytest.param(
@@ -51,7 +58,7 @@ def _stored() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", DRAWN)
 def test_random_histories_keep_every_promise(place: Arena, theme: str) -> None:
     """The same seeds each time. `make histories` draws others for as long as you like."""
     found, _ = search(place, SEED, histories=30, theme=theme)
@@ -80,6 +87,24 @@ def test_a_commit_that_waits_for_no_replica_is_found(followed: Arena, owner: typ
         violation = violation_of(followed, history)
     assert violation is not None
     assert violation.kind == "lost"
+
+
+def test_no_entry_names_a_file_that_may_be_used_again(in_files: Arena) -> None:
+    """A loss brings entries back whose removal no replica had. Their files must wait for that."""
+    found, _ = search(in_files, SEED, histories=15, theme="segments")
+    assert found is None, f"{found.violation}: {written(found.history)}"
+
+
+REUSED = parse_history("join a0; feed f0; fill f0; read a0; ack a0; clean; recycle; lose p0")
+
+
+def test_a_file_that_is_used_again_before_a_replica_has_the_removal_is_found(in_files: Arena) -> None:
+    """The entry comes back with the loss, and a reader would find other samples in its file."""
+    assert violation_of(in_files, REUSED) is None
+    with patch.object(Question, "is_answered", lambda _: True):
+        violation = violation_of(in_files, REUSED)
+    assert violation is not None
+    assert violation.kind == "reused"
 
 
 @pytest.mark.parametrize("one", _stored())

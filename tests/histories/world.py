@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,16 +15,19 @@ from typing import Any
 import redis
 
 from penstock_common.errors import EpochsReleased, GroupFinished, PenstockError, StreamNotFound
+from penstock_common.segments.folder import INLINE
 from penstock_common.server import scripts
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import OPEN, abandon_epoch, retained_epochs
+from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.stream.removal.reconcile import reconcile
 from penstock_common.stream.streams import Stream, load_stream
-from penstock_producer.write.cleaner import Cleaner, clean_up
+from penstock_common.wire.header import parse_header
+from penstock_producer.write.cleaner import Cleaner, clean_up, recycle
 from tests.histories.actors import NAME, Producer, Trainer, open_writer, quiet
 from tests.histories.interrupts import Hang, Interrupts, Killed
 from tests.histories.slots import SlotState, SlotStore
@@ -61,19 +65,25 @@ class Violation:
 class Arena:
     """A server for many histories, one after the other, with a stream that is made once."""
 
-    def __init__(self, url: str, durability: str = "memory") -> None:
-        self.url, self.durability = url, durability
+    def __init__(self, url: str, durability: str = "memory", payload: str = INLINE) -> None:
+        """``payload`` is where the payloads of the stream are, as its writers say it."""
+        self.url, self.durability, self.payload = url, durability, payload
         self.admin: Any = redis.Redis.from_url(url)
         self.admin.flushall()
         for path in SCRIPTS.glob("*.lua"):  # a script that the server does not know yet costs a point more
             self.admin.script_load(load_script(path.stem))
-        with open_writer(url, durability) as writer:
-            self.slots = SlotStore(self.admin, writer.stream)
+        with open_writer(url, durability, payload) as writer:
+            self.slots, self.folder = SlotStore(self.admin, writer.stream), segments_of(writer.stream)
+            self.spec = writer.stream.require_spec()
         self._empty = self.slots.save()
 
     def reset(self) -> None:
         """Bring the empty stream back."""
         self.admin.flushall()
+        if self.folder is not None:
+            gc.collect()  # a file that is mapped still is another history's
+            for path in [*self.folder.path.glob("*.seg"), *self.folder.path.glob("*.checked")]:
+                path.unlink()
         self.slots.bring_back(self._empty, self._empty, {})
 
     @property
@@ -113,7 +123,8 @@ class World:
             "join": self._join, "read": self._read, "ack": self._ack, "close": self._close, "beat": self._beat,
             "leave": self._leave, "die": self._die, "clean": self._clean, "seal": self._seal,
             "abandon": self._abandon, "delete": self._delete, "mark": self._mark_now, "lose": self._lose,
-            "jump": self._jump, "cut": self._cut, "restart": self._restart,
+            "jump": self._jump, "cut": self._cut, "restart": self._restart, "recycle": self._recycle,
+            "fill": self._fill,
         }  # fmt: skip
 
     @property
@@ -131,6 +142,7 @@ class World:
         self._mark = self.arena.slots.save()
         for step in history:
             self.take(step)
+            self.judge_files()
             if self.violations:
                 return
 
@@ -191,7 +203,7 @@ class World:
     def producer(self, who: str) -> Producer:
         """Return the present life of a producer, which is started if there is none."""
         if who not in self.producers:
-            self.producers[who] = Producer(self.arena.url, self.arena.durability)
+            self.producers[who] = Producer(self.arena.url, self.arena.durability, self.arena.payload)
         return self.producers[who]
 
     # --- producers ---
@@ -209,6 +221,10 @@ class World:
         producer = self.producer(step.who)
         producer.write(self.values, step.number + 1, self.interrupts.runs)
         producer.flush(self.interrupts.runs)
+
+    def _fill(self, step: Step) -> None:
+        if step.who in self.producers:
+            self.producers[step.who].fill()
 
     def _close_feed(self, step: Step) -> None:
         if step.who in self.producers:
@@ -281,6 +297,28 @@ class World:
         clean_up(self.operator, stream, quiet)
         partition: PartitionKeys = stream.partitions[number % 2]
         Cleaner(self.operator, stream, partition, quiet).free_bytes(1 if number < 2 else 1 << 40)
+
+    def _recycle(self, _: Step) -> None:
+        """Make the files of segments that nothing refers to ready to be used again, also those of now."""
+        recycle(self.operator, load_stream(self.operator, NAME), grace_s=0.0, clock=lambda: time.time() + 1)
+
+    def judge_files(self) -> None:
+        """Require that every entry of a live epoch finds its payload, if replicas had what was done before.
+
+        Without a replica a server that comes back older names files that are used again, and readers find that out.
+        """
+        folder = self.arena.folder
+        if folder is None or not self.arena.is_durable or self.is_deleted:
+            return
+        for key in self.arena.admin.keys("*:entries"):
+            prefix, epoch, _ = key.rsplit(b":", 2)
+            if not self.arena.admin.hexists(prefix + b":roster", b"e:" + epoch):
+                continue
+            for entry_id, fields in self.arena.admin.xrange(key):
+                ref = parse_header(fields[b"meta"], self.arena.spec, takes_refs=True).ref
+                if ref is not None and ref.file not in folder.names():
+                    self._violate("reused", f"entry {entry_id.decode()} names {ref.file}, which may be used again")
+                    return
 
     def _seal(self, step: Step) -> None:
         """Close an open epoch as it is, once no writer of feeds lives."""
