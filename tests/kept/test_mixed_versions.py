@@ -12,13 +12,20 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import redis
 
+import penstock
+from penstock_common.stream.client import connect
+from penstock_common.stream.servers.embedded import EmbeddedServer
+from penstock_common.stream.streams import load_stream
+from tests.clusters import until
 from tests.kept.write import COMMIT
+from tests.torn_slots import partition_slot
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 400
@@ -48,6 +55,18 @@ with penstock.Loader("train", group="resnet", batch_size=8, lease_s=3, **rank) a
         assert (batch["x"].T == batch["n"] % 251).all()
         print(*batch["n"].tolist(), flush=True)
         time.sleep(0.01)
+"""
+HALF = """
+import sys, numpy, penstock
+
+with penstock.Writer("train", spec={"n": ("int64", ()), "x": ("uint8", (512,))}, block_bytes=4096) as writer:
+    with writer.epoch() as epoch:
+        for n in range(400):
+            if n in (100, 200):
+                epoch.flush()
+                print("ready", flush=True)
+                sys.stdin.readline()
+            epoch.write({"n": n, "x": numpy.full(512, n % 251, numpy.uint8)})
 """
 DATA = """
 import numpy
@@ -141,6 +160,61 @@ def programs(tmp_path: Path, any_url: str, old: str) -> Iterator[Programs]:
     """Yield what starts programs of both versions."""
     with ExitStack() as stack:
         yield Programs(tmp_path, any_url, old, stack)
+
+
+@pytest.fixture
+def beside_auto(
+    tmp_path: Path, fresh_server: Callable[..., EmbeddedServer], old: str
+) -> Iterator[tuple[Programs, EmbeddedServer]]:
+    """Yield what starts programs beside a stream with the durability `auto`, on a server that a replica follows."""
+    server = fresh_server()
+    fresh_server(extra={"replicaof": f"127.0.0.1 {server.port}", "masterauth": server.password})
+    with redis.Redis.from_url(server.url) as client:
+        until(lambda: client.info("replication").get("slave0", {}).get("state") == "online")
+    spec = {"n": ("int64", ()), "x": ("uint8", (512,))}
+    with penstock.Writer("train", url=server.url, spec=spec, tuning=penstock.Tuning(block_bytes=4096)) as writer:
+        assert writer.stream.durability == "auto"
+    with ExitStack() as stack:
+        yield Programs(tmp_path, server.url, old, stack), server
+
+
+@pytest.mark.parametrize("writer", ["old", "new"])
+def test_a_stream_with_the_durability_auto_is_written_and_read_by_both_versions(
+    beside_auto: tuple[Programs, EmbeddedServer], writer: str
+) -> None:
+    """An earlier version takes the level for `memory`, and leaves the stream's setting as it is."""
+    programs, server = beside_auto
+    written = programs.ready(writer, "-c", WRITE)
+    members = [programs.ready(version, "-c", READ) for version in ("old", "new")]
+    ended(written)
+    given = [numbers(ended(member)) for member in members]
+    assert all(given)
+    assert sorted(given[0] + given[1]) == list(range(SAMPLES))
+    is_clean(programs)
+    with connect(server.url) as client:
+        assert load_stream(client, "train").durability == "auto"
+
+
+def test_an_earlier_writer_ends_behind_a_loss_with_the_durability_auto(
+    beside_auto: tuple[Programs, EmbeddedServer],
+) -> None:
+    """It keeps nothing to send again, and must not leave a hole."""
+    programs, server = beside_auto
+    writing = programs.ready("old", "-c", HALF)
+    assert writing.stdin is not None
+    assert writing.stdout is not None
+    with connect(server.url) as client:
+        before = partition_slot(client, load_stream(client, "train"), 0)
+        writing.stdin.write("\n")
+        writing.stdin.flush()
+        assert writing.stdout.readline() == "ready\n"
+        before.restore(client)
+        client.client_kill_filter(_type="normal", skipme=True)
+    _, said = writing.communicate("\n", timeout=60)
+    assert writing.returncode == 1
+    assert said.splitlines()[-1].startswith("penstock"), said
+    assert "ShardMismatch" in said.splitlines()[-1]
+    assert "the server lost data" in said
 
 
 def is_clean(programs: Programs) -> None:
