@@ -137,3 +137,17 @@ def test_slots_that_a_new_master_takes_by_key_cost_no_sample(executable: Path) -
     """The tool that moves them may die half-way, and requests are refused until somebody ends the move."""
     with started_cluster(executable) as cluster:
         read_while_slots_move(cluster, 3, move_by_key)
+
+
+def move_one_by_one(cluster: Cluster, keys: list[str]) -> None:
+    """Move the slots to the newest master, the first partition's at last, and let the member read in between."""
+    for key in reversed(keys):
+        cluster.half_move_slot_of(key, cluster.masters[-1])()
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_partitions_that_leave_the_only_master_cost_no_sample(members: int) -> None:
+    """Until then one connection and one thread of a member are enough, and the loop acknowledges by itself."""
+    with started_cluster(find_servers()[0], masters=1) as cluster:
+        read_while_slots_move(cluster, 3, move_one_by_one, members)

@@ -193,6 +193,8 @@ class Outboxes:
     def _split_off(self, at: int, some: Sequence[int]) -> bool:
         """Give some partitions of an outbox another one. Return False while that outbox is at work."""
         old, new = self._boxes[at], self._box(some)
+        if isinstance(old, Outbox):
+            old.flush()  # the next acknowledgement would wait for the same servers
         left = [number for number in self._servers[at] if number not in some]
         where = self._client.node_of(self._who.stream.partitions[some[0]].roster).where
         if not old.hand_over(new, lambda sent: self._client.node_of(sent[3]).where == where, self._probe_of(left)):
