@@ -154,7 +154,7 @@ def main() -> None:
         "as it lies in the source": sorted_source,
         "true permutation (numpy)": true,
         "canonical order: the seeded permutation": canonical,
-        "shared reading of it, 4 producers, no window": interleaved(canonical, 4),
+        "the same in shared order, 4 producers, no window": interleaved(canonical, 4),
         "unshuffled source, 4 producers, no window": interleaved(sorted_source, 4),
     }
     for share in (0.001, 0.01, 0.1, 0.5):

@@ -167,7 +167,7 @@ class OrderNeedsSizes(PenstockError, RuntimeError):
 
 
 class CheckpointOverdue(PenstockError, RuntimeError):
-    """A training waits for itself: writers wait for space that its own unacknowledged batches take."""
+    """A training job waits for itself: writers wait for space that its own unacknowledged batches take."""
 
     def __init__(self, message: str, batches: int, samples: int, nbytes: int, budget_bytes: int) -> None:
         self.batches, self.samples, self.nbytes, self.budget_bytes = batches, samples, nbytes, budget_bytes

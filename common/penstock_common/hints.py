@@ -34,7 +34,7 @@ HABITS: Sequence[tuple[str, str, str]] = (
     (
         "drop_last",
         "start",
-        "write order=penstock.Canonical(drop_last=True), in shared reading tuning=Tuning(remainder='drop')",
+        "write order=penstock.Canonical(drop_last=True), in shared order tuning=Tuning(remainder='drop')",
     ),
     ("drop_last", "window", "its last batch may be smaller, and batch.size says how large it is; leave it out"),
     ("group", "window", "it reads without a group; leave it out"),
@@ -136,7 +136,7 @@ HABITS: Sequence[tuple[str, str, str]] = (
 
 NEEDED: Mapping[str, str] = {
     "stream": "the stream's name, 'train' for example",
-    "group": "a name for this training, group='resnet' for example; each group gets every sample",
+    "group": "a name for this training job, group='resnet' for example; each group gets every sample",
     "batch_size": "samples in a batch, batch_size=64 for example",
     "epoch": "the number of a retained epoch, epoch=0 for example (`penstock inspect` lists them)",
     "path": "the folder that `penstock export` made",

@@ -144,7 +144,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # # arguments that are missing, or given by position
     (lambda: penstock.mix(1, 2), TypeError, "{'a': (loader_a, 0.7), 'b': (loader_b, 0.3)}"),  # type: ignore[call-arg, arg-type]
     (lambda: penstock.produce([1], [2]), TypeError, "write produce(dataset); dataset: an object with a length"),  # type: ignore[call-arg, arg-type]
-    (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training"),  # type: ignore[call-arg]
+    (lambda: penstock.Loader("train", batch_size=8), TypeError, "needs group: a name for this training job"),  # type: ignore[call-arg]
     (lambda: penstock.Loader("train", "g", 8), TypeError, "write Loader(stream, group=..., batch_size=...)"),  # type: ignore[call-arg]
     # wrong types and values
     (

@@ -1,4 +1,4 @@
-"""The test whether a training waits for itself: writers wait for space that unacknowledged batches take."""
+"""The test whether a training job waits for itself: writers wait for space that unacknowledged batches take."""
 
 from __future__ import annotations
 

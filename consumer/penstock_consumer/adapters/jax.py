@@ -158,7 +158,7 @@ class Placing(Passing):
         self._remainder = remainder or ("pad" if self._checked_cuts() else "keep")
 
     def __len__(self) -> int:
-        """Batches of an epoch, in ordered reading; a TypeError where it is not known."""
+        """Batches of an epoch, in canonical order; a TypeError where it is not known."""
         return len(self._loader)
 
     def __bool__(self) -> bool:

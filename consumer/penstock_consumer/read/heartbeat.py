@@ -58,7 +58,7 @@ class UnusedRankCheck:
         """Check, if ``samples`` trained on here make it due. No failure leaves this method."""
         if self._is_over or samples < FIRST_BATCHES * self._order.batch:
             return
-        with suppress(Exception):  # a damaged key, too: no notice is worth a training
+        with suppress(Exception):  # a damaged key, too: no notice is worth a training job
             if self._since_ms is None:
                 self._since_ms = server_ms(self._client, self._who.stream.keys.paces)
                 return

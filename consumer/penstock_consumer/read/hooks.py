@@ -32,7 +32,7 @@ class Hooks(Protocol):
 
     @property
     def order(self) -> RankOrder | None:
-        """Rank, world size and batch size, or None in shared reading and of a mixture."""
+        """Rank, world size and batch size, or None in shared order and of a mixture."""
 
     @property
     def is_ready(self) -> bool:

@@ -57,11 +57,11 @@ class StageMethods:
 
     @explained
     def shuffle(self, *, samples: int | None = None, bytes: int | None = None, seed: int = 0) -> Self:
-        """Draw each batch at random from a window of samples. For shared reading only.
+        """Draw each batch at random from a window of samples. For shared order only.
 
         The first batch comes when the window is full, or when no sample came for 2 s. The window's samples are leased
         and not acknowledged. After a crash, and at `close`, they are handed out again. A sample is acknowledged with
-        the batch that contains it. The same arrivals and seed give the same batches, but arrivals of shared reading
+        the batch that contains it. The same arrivals and seed give the same batches, but arrivals in shared order
         vary.
 
         Args:
@@ -83,7 +83,7 @@ class StageMethods:
             raise ValueError(f"shuffle(samples={samples}, bytes={bytes}): expected one of them, at least 1")
         if self._options.order is not None:
             raise ValueError(
-                "shuffle() is for shared reading: canonical order is a seeded permutation already, another one for "
+                "shuffle() is for shared order: canonical order is a seeded permutation already, another one for "
                 "each epoch, if its producer shuffles (--seed)"
             )
         self._options.stages.append(partial(ShuffleWindow, seed=seed, samples=samples, nbytes=bytes))
@@ -92,7 +92,7 @@ class StageMethods:
     def filter(self, keep: Keep) -> Self:
         """Leave out samples. They count as trained on at once.
 
-        Shared reading fills batches up with later samples. In canonical order batches become smaller, and
+        Shared order fills batches up with later samples. In canonical order batches become smaller, and
         ``world_size`` must be 1, because all ranks have the same number of steps.
 
         Args:
@@ -178,8 +178,8 @@ class Loader(StageMethods, Passing):
     - ``'manual'``: when `acknowledge` is called.
     - ``'on_checkpoint'``: when `checkpointed` is called, so that data and model go back together.
 
-    With ``order=Canonical(rank, world_size)`` the loader is one rank of an ordered group. The same seed gives the same
-    batches, whichever workers produced them. Every rank has the same number of batches, ``len(loader)``.
+    With ``order=Canonical(rank, world_size)`` the loader is one rank of a group in canonical order. The same seed gives
+    the same batches, whichever workers produced them. Every rank has the same number of batches, ``len(loader)``.
     `load_state_dict` continues exactly where `state_dict` was taken. A batch is acknowledged with all batches before
     it.
 
@@ -208,7 +208,7 @@ class Loader(StageMethods, Passing):
 
         Args:
             stream: the stream's name.
-            group: the group's name. Each training has a group of its own.
+            group: the group's name. Each training job has a group of its own.
             batch_size: the samples of a batch; in canonical order, of a batch of each rank.
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
             start: 'resume' continues where the group stands. 'earliest', or the number of an epoch, makes the group
@@ -216,10 +216,10 @@ class Loader(StageMethods, Passing):
             wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
                 process prepares is always waited for.
             acknowledge: when a batch counts as trained on; see the class.
-            order: `Canonical(rank, world_size)` makes this loader one rank of an ordered group. 'canonical' is the only
-                rank of one. None is shared reading.
-            tuning: what most trainings leave as it is: member, create, timeout_s, remainder, prefetch_bytes, lease_s,
-                views, notify. See `Tuning`.
+            order: `Canonical(rank, world_size)` makes this loader one rank of a group in canonical order. 'canonical'
+                is the only rank of one. None is shared order.
+            tuning: what most training jobs leave as it is: member, create, timeout_s, remainder, prefetch_bytes,
+                lease_s, views, notify. See `Tuning`.
 
         Raises:
             ServerUnavailable: the server does not answer.
@@ -296,10 +296,9 @@ class Loader(StageMethods, Passing):
         return None if manifest is None else manifest.samples
 
     def __len__(self) -> int:
-        """Return the batches of an epoch for each rank of an ordered group: of the epoch being read, or of the next
-        one.
+        """Return the batches of an epoch for each rank in canonical order: of the epoch being read, or of the next one.
 
-            Waits for the first epoch. Raises TypeError if the number is not known, as list() and others expect it.
+        Waits for the first epoch. Raises TypeError if the number is not known, as list() and others expect it.
         """
         if self._options.order is None:
             raise TypeError(
@@ -511,7 +510,7 @@ class Loader(StageMethods, Passing):
     def state_dict(self) -> State:
         """Return what was handed to training so far, as JSON, to be saved with a checkpoint.
 
-        Behind a framework this is the position of the training step, not of what was read ahead. Shared reading resumes
+        Behind a framework this is the position of the training step, not of what was read ahead. Shared order resumes
         by the group's ledger: with `checkpointed` nothing is lost or trained on twice, but the rest comes in another
         order.
 
@@ -526,7 +525,7 @@ class Loader(StageMethods, Passing):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was taken.
 
-        In shared reading this only compares, because the group's ledger knows where to continue. In canonical order a
+        In shared order this only compares, because the group's ledger knows where to continue. In canonical order a
         running iteration ends, and the next one begins with the first batch after the state. The world size may differ,
         if every rank loads the state.
 

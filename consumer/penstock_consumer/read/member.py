@@ -46,7 +46,7 @@ class AnyReader(Protocol):
 
     @property
     def filled(self) -> int:
-        """Return the number of samples that replace bad ones. It is always 0 in shared reading."""
+        """Return the number of samples that replace bad ones. It is always 0 in shared order."""
 
     @property
     def loss(self) -> str:

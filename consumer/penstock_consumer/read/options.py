@@ -32,7 +32,7 @@ class LoaderOptions:
     order: RankOrder | None = None
     """None where reading is shared."""
     remainder: str = "pad"
-    """The use of a last step, or in shared reading of a member's last batch, that the epoch does not fill."""
+    """The use of a last step, or in shared order of a member's last batch, that the epoch does not fill."""
     create: bool = True
     """Whether a group that is not there is made."""
     views: bool = False
@@ -95,7 +95,7 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
 
 
 def rank_options(order: object, batch_size: int, tuning: Tuning) -> tuple[RankOrder | None, str]:
-    """Return the checked options of a rank, or None for shared reading, and the use of a last step."""
+    """Return the checked options of a rank, or None for shared order, and the use of a last step."""
     remainder = tuning.remainder
     if remainder not in (None, "pad", "drop", "keep"):
         raise ValueError(f"remainder is {remainder!r}, expected 'pad', 'drop' or 'keep'")

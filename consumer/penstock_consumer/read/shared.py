@@ -94,7 +94,7 @@ class ServerClock:
 
 @dataclass(slots=True)
 class SharedScope:
-    """The part of an epoch that shared reading checks entries against, and the samples that it wants."""
+    """The part of an epoch that shared order checks entries against, and the samples that it wants."""
 
     claim: LeaseClaim
     manifest: Manifest
@@ -670,7 +670,7 @@ class SharedReaders:
     """
 
     filled = 0
-    """Shared reading replaces no bad sample."""
+    """Shared order replaces no bad sample."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class Passes(Passing):
         return self._counter.stats()
 
     def set_pass(self, number: int) -> None:
-        """Choose the pass that the next iteration is, so that a training that restarts shuffles as it would have.
+        """Choose the pass that the next iteration is, so that a training job that restarts shuffles as it would have.
 
         Args:
             number: the number of the pass. Passes count from 0, and only a shuffled one depends on its number.

@@ -111,11 +111,11 @@ class Batch(dict[str, Any]):
         self.spans = spans
         """The entries and offsets of the rows, in order. An acknowledgement is made of them."""
         self.position = position
-        """In ordered reading, the position in the epoch's canonical order at which its step ends; else 0."""
+        """In canonical order, the position in the epoch at which its step ends; else 0."""
         self.rows = rows
         """The number of rows of its arrays, if not 0. The rows beyond `size` repeat the first ones."""
         self.is_alone = is_alone
-        """Whether no other samples may be joined to it, because a training may have died at it."""
+        """Whether no other samples may be joined to it, because a training job may have died at it."""
         self.is_dropped = is_dropped
         """Whether it counts as trained on without the loop: a filter's rows, or rows that fill no batch."""
         self.source = source

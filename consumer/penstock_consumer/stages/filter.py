@@ -17,7 +17,7 @@ Keep = Callable[[Batch], Any]
 
 
 class Filter:
-    """A stage that makes batches smaller. In shared reading the samples left out are acknowledged at once."""
+    """A stage that makes batches smaller. In shared order the samples left out are acknowledged at once."""
 
     def __init__(self, setting: StageContext, keep: Keep) -> None:
         self._setting, self._keep = setting, keep

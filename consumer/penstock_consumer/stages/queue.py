@@ -19,7 +19,7 @@ from penstock_consumer.stages.stage import Stage, StageContext, StageMaker
 from penstock_consumer.stages.stats import Cause, ReaderTimes, TimeSpent, attribute
 
 START_BYTES = 8 << 20
-"""Four requests of shared reading; a trainer that never waits needs no more. Smaller budgets are used whole."""
+"""Four requests of shared order; a trainer that never waits needs no more. Smaller budgets are used whole."""
 PATIENCE = 16
 """The limit is halved after the trainer took this many times its bytes while more than half always stayed."""
 
@@ -348,7 +348,7 @@ STARVED_S = 2.0
 
 
 def stages_of(setting: StageContext, makers: Sequence[StageMaker], remainder: str) -> list[Stage]:
-    """Return the stages of one epoch. In shared reading the last stage makes full batches of smaller ones."""
+    """Return the stages of one epoch. In shared order the last stage makes full batches of smaller ones."""
     stages = [make(setting) for make in makers]
     is_refilled = not setting.is_ordered and (remainder != "keep" or any(isinstance(one, Filter) for one in stages))
     return [*stages, Rebatch(setting, remainder)] if is_refilled else stages

@@ -1,6 +1,6 @@
 """Shuffle samples in a window, which draws each batch at random from the samples that it holds.
 
-Shared reading shuffles this way. The same arrivals and seed give the same batches. Canonical order needs no window.
+Shared order shuffles this way. The same arrivals and seed give the same batches. Canonical order needs no window.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Stats:
     bad_entries: int = 0
     """The entries that became dead letters instead of samples."""
     filled: int = 0
-    """In ordered reading, samples that stood in for bad ones, so that every rank has the same number of steps."""
+    """In canonical order, samples that stood in for bad ones, so that every rank has the same number of steps."""
     streams: Mapping[str, Stats] = field(default_factory=dict)
     """The counts of each loader of a mixture, by name."""
 

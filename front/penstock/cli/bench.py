@@ -26,7 +26,7 @@ HELP = "measure your source through a DataLoader and through Penstock, and say w
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where segments are fastest
 BUDGET_BYTES = 64 << 20
-"""The least budget. It is small, so that memory for payloads is soon used a second time, as in a long training."""
+"""The least budget. It is small, so that memory for payloads is soon used a second time, as in a long training job."""
 TASTE_S = 0.5
 SIDES = 3
 BATCHES = 4

@@ -187,7 +187,7 @@ def _remove_segments(url: str) -> None:
 
 _SHELL_WORDS = frozenset(("source", ".", "cd", "export", "set", "alias", "ulimit", "if", "for", "while"))
 _STARTERS = ("python", "python3", "torchrun", "accelerate", "bash", "sh", "mpirun", "uv", "poetry", "conda")
-"""The programs that start most trainings."""
+"""The programs that start most training jobs."""
 
 
 class _Trainer:

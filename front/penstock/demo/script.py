@@ -313,7 +313,7 @@ class TrainerTask:
 
 
 class _Speed:
-    """The rate of a training and its share of waiting.
+    """The rate of a training job and its share of waiting.
 
     They are measured from the end of the first step, because that step compiles.
     """

@@ -169,7 +169,7 @@ def waiting_writers(facts: StreamFacts) -> Finding:
 
 
 def pace(facts: StreamFacts) -> Finding:
-    """Check the rate: a training that waits for its data is slow, even if all else is well."""
+    """Check the rate: a training job that waits for its data is slow, even if all else is well."""
     verdict = seen(None, facts.snapshot)["bottleneck"]
     if verdict["cause"] not in SLOW:
         return ok("pace", verdict["text"])

@@ -1,4 +1,4 @@
-// Which batches of the source a training is done with, however its elements were mapped, filtered, batched or shuffled.
+// Which batches of the source a training job is done with, however its elements were mapped, filtered, batched or shuffled.
 import type { Batch } from "../batch.js";
 import { BadOption } from "../errors.js";
 
@@ -8,7 +8,7 @@ export interface Share {
   readonly rows: number;
 }
 
-/** A batch that the source handed out, and how many of its rows the training still needs. */
+/** A batch that the source handed out, and how many of its rows the training job still needs. */
 export interface SourceBatch {
   readonly batch: Batch;
   /** The source's state behind this batch. */
@@ -55,7 +55,7 @@ export class Progress {
     return this.#state;
   }
 
-  /** Keep an error for the training. The first one counts. */
+  /** Keep an error for the training job. The first one counts. */
   fail(error: Error): void {
     this.#error ??= error;
   }

@@ -10,7 +10,7 @@ export interface LeasedSpan extends Span {
 
 /** A batch that a group was given. */
 export class LoaderBatch extends Batch {
-  /** Where the step ends in canonical order, or 0 in shared reading. */
+  /** Where the step ends in canonical order, or 0 in shared order. */
   readonly position: number;
   /** The payload bytes. */
   readonly bytes: number;

@@ -23,7 +23,7 @@ export type Acknowledge = "next" | "manual";
 export interface LoaderOptions extends ServerOptions {
   /** A token makes it a reader of a gateway: see `GatewayOptions`. */
   readonly token?: never;
-  /** The group's name. Each training has a group of its own. */
+  /** The group's name. Each training job has a group of its own. */
   readonly group: string;
   /** The samples of a batch; in canonical order, of a batch of each rank. */
   readonly batchSize: number;
@@ -35,7 +35,7 @@ export interface LoaderOptions extends ServerOptions {
   readonly wait?: boolean;
   /** When a batch counts as trained on. Default 'next'. */
   readonly acknowledge?: Acknowledge;
-  /** Makes this loader one rank of an ordered group, with `worldSize`. The number of this rank, from 0. */
+  /** Makes this loader one rank of a group in canonical order, with `worldSize`. The number of this rank, from 0. */
   readonly rank?: number;
   /** The number of ranks. Each position of an epoch belongs to one of them. */
   readonly worldSize?: number;

@@ -81,7 +81,7 @@ export async function decodeChecked(
   return await decodeWhole(fields, spec, segments, checksum);
 }
 
-/** Where shared reading finds an entry, and whose acknowledged samples it leaves out. */
+/** Where shared order finds an entry, and whose acknowledged samples it leaves out. */
 export interface SharedScope {
   readonly manifest: Manifest;
   readonly partition: PartitionKeys;

@@ -7,7 +7,7 @@ import { LATE, within } from "./aside.js";
 
 // What a member says to its user, in the words of the Python consumer.
 
-/** The longest wait of an explanation for a server, which the training must not feel. */
+/** The longest wait of an explanation for a server, which the training job must not feel. */
 const EXPLAINED_MS = 1000;
 
 /** Return an answer that an explanation needs, or something else if the server is away: it neither fails nor waits. */
