@@ -127,6 +127,26 @@ for (const level of ["auto", "replicas=1"]) {
   });
 }
 
+test("a replica that was given up may take over", async () => {
+  const url = await started("service");
+  const writer = await begin(url, "auto");
+  const epoch = await writer.epoch(0, { sizes: [ALL] });
+  const shard = await epoch.shard(0);
+  await write(shard, 0, FIRST);
+  await shard.commitAll();
+  await peer.ask("cut_off_service");
+  await write(shard, FIRST, CUT);
+  await shard.commitAll(); // it waits 10 s for the replica
+  await untilSaid(writer.said, "no replica of");
+  await write(shard, CUT, CUT + 20);
+  await shard.flush();
+  await failOver();
+  await write(shard, CUT + 20, ALL);
+  await shard.close();
+  await requireAll(url, ALL);
+  await writer.close();
+});
+
 test("a primary that just took over may lose what it wrote without a replica", async () => {
   const url = await started("service");
   const writer = await begin(url, "auto");

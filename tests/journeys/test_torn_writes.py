@@ -134,6 +134,25 @@ def test_a_primary_that_just_took_over_may_lose_what_it_wrote_without_a_replica(
     assert sum("sending them again" in line for line in said) == 1
 
 
+def test_a_replica_that_was_given_up_may_take_over(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `auto` the writer waits for it, and goes on after 10 s. What it writes then is kept while space lasts."""
+    monkeypatch.setattr("penstock_common.stream.servers.durability.AUTO_S", 1.0)
+    said: list[str] = []
+    with torn_writer(service, "auto", said) as writer, torn_service(service) as pair:
+        epoch = writer.epoch(sizes=[ALL])
+        shard = epoch.shard(0)
+        write_torn(shard, pair)
+        shard.commit_all()
+        assert any("no replica of" in line for line in said)
+        write_samples(shard, CUT, CUT + 20)
+        shard.flush()
+        with failed_over(service, pair):
+            write_samples(shard, CUT + 20, ALL)
+            shard.close()
+            require_all(service, ALL)
+    assert sum("sending them again" in line for line in said) == 1
+
+
 @pytest.mark.parametrize("level", ["auto", "replicas=1", "memory"])
 def test_jobs_lose_nothing_in_silence(
     service: Service,

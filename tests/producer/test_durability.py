@@ -196,8 +196,8 @@ class ChosenLevel(ReplicaWatch):
         """See ReplicaWatch."""
         return durability.on(is_followed or self.is_followed)
 
-    def took_over(self, key: str) -> bool:
-        """The server is no successor."""
+    def may_be_replaced(self, key: str) -> bool:
+        """The server is no successor, and no replica was given up."""
         return False
 
 

@@ -139,6 +139,8 @@ export class ReplicaWatch {
   /** Key to its server at the last look, and to when that took over from another one. */
   readonly #servers = new Map<string, string>();
   readonly #tookOverAt = new Map<string, number>();
+  /** The servers whose replica did not answer any more. It may still take their place. */
+  readonly #givenUp = new Set<string>();
 
   /** @param server Its failures are not waited for. */
   constructor(server: Server) {
@@ -150,9 +152,13 @@ export class ReplicaWatch {
     return durability.isAuto ? durability.on(await this.#isFollowed(key)) : durability;
   }
 
-  /** Return whether the server of the key took over a moment ago, as the last `level` of the key found. */
-  tookOver(key: string): boolean {
-    return now() - (this.#tookOverAt.get(key) ?? Number.NEGATIVE_INFINITY) < SUCCESSOR_MS;
+  /**
+   * Return whether a replica that lacks the newest writes may take the place of the key's server: it took over a moment
+   * ago, as the last `level` of the key found, or its replica was given up.
+   */
+  mayBeReplaced(key: string): boolean {
+    const tookOver = now() - (this.#tookOverAt.get(key) ?? Number.NEGATIVE_INFINITY) < SUCCESSOR_MS;
+    return tookOver || this.#givenUp.has(this.#servers.get(key) ?? "");
   }
 
   /** Note that a replica of the key's server did not answer in time: the server counts as one without. */
@@ -160,6 +166,7 @@ export class ReplicaWatch {
     const place = this.#server.placeOf(key);
     this.#followed.set(place, false);
     this.#lookedAt.set(place, now());
+    this.#givenUp.add(place);
   }
 
   async #isFollowed(key: string): Promise<boolean> {
@@ -172,7 +179,9 @@ export class ReplicaWatch {
       this.#lookedAt.set(place, now());
       try {
         const isFollowed = (await countReplicas(this.#server, key)) > 0;
-        this.#followed.set(this.#server.placeOf(key), isFollowed); // a new connection may lead to another server
+        const found = this.#server.placeOf(key); // a new connection may lead to another server
+        this.#followed.set(found, isFollowed);
+        if (isFollowed) this.#givenUp.delete(found);
       } catch (error) {
         // a server that is away, or does not say so, has none for now
         if (!(error instanceof PenstockError)) throw error;

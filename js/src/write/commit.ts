@@ -502,9 +502,9 @@ export class Committer {
   async #keep({ block, bad, mustReach }: SentBlock, entryId: string): Promise<void> {
     let isKept = mustReach;
     if (this.#durability.isAuto) {
-      // another server may have taken it, which has no replica at first: one that comes may take its place without it
+      // another server may have taken it by now; a replica that comes, or comes back, may take its place without it
       await this.#level();
-      isKept ||= this.#context.replicas.tookOver(this.#place.partition.roster);
+      isKept ||= this.#context.replicas.mayBeReplaced(this.#place.partition.roster);
     }
     this.#unconfirmed.committed(block, bad, isKept, entryId);
   }

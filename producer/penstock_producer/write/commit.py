@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from redis.exceptions import ResponseError
 
 from penstock_common.errors import (
     BudgetFull,
@@ -30,7 +29,7 @@ from penstock_common.errors import (
 from penstock_common.server.channel import Channel, Reply
 from penstock_common.server.connection import open_channel
 from penstock_common.server.error_translation import address
-from penstock_common.stream.commands import Arg, Key, parse_id, run_script_on
+from penstock_common.stream.commands import Arg, Key, Refused, parse_id, run_script_on
 from penstock_common.stream.entries import (
     IndexRecord,
     ShardProgress,
@@ -522,7 +521,7 @@ class Committer:
         replies, safety = answers[:due], answers[due + behind :]
         if behind:
             self._payloads.sealed(sent.sealed, answers[due])
-        refused = [reply for reply in replies if isinstance(reply, ResponseError)]
+        refused = [reply for reply in replies if isinstance(reply, Refused)]
         if any(is_out_of_memory(reply) for reply in refused):
             self._admission.note_full_server()
             return False

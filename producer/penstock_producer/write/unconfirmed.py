@@ -104,8 +104,8 @@ class UnconfirmedBlocks:
         ``entry_id`` is empty if nothing was appended, because every sample is bad.
         """
         ids = [entry_id] if entry_id else []
-        # a server that took over has no replica at first; one that comes may take its place without this block
-        is_kept = must_reach != MEMORY or (self._durability.is_auto and self._watch.took_over(self._key))
+        # a replica that comes, or comes back, may take the server's place without this block
+        is_kept = must_reach != MEMORY or (self._durability.is_auto and self._watch.may_be_replaced(self._key))
         if not is_kept:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()

@@ -150,6 +150,8 @@ class ReplicaWatch:
         """Key -> its server at the last look."""
         self._took_over_at: dict[str, float] = {}
         """Key -> the time at which its server took over from another one."""
+        self._given_up: set[str] = set()
+        """The servers whose replica did not answer any more. It may still take their place."""
 
     def level(self, durability: Durability, key: str, *, is_followed: bool = False) -> Durability:
         """Return the level that a write to ``key`` must reach now. Only `auto` depends on the key's server.
@@ -158,9 +160,14 @@ class ReplicaWatch:
         """
         return durability.on(is_followed or self._is_followed(key)) if durability.is_auto else durability
 
-    def took_over(self, key: str) -> bool:
-        """Return whether the server of the key took over within `SUCCESSOR_S`, as the last `level` of the key found."""
-        return self._clock() - self._took_over_at.get(key, -math.inf) < SUCCESSOR_S
+    def may_be_replaced(self, key: str) -> bool:
+        """Return whether a replica that lacks the newest writes may take the place of the key's server.
+
+        By what the last `level` of the key found, the server took over within `SUCCESSOR_S`, or its replica was given
+        up.
+        """
+        took_over = self._clock() - self._took_over_at.get(key, -math.inf) < SUCCESSOR_S
+        return took_over or self._servers.get(key) in self._given_up
 
     def _is_followed(self, key: str) -> bool:
         node, now = self._client.node_of(key), self._clock()
@@ -173,6 +180,8 @@ class ReplicaWatch:
                 is_followed = _online(node.impatient().info("replication"), LAG_S) > 0
                 server = node.server  # a new connection may lead to another server
                 self._followed[server] = is_followed
+                if is_followed:
+                    self._given_up.discard(server)
         return self._followed.get(server, False)
 
     def look(self, durability: Durability, stream: Stream) -> None:
@@ -192,6 +201,7 @@ class ReplicaWatch:
         """Note that a replica of the key's server did not answer in time: the server counts as one without."""
         server = self._client.node_of(key).server
         self._followed[server], self._looked_at[server] = False, self._clock()
+        self._given_up.add(server)
 
 
 def _no_fsync(text: str, client: Client, durability: Durability) -> str:
