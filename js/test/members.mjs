@@ -79,14 +79,18 @@ export function repeated(texts) {
   return [...new Set(texts.filter((one, at) => texts.indexOf(one) !== at))];
 }
 
-/** Keep the keys of a hash tag as they are now. Returns what brings them back, as a replica that lacks the rest does. */
+/**
+ * Keep the keys of a hash tag as they are now. Returns what brings them back, as a replica that lacks the rest does.
+ * With `isLast` the server answers nobody from then on: it is to be killed, and comes back with these keys.
+ */
 export async function slotState(client, tag) {
   const own = () => client.keys(`penstock:{${tag}}:*`);
   const kept = await own();
   for (const key of kept) await client.sendCommand(["COPY", key, `kept:${key}`]);
-  return async () => {
+  return async ({ isLast = false } = {}) => {
     const transaction = client.multi().del(await own());
     for (const key of kept) transaction.addCommand(["COPY", `kept:${key}`, key]);
+    if (isLast) transaction.addCommand(["CLIENT", "PAUSE", "60000"]);
     await transaction.exec();
   };
 }

@@ -524,9 +524,9 @@ for (const number of [0, 1]) {
     const ranks = [0, 1].map((rank) => begin(stream, { rank, worldSize: 2, url, leaseMs: 3000, prefetchBytes: 400 }));
     const loops = ranks.map((rank) => rank[Symbol.asyncIterator]());
     const found = await Promise.all(loops.map(async (loop) => told((await loop.next()).value)));
+    await restore({ isLast: true });
     await peer.ask("kill_server");
     await peer.ask("start_server", { directory, port });
-    await restore();
     await Promise.all(
       loops.map(async (loop) => {
         for await (const batch of loop) found.push(told(batch));
