@@ -185,6 +185,16 @@ class TestEpochs:
         assert claim.live_members(seen - 1, partition) == {"m"}
         assert claim.live_members(seen, partition) == set()
 
+    def test_what_an_earlier_process_of_its_name_had_is_claimed(self, scene: Claims) -> None:
+        """Nobody else would be given it: the server takes the new process for the old one."""
+        claim = scene.member()
+        claim.join("resume")
+        assert claim.recover() == set()
+        ids = {epoch: scene.deliver("m", 1, epoch) for epoch in (0, 2)}
+        assert claim.recover() == {0, 2}
+        assert {one.epoch: [one.entry_id] for one in claim.heartbeat.claims} == ids
+        assert claim.reopened() == {0, 2}
+
     def test_an_epoch_closes_once_all_of_it_is_acknowledged(self, scene: Claims) -> None:
         """An epoch that is closed too early is released under its readers."""
         claim, (partition,) = scene.member(), scene.stream.partitions
@@ -314,3 +324,22 @@ def test_what_a_rank_holds_is_told_in_bytes(scene: Claims) -> None:
         one.acknowledge(Batch({}, 0, [], 2 * BLOCK))
         one.flush()
         assert rank._held_bytes(partition) == held * SAMPLE_BYTES
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_member_of_several_servers_has_a_heartbeat_for_each_and_speaks_with_one_voice(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
+) -> None:
+    """A silent server must not cost the leases on another one, and the loop has one rate and one wait."""
+    plan(any_url, [COUNT] * 3, partitions=3)
+    monkeypatch.setattr(type(any_client), "by_server", lambda *_: [[0], [1, 2]])
+    with ExitStack() as stack:
+        scene = Claims(any_client, stack)
+        claim: LeaseClaim | RankClaim = scene.rank() if is_ordered else scene.member()
+        first, second = claim.heartbeat._each
+        assert [[one.number for one in each.partitions] for each in (first, second)] == [[0], [1, 2]]
+        assert first.loop is second.loop is claim.heartbeat.loop
+        assert (first._leads, second._leads) == (True, False)
+        assert (first._loss_detector is None, second._loss_detector is None) == (False, True)
+        if isinstance(claim, LeaseClaim):
+            assert claim.heartbeat.claims is claim.heartbeat._each[1].claims

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +16,17 @@ from penstock_common.errors import EpochIncomplete
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord
+from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.index import EpochIndexes, IndexPages
 from penstock_common.stream.manifest import load_manifest
-from penstock_consumer.read.canonical import IndexedPiece
+from penstock_consumer.read.canonical import IndexedPiece, RowRange
+from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.index_walk import IndexWalk, KnownRecords, shards_in_order
+from penstock_consumer.read.ordered import OrderedReader
+from penstock_consumer.stages.batch import ArrayPool
+from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_producer.write.writer import EpochWriter
-from tests.contracts.feed import open_stream
+from tests.contracts.feed import open_stream, sample
 from tests.contracts.ordered import expected, interleaved, plan, planned_writer, rank_of, read_ranks, write_shards
 
 
@@ -155,3 +161,22 @@ def test_a_rank_whose_batches_lie_in_a_gap_names_it(any_url: str, any_client: Cl
         assert next(batches)["y"].tolist() == list(range(10, 20))
     with rank_of(any_url, 0, 2, 10) as loader, pytest.raises(EpochIncomplete, match="no record of offsets 20-29"):
         list(loader)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_rank_that_plans_again_begins_with_a_whole_batch_of_its_epoch(
+    any_url: str, any_client: Client, is_whole: bool
+) -> None:
+    """A server that came back older has other entries. Rows that fill the last step lie behind the epoch's end."""
+    with planned_writer(any_url, block_samples=4) as writer:
+        epoch = writer.epoch(sizes=[16]) if is_whole else writer.epoch()
+        with epoch.shard(0) as shard:
+            for number in range(16):
+                shard.write(sample(number))
+        who = Membership(open_stream(any_client, "t"), "g", rank_member(0), "life", RankOrder(0, 2, 2))
+        with closing(RankClaim(any_client, who, 10.0, print)) as rank:
+            rank.join("resume")
+            reader = OrderedReader(rank, 0, PrefetchQueue(1000), ArrayPool(4), remainder="pad", start=0, views=False)
+            piece = IndexedPiece(0, 0, IndexRecord(4, b"1-0", 0, 4, 96, ()))
+            begins = [reader._plan.begin_of(RowRange(piece, np.arange(1), first, 0)) for first in (0, 1, 2, 7, 8, 10)]
+        assert begins == [0, 0, 4, 12, 16, 16 if is_whole else 20]

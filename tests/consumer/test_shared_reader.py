@@ -360,6 +360,24 @@ def test_the_clocks_are_compared_again_in_a_long_epoch(reader: SharedReader, mon
     monkeypatch.setattr(ServerClock, "compare", lambda clock: compared.append(clock))
     reader._look_again()
     assert compared == [reader._server_clock]
+    reader.queue.end()
+    reader.run()
+    assert compared == [reader._server_clock] * 2, "and at the beginning"
+
+
+def test_as_many_records_are_read_ahead_as_entries_are_asked_for(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry is compared with its record, which would be a round trip for each of them."""
+    produce(any_url, "t", COUNT, block_samples=4)
+    expected, expect = list[int](), CommitCheck.expect
+
+    def noted(self: CommitCheck, entries: int) -> None:
+        expected.append(entries)
+        expect(self, entries)
+
+    monkeypatch.setattr(CommitCheck, "expect", noted)
+    with loader_of(any_url) as loader:
+        assert sum(batch.size for batch in loader) == COUNT
+    assert max(expected) > 1
 
 
 class TestTheEnd:
