@@ -2,6 +2,8 @@
 import assert from "node:assert/strict";
 import { after, afterEach, before, test } from "node:test";
 import { BadOption, load, openWriter, ServerUnavailable } from "../dist/index.js";
+import { Server } from "../dist/server/server.js";
+import { RunWatch } from "../dist/stream/serverRuns.js";
 import { all, names } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 import { sampleOf } from "./samples.mjs";
@@ -298,6 +300,28 @@ for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0
     await peer.ask("end_cluster");
   });
 }
+
+test("a key that moved lacks nothing unless a replica took over", async () => {
+  const [url] = await peer.ask("start_cluster", { replicas: 1 });
+  const [server, key] = [await Server.open({ url }), "{moved}key"];
+  const asked = async () => await server.call("GET", key).catch(() => {});
+  await server.call("SET", key, "1");
+  const watch = new RunWatch(server, [key]);
+  assert.equal(await watch.isAnother(), false);
+  for (let moves = 0; moves < 2; moves += 1) {
+    await peer.ask("move_slot", { key });
+    await asked(); // the answer names the new master
+    assert.equal(await watch.isAnother(), false);
+  }
+  const before = server.placeOf(key);
+  await peer.ask("cut_off", { key });
+  await peer.ask("fail_over");
+  for (const end = Date.now() + 60_000; server.placeOf(key) === before && Date.now() < end; ) await asked();
+  assert.equal(await watch.isAnother(), true);
+  assert.equal(await watch.isAnother(), false);
+  server.close();
+  await peer.ask("end_cluster");
+});
 
 test("what was acknowledged is not delivered again by the server that a slot moved to", async () => {
   const [url] = await peer.ask("start_cluster", { replicas: 1 });

@@ -48,7 +48,15 @@ export class Cluster implements Transport {
   }
 
   masters(): Transport[] {
-    return this.#map.masters.map((master) => ({
+    return [...this.holders().values()];
+  }
+
+  holders(): Map<string, Transport> {
+    return new Map(this.#map.masters.map((master) => [whereIs(master), this.#at(master)]));
+  }
+
+  #at(master: Address): Transport {
+    return {
       sendCommand: async (args: Words) => {
         try {
           return await this.#nodeAt(master).sendCommand(args);
@@ -56,7 +64,7 @@ export class Cluster implements Transport {
           throw await this.#failure(error as Error, master);
         }
       },
-    }));
+    };
   }
 
   get made(): number {

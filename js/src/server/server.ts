@@ -130,6 +130,17 @@ export class Server {
     return [...together.values()];
   }
 
+  /** Return the servers of a cluster that hold keys, in words, or nothing for one server or a client that does not tell. */
+  get holders(): string[] {
+    return [...(this.#client.holders?.().keys() ?? [])];
+  }
+
+  /** Return the answer of one of the `holders` to INFO, or null if it is none. Raises the errors of this package. */
+  async infoOf(place: string): Promise<string | null> {
+    const client = this.#client.holders?.().get(place);
+    return client === undefined ? null : textOf(await client.sendCommand(["INFO"], AS_BUFFERS));
+  }
+
   /** Return the slots of each server of a cluster, or nothing for one server or for a client that does not tell. */
   get slots(): SlotRange[][] {
     return this.#client.slots?.() ?? [];

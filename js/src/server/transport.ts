@@ -29,6 +29,8 @@ export interface Transport extends RedisLike {
   placeOf?(key: string | undefined): string;
   /** Return the primary of a service, in words. A failover changes it. */
   primary?(): string;
+  /** Return a client of each server of a cluster that holds keys, by its place in words. */
+  holders?(): ReadonlyMap<string, Transport>;
   /** Return the slots of each server. */
   slots?(): SlotRange[][];
   /** The connections that it has made. A server that is another one since then is behind a new one. */

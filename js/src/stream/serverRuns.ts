@@ -1,5 +1,7 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import { type PenstockError, ReplyError, ServerUnavailable, Unauthorized } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
+import { now } from "../waiting.js";
 import type { PartitionKeys } from "./keys.js";
 import type { Stream } from "./stream.js";
 
@@ -13,16 +15,38 @@ async function readRun(server: Server, key: string): Promise<string | null> {
   }
 }
 
-/** Notices that a server of some keys was restarted or replaced: its connections reach another run. */
+/** The time in which each server must answer, so that a silent one holds nobody up. */
+const ANSWER_MS = 2000;
+
+/** Facts of a server's INFO. */
+interface Facts {
+  readonly role?: string;
+  readonly run_id?: string;
+  readonly second_repl_offset?: string;
+  readonly uptime_in_seconds?: string;
+}
+
+/** The server of a key at a look. */
+interface Sighting {
+  readonly place: string;
+  readonly run: string | null;
+  /** The places of all servers that held keys then. */
+  readonly holders: readonly string[];
+}
+
+/**
+ * Notices that the server of some keys may lack its newest writes, because it was restarted or replaced. A key that moved
+ * to another server took everything along, and is not such a key.
+ */
 export class RunWatch {
   readonly #server: Server;
   readonly #keys: readonly string[];
   /** The connections when the runs were last asked for. */
   #made: number | null = null;
-  /** The numbers of the keys on each server at that time, as text. Slots may move. */
-  #together = "";
-  /** The run of each of these servers. */
-  #runs: readonly (string | null)[] = [];
+  /** The server of each key at that time, or nothing before the first call. */
+  #seen: readonly Sighting[] = [];
+  /** When the keys were looked at last. */
+  #at = 0;
 
   constructor(server: Server, keys: readonly string[]) {
     this.#server = server;
@@ -30,25 +54,53 @@ export class RunWatch {
   }
 
   /**
-   * Return whether a server is another run than at the last call, or whether keys moved apart since, because their next
-   * server may have been replaced, too. The first call only learns the runs. It costs nothing while no connection was
-   * made. Where the run is hidden, each new connection counts as another one.
+   * Return whether a server may lack writes that it had at the last call. The first call only learns the runs. It costs
+   * nothing while no connection was made and no key moved. Where the run is hidden, each new connection and each move
+   * counts.
    *
    * @throws ServerUnavailable.
    */
   async isAnother(): Promise<boolean> {
-    const { made } = this.#server;
-    const numbers = this.#server.byServer(this.#keys);
-    const together = JSON.stringify(numbers);
-    const isApart = together !== this.#together;
-    if (!isApart && made !== null && made === this.#made) return false;
-    const runs: (string | null)[] = [];
-    for (const [first] of numbers) runs.push(await readRun(this.#server, this.#keys[first as number] as string));
-    const isFirst = this.#together === "";
-    const isOther = (run: string | null, at: number) => (run === null ? made !== null : run !== this.#runs[at]);
-    const isAnother = !isFirst && (isApart || runs.some(isOther));
-    [this.#made, this.#together, this.#runs] = [made, together, runs];
-    return isAnother;
+    const [{ made, holders }, places] = [this.#server, this.#keys.map((key) => this.#server.placeOf(key))];
+    const [at, before] = [this.#at, this.#seen];
+    this.#at = now();
+    const isSame = before.length > 0 && places.every((place, number) => place === before[number]?.place);
+    if (isSame && made !== null && made === this.#made) return false;
+    const runs = new Map<string, string | null>();
+    for (const [number, place] of places.entries()) {
+      if (!runs.has(place)) runs.set(place, await readRun(this.#server, this.#keys[number] as string));
+    }
+    const found = places.map((place): Sighting => ({ place, run: runs.get(place) ?? null, holders }));
+    const mayLack = await Promise.all(before.map((one, number) => this.#mayLack(one, found[number] as Sighting, at)));
+    [this.#made, this.#seen] = [made, found];
+    return mayLack.includes(true);
+  }
+
+  async #mayLack(before: Sighting, found: Sighting, at: number): Promise<boolean> {
+    if (found.run === null || before.run === null) return this.#server.made !== null;
+    if (found.place === before.place) return found.run !== before.run;
+    return !(await this.#movedWhole(before, found, at));
+  }
+
+  /**
+   * Return whether a key moved from one server to another, and neither was replaced or restarted since the last look.
+   * Nor may a server that had it in between have failed over, which would have left fewer of the holders.
+   */
+  async #movedWhole(before: Sighting, found: Sighting, at: number): Promise<boolean> {
+    if (!before.holders.every((place) => found.holders.includes(place))) return false;
+    const [old, next] = await Promise.all([this.#told(before.place), this.#told(found.place)]);
+    if (old.role !== "master" || next.role !== "master") return false;
+    if (old.run_id !== before.run || next.run_id !== found.run) return false;
+    // a replica that took over was no holder before
+    const wasMaster = before.holders.includes(found.place) || next.second_repl_offset === "-1";
+    return wasMaster && Number(next.uptime_in_seconds) * 1000 > now() - at;
+  }
+
+  /** Return the facts of a server's INFO, or nothing if it does not answer in time. */
+  async #told(place: string): Promise<Facts> {
+    const asked = this.#server.infoOf(place).catch(() => null);
+    const info = await Promise.race([asked, sleep(ANSWER_MS, null, { ref: false })]);
+    return Object.fromEntries([...(info ?? "").matchAll(/^(\w+):(.*?)\r?$/gm)].map(([, name, value]) => [name, value]));
   }
 }
 
