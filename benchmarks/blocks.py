@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import linear_regression
 
 from benchmarks.allowance import Allowance
 from benchmarks.cases import CASES, IMAGE, Case
@@ -25,7 +26,11 @@ SIZES = {"256 kB": 256_000, "512 kB": 512_000, "1 MB": 1_000_000, "4 MB": 4_000_
 """Name -> bytes of a block."""
 KINDS = {"Penstock's": False, "stock": True}
 """The kind of server -> whether it is a stock server."""
-HEAD = ("", "server", "GB/s", "to the naive loop", "to blocks of 1 MB", "CPU s/GB", "writer", "reader", "server's")
+PARTS = ("writer", "reader", "server")
+HEAD = (
+    "", "server", "GB/s", "to the naive loop", "to blocks of 1 MB", "CPU s/GB", "writer", "reader", "server's",
+    "server's new pages a GB",
+)  # fmt: skip
 
 
 def sides(sizes: Sequence[str] = tuple(SIZES), kinds: Sequence[str] = tuple(KINDS)) -> list[Side]:
@@ -46,14 +51,34 @@ def shown(found: Measured, measured: Sequence[Side]) -> str:
         naive, megabyte = _name(NAIVE.name, kind), _name(f"{INLINE}, 1 MB", kind)
         costs = [
             median(rounds, lambda one: one.cpu_s_per_gb),
-            *(median(rounds, lambda one, part=part: _per_gb(one, part)) for part in ("writer", "reader", "server")),  # type: ignore[misc]
+            *(median(rounds, lambda one, part=part: _per_gb(one, part)) for part in PARTS),  # type: ignore[misc]
         ]
         rows.append([
             name, kind, f"{median(rounds, lambda one: one.gb_per_s):.2f}",
             _ratio(rounds, found.rounds.get(naive)), _ratio(rounds, found.rounds.get(megabyte)),
             *(f"{cost:.2f}" for cost in costs),
+            f"{median(rounds, lambda one: one.server_faults / (one.got * one.sample_bytes / 1e9)):,.0f}",
         ])  # fmt: skip
     return table(HEAD, rows)
+
+
+def block_costs(found: Measured, kind: str) -> str:
+    """Return the CPU time that a block costs each part beyond its bytes, on a kind of server, as a sentence.
+
+    It is what a straight line through the costs of all block sizes leaves for a block without bytes.
+    """
+    costs = {}
+    for part in PARTS:
+        sizes, took = [], []
+        for name, size in SIZES.items():
+            if (rounds := found.rounds.get(_name(f"{INLINE}, {name}", kind))) is None:
+                return ""
+            nbytes = max(1, size // found.case.sample_bytes) * found.case.sample_bytes
+            sizes.append(nbytes)
+            took.append(median(rounds, lambda one, part=part: _per_gb(one, part)) * nbytes / 1e3)  # type: ignore[misc]
+        costs[part] = linear_regression(sizes, took).intercept
+    each = ", ".join(f"its {part} {cost:.0f} µs" for part, cost in costs.items())
+    return f"A block costs {each} of CPU beyond its bytes ({kind} server)."
 
 
 def _name(side: str, kind: str) -> str:
@@ -87,7 +112,8 @@ def main() -> None:
     if not every:
         parser.error(f"no side {args.side!r}: there are {', '.join(side.name for side in sides())}")
     measure(found, every, args.rounds, args.seconds, Allowance(60 * args.minutes, [1.0]).piece(), lambda: None)
-    print(f"### {cases[0].name}, {found.count} rounds\n\n{shown(found, every)}")
+    print(f"### {cases[0].name}, {found.count} rounds\n\n{shown(found, every)}\n")
+    print("\n".join(sentence for kind in KINDS if (sentence := block_costs(found, kind))))
     if args.json:
         args.json.write_text(json.dumps({name: list(map(asdict, rounds)) for name, rounds in found.rounds.items()}))
 

@@ -71,6 +71,7 @@ class Round:
     writer_faults: int = 0
     """The pages that the kernel gave the writer during the turn."""
     reader_faults: int = 0
+    server_faults: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -207,7 +208,7 @@ class Stage:
         return [running_seconds(pids) for pids in (*self._children(), self.servers)]
 
     def _faults(self) -> list[int]:
-        return [page_faults(pids) for pids in self._children()]
+        return [page_faults(pids) for pids in (*self._children(), self.servers)]
 
     def _children(self) -> tuple[list[int], list[int]]:
         return [child.pid for child in self.writers], [child.pid for child in self.readers]

@@ -315,6 +315,18 @@ def test_block_sizes_are_compared_with_the_naive_loop_on_both_kinds_of_server() 
     lines = blocks.shown(found, sides).splitlines()
     assert [line.split("|")[2].strip() for line in lines[2:]] == ["Penstock's"] * 3 + ["stock"] * 3
     assert all("x" in line.split("|")[4] for line in lines[2:])
+    assert blocks.block_costs(found, "stock") == ""  # a line needs all sizes
+
+
+def test_the_cost_of_a_block_is_what_is_left_without_bytes() -> None:
+    """It does not depend on the size of a block, so it decides about the rate of small ones."""
+    found = transport.Measured(IMAGE)
+    for name, size in blocks.SIZES.items():
+        samples = 1000 * (count := max(1, size // IMAGE.sample_bytes))
+        cpu_s = 1000 * (count * IMAGE.sample_bytes * 1e-9 + 200e-6)
+        one = Round(1.0, samples, samples, 1, IMAGE.sample_bytes, cpu_s, 0.0, cpu_s)
+        found.rounds[f"{INLINE}, {name} on stock"] = [one]
+    assert "writer 200 µs, its reader 0 µs, its server 200 µs" in blocks.block_costs(found, "stock")
 
 
 def test_the_first_gigabyte_is_compared_with_later_ones_and_with_new_pages_alone() -> None:
