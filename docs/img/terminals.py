@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -93,9 +92,8 @@ class Terminal:
 
     def close(self) -> None:
         """Hang up, and wait for the shell."""
-        self._shell.send_signal(signal.SIGHUP)
+        os.close(self._pty)  # a signal alone can come just before the shell reads, which then waits for ever
         self._shell.wait()
-        os.close(self._pty)
 
     def _prompts(self) -> int:
         return sum(line.startswith(PROMPT.strip()) for line in self.lines)
