@@ -37,6 +37,8 @@ LEFT_OUT = {
     "test_a_step_that_still_computes_reads_its_own_batch",  # slow
     "TestWaits.test_a_step_is_handed_out_as_soon_as_it_is_committed",  # slow, and of waiting alone
     "test_a_connection_that_was_closed_while_it_was_idle_is_no_outage",  # nothing of it knows of payloads
+    "test_only_a_server_that_gives_memory_back_is_freed_entry_by_entry",  # of payloads in a server's memory
+    "test_a_stock_server_uses_freed_memory_again",
     "test_a_writer_killed_in_its_shard_is_gone_on_from",  # slow; test_segments_crashes kills writers
 }  # fmt: skip
 
