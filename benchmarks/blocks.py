@@ -65,18 +65,17 @@ def shown(found: Measured, measured: Sequence[Side]) -> str:
 def block_costs(found: Measured, kind: str) -> str:
     """Return the CPU time that a block costs each part beyond its bytes, on a kind of server, as a sentence.
 
-    It is what a straight line through the costs of all block sizes leaves for a block without bytes.
+    It is the slope of a straight line through the costs of a GB, by the number of its blocks.
     """
     costs = {}
     for part in PARTS:
-        sizes, took = [], []
+        blocks, took = [], []
         for name, size in SIZES.items():
             if (rounds := found.rounds.get(_name(f"{INLINE}, {name}", kind))) is None:
                 return ""
-            nbytes = max(1, size // found.case.sample_bytes) * found.case.sample_bytes
-            sizes.append(nbytes)
-            took.append(median(rounds, lambda one, part=part: _per_gb(one, part)) * nbytes / 1e3)  # type: ignore[misc]
-        costs[part] = linear_regression(sizes, took).intercept
+            blocks.append(1e9 / (max(1, size // found.case.sample_bytes) * found.case.sample_bytes))
+            took.append(median(rounds, lambda one, part=part: _per_gb(one, part)))  # type: ignore[misc]
+        costs[part] = 1e6 * linear_regression(blocks, took).slope
     each = ", ".join(f"its {part} {cost:.0f} µs" for part, cost in costs.items())
     return f"A block costs {each} of CPU beyond its bytes ({kind} server)."
 
