@@ -177,7 +177,7 @@ def record(folder: Path, images: int = 300, step_s: float = 0.1) -> dict[str, tu
     taken = {}
     with terminal(folder) as shown:
         shown.run("penstock run images photos/ --resize 64x64 -- python train.py")
-        taken["run"] = shown.drawn("penstock run: a server, workers and a training by one command"), shown.lines
+        taken["run"] = shown.drawn("penstock run: a server, workers and a training job by one command"), shown.lines
     with EmbeddedServer() as server:
         with terminal(folder, server.url) as hidden:
             hidden.run("penstock produce images photos/ --resize 64x64 --workers 2")

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drop.add_argument(
         "--force", action="store_true", help="also under members that are reading; they stop with an error"
     )
-    reset.add_argument("epoch", type=_epoch, help="a retained epoch, or 'earliest': the first that is still whole")
+    reset.add_argument("epoch", type=_epoch, help="an epoch, or 'earliest': the first that still has all its samples")
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
