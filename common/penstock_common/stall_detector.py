@@ -69,11 +69,8 @@ class PendingRequest:
 
     def begin(self) -> None:
         """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`."""
-        dog = self._dog  # each request pays for every call made here
-        self.began_s = dog.clock()
-        dog.asked.add(self)
-        if dog.thread is None:
-            dog.start()
+        self.began_s = self._dog.clock()
+        self._dog.begin(self)
 
     def answered(self) -> None:
         """Note that the answer came."""
@@ -81,13 +78,8 @@ class PendingRequest:
 
     def end(self) -> None:
         """Remove the mark, whether an answer came or not."""
-        dog, is_answered, self._is_answered = self._dog, self._is_answered, False
-        dog.asked.discard(self)
-        now = dog.clock()
-        if now - self.began_s > SILENCE_S:
-            dog.ended_late(self.where, now)
-        if is_answered and dog.silences:
-            dog.heard(self.where, now)
+        is_answered, self._is_answered = self._is_answered, False
+        self._dog.end(self, is_answered=is_answered)
 
     def of(self, ask: Callable[[], Answer]) -> Answer:
         """Return what ``ask`` returns, with the mark set during the call."""
@@ -143,44 +135,37 @@ class StallDetector:
 
     def forget(self) -> None:
         """Start again, as a forked process must, because the threads that asked do not exist in it."""
-        self.asked: set[PendingRequest] = set()
-        """The requests under way. They add and remove themselves."""
-        self.silences: list[_Stall] = []
-        """The servers that were reported not to answer."""
+        self._asked: set[PendingRequest] = set()
+        self._silences: list[_Stall] = []
         self._heard: dict[str, float] = {}
         self._late: dict[str, float] = {}
         """Server -> the time when its last reported silence ended for a request, with or without an answer."""
         self._lock = threading.RLock()
-        self.thread: threading.Thread | None = None
-        """The thread that checks the requests, or None while there are none."""
+        self._thread: threading.Thread | None = None
 
     # --- called by requests ---
 
-    def ended_late(self, where: str, now: float) -> None:
-        """Note that a request to this server ended after a silence."""
-        self._late[where] = now
+    def begin(self, request: PendingRequest) -> None:
+        """See `PendingRequest.begin`."""
+        self._asked.add(request)
+        if self._thread is None:
+            self._start()
 
-    def heard(self, where: str, now: float) -> None:
-        """Note that this server answered."""
-        self._heard[where] = now
-
-    def start(self) -> None:
-        """Start the thread, unless there is one."""
-        with self._lock:
-            if self.thread is not None:
-                return
-            self.thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
-            try:
-                self.thread.start()
-            except RuntimeError:  # the interpreter ends, or no more threads may start: no silence is reported then
-                self.thread = None
+    def end(self, request: PendingRequest, *, is_answered: bool) -> None:
+        """See `PendingRequest.end`."""
+        self._asked.discard(request)
+        now = self.clock()
+        if now - request.began_s > SILENCE_S:
+            self._late[request.where] = now
+        if is_answered and self._silences:
+            self._heard[request.where] = now
 
     # --- called by waits ---
 
     def silent_s(self, where: str) -> float:
         """Return for how long the server has owed an answer by now, or 0 if it owes none, or not for long."""
         now = self.clock()
-        longest = max((one.silent_s(now) for one in self.asked.copy() if one.where == where), default=0.0)
+        longest = max((one.silent_s(now) for one in self._asked.copy() if one.where == where), default=0.0)
         return longest if longest > SUSPECT_S else 0.0
 
     def late_at(self, where: str) -> float:
@@ -189,29 +174,39 @@ class StallDetector:
 
     # --- the thread ---
 
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the interpreter ends, or no more threads may start: no silence is reported then
+                self._thread = None
+
     def _run(self) -> None:
         me = threading.current_thread()
         time.sleep(SILENCE_S)  # nothing can be late before, and most requests that began by now have ended
         while True:
             while (pause_s := self.look()) is not None:
                 time.sleep(pause_s)
-            self.thread = None
-            if not self.asked:  # a request that begins from here on starts another thread
+            self._thread = None
+            if not self._asked:  # a request that begins from here on starts another thread
                 return
             with self._lock:
-                if self.thread is not None:
+                if self._thread is not None:
                     return
-                self.thread = me
+                self._thread = me
 
     def look(self) -> float | None:
         """Report what is due. Returns the seconds until the next check, or None if no request is under way."""
         now = self.clock()
-        asked = list(self.asked.copy())
+        asked = list(self._asked.copy())
         for request in asked:
             self._note(request, now)
-        for silence in list(self.silences):
+        for silence in list(self._silences):
             self._tell(silence, now)
-        if self.silences:
+        if self._silences:
             return TICK_S
         if not asked:
             return None
@@ -220,20 +215,20 @@ class StallDetector:
     def _note(self, request: PendingRequest, now: float) -> None:
         """Add a request to the silence that it belongs to. If it is late enough and there is none, begin one."""
         silent_s, notify = request.silent_s(now), self._speaker or request.notify
-        found = [one for one in self.silences if one.where == request.where and one.notify == notify]
+        found = [one for one in self._silences if one.where == request.where and one.notify == notify]
         for silence in found:
             silence.see(now, is_late=silent_s >= SUSPECT_S)
         if not found and silent_s >= SILENCE_S:
             began_s = now - silent_s
-            self.silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
+            self._silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
 
     def _tell(self, silence: _Stall, now: float) -> None:
         lasted_s = now - silence.began_s
         if silence.seen_s < now and self._heard.get(silence.where, 0.0) >= silence.seen_s:
-            self.silences.remove(silence)
+            self._silences.remove(silence)
             _say(silence.notify, f"{readable_server(silence.where)} answers again, after {lasted_s:.0f} s")
         elif now - silence.asked_s > FORGET_S:
-            self.silences.remove(silence)
+            self._silences.remove(silence)
         elif silence.seen_s == now and now - silence.reported_s >= REPEAT_S:
             silence.report_at(now)
             _say(silence.notify, f"waiting: {no_answer(silence.where, lasted_s)}")

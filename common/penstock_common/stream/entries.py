@@ -7,7 +7,6 @@ next one (decision 21).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -256,12 +255,11 @@ def index_record(record_id: bytes, fields: dict[bytes, bytes], key: str = "a sha
     """Return a record of a shard's index. Raises DamagedKey, which names ``key``, if no producer wrote it."""
     if entry_id := fields[b"e"]:
         parse_id(entry_id)  # raises ValueError if it is not an id
-    first, count, nbytes = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
     holes = () if fields[b"h"] == b"[]" else tuple(json.loads(fields[b"h"]))
-    numbers = first, count, nbytes, *holes
-    are_integers = not holes or all(type(hole) is int for hole in holes)
-    if not are_integers or max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER:
-        raise ValueError(f"numbers are {numbers[:3]}, holes {str(holes)[:40]}: none that a producer writes")
+    numbers = int(fields[b"f"]), int(fields[b"n"]), int(fields[b"b"])
+    if not all(type(hole) is int for hole in holes) or max(map(abs, (*numbers, *holes))) > MAX_NUMBER:
+        raise ValueError(f"numbers are {numbers}, holes {str(holes)[:40]}: none that a producer writes")
+    first, count, nbytes = numbers
     return IndexRecord(
         end=_end_of(record_id),
         entry_id=entry_id,
@@ -299,21 +297,8 @@ def is_indexed(
 def read_index_page(reply: Reply) -> list[IndexRecord]:
     """Return the records in the answer of ``read_index.lua``. Raises DamagedKey for one that no producer wrote."""
     page: list[tuple[str, list[str]]] = json.loads(cast("bytes", reply).decode("latin-1")) or []
-    return [_record_of_page(*record) for record in page]
-
-
-_OWN_FIELDS = ["e", "f", "n", "b", "h"]
-_USUAL = re.compile(r"(|\d{1,20}-\d{1,20}) (\d{1,15}) (\d{1,15}) (\d{1,15})", re.ASCII)
-"""The values of the first four fields, each without a space."""
-
-
-def _record_of_page(record_id: str, fields: list[str]) -> IndexRecord:
-    """Return a record of a page. One without holes, segment and writer, as most are, is parsed in one step."""
-    if fields[::2] == _OWN_FIELDS and fields[9] == "[]" and (usual := _USUAL.fullmatch(" ".join(fields[1:8:2]))):
-        entry_id, first, count, nbytes = usual.groups()
-        return IndexRecord(_end_of(record_id.encode()), entry_id.encode(), int(first), int(count), int(nbytes), ())
-    parts = [part.encode("latin-1") for part in fields]
-    return index_record(record_id.encode(), dict(zip(parts[::2], parts[1::2], strict=True)))
+    records = ((record_id, [part.encode("latin-1") for part in fields]) for record_id, fields in page)
+    return [index_record(at.encode(), dict(zip(fields[::2], fields[1::2], strict=True))) for at, fields in records]
 
 
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:

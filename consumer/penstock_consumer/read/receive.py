@@ -145,8 +145,7 @@ class CommitCheck:
 
     def require(self, header: Header, entry_id: bytes) -> None:
         """Raise UncommittedEntry unless the index or a repair names the entry. Raises ServerUnavailable, DamagedKey."""
-        if self._awaited is not None:
-            self._receive()
+        self._receive()
         at = header.epoch, header.shard
         page = self._pages.get(at)
         record_id = b"%d-0" % header.end
@@ -439,8 +438,7 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            if header.compression is not None:
-                require_codecs(header)
+            require_codecs(header)
             self._entry.open(header, data, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)

@@ -161,9 +161,6 @@ class AdmissionControl:
             left_bytes=left,
             partition=self._share_of,
         )
-        if refusal is None and self._state.is_enough:
-            self._decision = Admission.ADMITTED
-            return True
         if not self._state.is_enough and not self._is_next_now and self._is_next():
             self._state = replace(self._state, is_next=True)
         self._decision = decide_admission(self._state, refusal)

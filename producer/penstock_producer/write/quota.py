@@ -161,9 +161,8 @@ class AdmissionWait:
 
     def waited_s(self, now_s: float) -> float | None:
         """Return the seconds since the wait, or a series of refused tries, began; None if there is neither."""
-        if not self.is_waiting:
-            return None
-        return now_s - min(at for at in (self.closed_s, self.refused_s) if at is not None)
+        began = [at for at in (self.closed_s, self.refused_s) if at is not None]
+        return now_s - min(began) if began else None
 
     def begun(self, now_s: float, *, is_refused: bool) -> AdmissionWait:
         """Return the value as a decision begins; a try that was not refused ends a series of refused ones."""

@@ -74,8 +74,6 @@ class UnconfirmedBlocks:
         Only the server that the map names is known. Another one may have lost its place to a replica, with what is
         written there, so that counts as one with a replica.
         """
-        if not self._durability.is_auto:
-            return self._durability
         return self._watch.level(self._durability, self._key, is_followed=self._is_elsewhere())
 
     @property
