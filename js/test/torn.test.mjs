@@ -49,6 +49,13 @@ async function writeTorn(target) {
   await write(target, FIRST, CUT);
 }
 
+async function writeTornShard(shard) {
+  await write(shard, 0, FIRST);
+  await shard.commitAll();
+  await peer.ask("cut_off_service");
+  await write(shard, FIRST, CUT);
+}
+
 async function failOver() {
   await peer.ask("fail_over");
   await peer.ask("follow_service");
@@ -112,10 +119,7 @@ for (const level of ["auto", "replicas=1"]) {
     const writer = await begin(url, level);
     const epoch = await writer.epoch(0, { sizes: [CUT] });
     const shard = await epoch.shard(0);
-    await write(shard, 0, FIRST);
-    await shard.commitAll();
-    await peer.ask("cut_off_service");
-    await write(shard, FIRST, CUT);
+    await writeTornShard(shard);
     const closed = shard.close();
     closed.catch(() => {}); // the error is raised where it is awaited
     await untilSaid(writer.said, "0 of 1 replicas have it");
@@ -132,10 +136,7 @@ test("a replica that was given up may take over", async () => {
   const writer = await begin(url, "auto");
   const epoch = await writer.epoch(0, { sizes: [ALL] });
   const shard = await epoch.shard(0);
-  await write(shard, 0, FIRST);
-  await shard.commitAll();
-  await peer.ask("cut_off_service");
-  await write(shard, FIRST, CUT);
+  await writeTornShard(shard);
   await shard.commitAll(); // it waits 10 s for the replica
   await untilSaid(writer.said, "no replica of");
   await write(shard, CUT, CUT + 20);

@@ -175,16 +175,16 @@ def test_partitions_beside_a_moved_one_do_not_wait_for_its_new_master(cluster: C
         assert audit_stream(client, "train").findings == []
 
 
+def manual_loader(url: str) -> penstock.Loader:
+    """A member that acknowledges by itself, and whose lease lasts longer than a failover."""
+    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, lease_s=2 * FAILOVER_S)
+    return penstock.Loader("train", group="g", batch_size=BATCH, url=url, acknowledge="manual", tuning=tuning)
+
+
 def test_leases_and_acknowledgements_elsewhere_do_not_wait_for_a_silent_master(cluster: Cluster) -> None:
     """A lease that is not renewed in time is another member's, which trains on its samples a second time."""
     written(cluster.url)
-    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, lease_s=2 * FAILOVER_S)
-    with (
-        connect(cluster.url) as client,
-        penstock.Loader(
-            "train", group="g", batch_size=BATCH, url=cluster.url, acknowledge="manual", tuning=tuning
-        ) as loader,
-    ):
+    with connect(cluster.url) as client, manual_loader(cluster.url) as loader:
         stream, batches = load_stream(client, "train"), iter(loader)
         taken: dict[int, list[penstock.Batch]] = {0: [], 1: [], 2: []}
         while min(map(len, taken.values())) < 20:
@@ -218,13 +218,7 @@ def test_leases_and_acknowledgements_elsewhere_do_not_wait_for_a_silent_master(c
 def test_leases_and_acknowledgements_beside_a_moved_partition_do_not_wait_for_its_new_master(cluster: Cluster) -> None:
     """Another member would train on them, though a fault far away is all that happened."""
     written(cluster.url, 6)
-    tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, lease_s=2 * FAILOVER_S)
-    with (
-        connect(cluster.url) as client,
-        penstock.Loader(
-            "train", group="g", batch_size=BATCH, url=cluster.url, acknowledge="manual", tuning=tuning
-        ) as loader,
-    ):
+    with connect(cluster.url) as client, manual_loader(cluster.url) as loader:
         stream, batches = load_stream(client, "train"), iter(loader)
         beside, moved = stream.partitions[1], stream.partitions[4]
         taken: dict[int, list[penstock.Batch]] = {number: [] for number in range(6)}

@@ -184,13 +184,7 @@ def test_a_stream_with_the_durability_auto_is_written_and_read_by_both_versions(
 ) -> None:
     """An earlier version takes the level for `memory`, and leaves the stream's setting as it is."""
     programs, server = beside_auto
-    written = programs.ready(writer, "-c", WRITE)
-    members = [programs.ready(version, "-c", READ) for version in ("old", "new")]
-    ended(written)
-    given = [numbers(ended(member)) for member in members]
-    assert all(given)
-    assert sorted(given[0] + given[1]) == list(range(SAMPLES))
-    is_clean(programs)
+    assert_shared(programs, writer)
     with connect(server.url) as client:
         assert load_stream(client, "train").durability == "auto"
 
@@ -217,6 +211,17 @@ def test_an_earlier_writer_ends_behind_a_loss_with_the_durability_auto(
     assert "the server lost data" in said
 
 
+def assert_shared(programs: Programs, writer: str) -> None:
+    """Assert that members of both versions give the samples of a writer once, and that each gives some."""
+    written = programs.ready(writer, "-c", WRITE)
+    members = [programs.ready(version, "-c", READ) for version in ("old", "new")]
+    ended(written)
+    given = [numbers(ended(member)) for member in members]
+    assert all(given)
+    assert sorted(given[0] + given[1]) == list(range(SAMPLES))
+    is_clean(programs)
+
+
 def is_clean(programs: Programs) -> None:
     """Assert that the audit finds every sample once."""
     assert "clean: lost 0, duplicate 0" in programs.run("new", "-m", "penstock", "audit", "train", "--deep")
@@ -225,13 +230,7 @@ def is_clean(programs: Programs) -> None:
 @pytest.mark.parametrize("writer", ["old", "new"])
 def test_members_of_both_versions_share_a_group(programs: Programs, writer: str) -> None:
     """A rolling upgrade of trainers gives each sample to one of them, whichever version wrote it."""
-    written = programs.ready(writer, "-c", WRITE)
-    members = [programs.ready(version, "-c", READ) for version in ("old", "new")]
-    ended(written)
-    given = [numbers(ended(member)) for member in members]
-    assert all(given)
-    assert sorted(given[0] + given[1]) == list(range(SAMPLES))
-    is_clean(programs)
+    assert_shared(programs, writer)
 
 
 @pytest.mark.parametrize(("killed", "left"), [("old", "new"), ("new", "old")])

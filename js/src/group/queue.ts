@@ -1,6 +1,6 @@
 import type { LoaderBatch } from "./batch.js";
 
-/** Four requests of shared order. A trainer that never waits needs no more. */
+/** Four requests of a reader in shared order. A trainer that never waits needs no more. */
 const START_BYTES = 8 * 2 ** 20;
 
 /** Raised in a reader whose batches are no longer needed. */
