@@ -171,7 +171,7 @@ class ControlClient(redis.Redis):
         the last new connection, where `where` names the service.
         """
         service = self._service
-        return self._where or self.where if service is None else service.primary or self.where
+        return self.where if service is None else service.primary or self.where
 
     def request(self) -> PendingRequest:
         """Return a mark for the stall detector that an answer of the server is awaited."""
@@ -634,9 +634,9 @@ def read_run_id(client: Any, at: Key = None) -> str | None:
 class RestartDetector:
     """Notices that the server of a client was restarted or replaced: its connections reach another run."""
 
-    def __init__(self, client: Any, at: Key = None) -> None:
-        """Look at every server of the client, or at the one that holds the key ``at``."""
-        self._client, self._at, self._connections = client, at, connections_of(client)
+    def __init__(self, client: Any) -> None:
+        """Look at every server of the client."""
+        self._client, self._connections = client, connections_of(client)
         self._made = -1
         """Count of connections when the run was last asked for; -1 before the first time."""
         self._run_id: str | None = None
@@ -650,7 +650,7 @@ class RestartDetector:
         made = self._connections.made
         if made == self._made:
             return
-        run_id = read_run_id(self._client, self._at)
+        run_id = read_run_id(self._client)
         is_first = self._made < 0
         if not is_first and (run_id is None or run_id != self._run_id):
             compare()
