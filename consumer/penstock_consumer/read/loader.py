@@ -92,7 +92,7 @@ class StageMethods:
     def filter(self, keep: Keep) -> Self:
         """Leave out samples. They count as trained on at once.
 
-        Shared order fills batches up with later samples. In canonical order batches become smaller, and
+        In shared order later samples fill the batches up. In canonical order batches become smaller, and
         ``world_size`` must be 1, because all ranks have the same number of steps.
 
         Args:
@@ -510,9 +510,9 @@ class Loader(StageMethods, Passing):
     def state_dict(self) -> State:
         """Return what was handed to training so far, as JSON, to be saved with a checkpoint.
 
-        Behind a framework this is the position of the training step, not of what was read ahead. Shared order resumes
-        by the group's ledger: with `checkpointed` nothing is lost or trained on twice, but the rest comes in another
-        order.
+        Behind a framework this is the position of the training step, not of what was read ahead. In shared order the
+        group's ledger says where to continue: with `checkpointed` nothing is lost or trained on twice, but the rest
+        comes in another order.
 
         Example:
             >>> torch.save({"model": model.state_dict(), "data": loader.state_dict()}, path)

@@ -94,7 +94,7 @@ class ServerClock:
 
 @dataclass(slots=True)
 class SharedScope:
-    """The part of an epoch that shared order checks entries against, and the samples that it wants."""
+    """The part of an epoch that a reader in shared order accepts entries of, and the samples that it wants."""
 
     claim: LeaseClaim
     manifest: Manifest
@@ -277,18 +277,20 @@ class SharedReader:
         while True:
             if self._has_moved and not self._asked:
                 self._split()
-            asking = self._planner
-            asking.share(self.claim.heartbeat.members)
-            if self._has_moved:
-                pass  # what is asked for comes first
-            elif self._has_claims():
-                asking.restart()
-                if not self._asked:
-                    self._fetch_claims()
-            elif self.queue.wait_for_space(len(self._asked) * asking.request_bytes, 0 if self._asked else 0.2):
-                self._ask()
+            self._planner.share(self.claim.heartbeat.members)
+            if not self._has_moved:  # else what is asked for comes first
+                self._fetch_or_ask()
             if self._asked and self._ends_with(self._take_answer()):
                 return
+
+    def _fetch_or_ask(self) -> None:
+        """Fetch what is claimed, once nothing is asked for. Ask for new entries while nothing is claimed."""
+        if self._has_claims():
+            self._planner.restart()
+            if not self._asked:
+                self._fetch_claims()
+        elif self.queue.wait_for_space(len(self._asked) * self._planner.request_bytes, 0 if self._asked else 0.2):
+            self._ask()
 
     @property
     def _has_moved(self) -> bool:
@@ -427,9 +429,8 @@ class SharedReader:
 
     def _take_answer(self) -> int:
         """Receive one answer into batches. Returns the number of entries in it."""
-        self.claim.deliveries.look(
-            self._partitions, self._await_acknowledged
-        )  # a replaced server may have answered without an error
+        # a replaced server may have answered without an error
+        self.claim.deliveries.look(self._partitions, self._await_acknowledged)
         request = self._asked.popleft()
         partition = self._partitions[request.partition]
         received = self._receivers.received
@@ -670,7 +671,7 @@ class SharedReaders:
     """
 
     filled = 0
-    """Shared order replaces no bad sample."""
+    """A reader in shared order replaces no bad sample."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class EpochShare:
 def read_share(part: EpochShare, share: tuple[int, int]) -> Iterator[Batch]:
     """Yield every n-th batch of the part, beginning with the i-th, where ``share`` is (i, n). It uses a new connection.
 
-    Raises WaitTimeout, and the errors of canonical order.
+    Raises WaitTimeout, and the errors of a reader in canonical order.
     """
     notify: Notify = to_stderr if share[0] == 0 else _silent  # all of them wait for the same
     client = connect(part.url, bears_outages=notify)

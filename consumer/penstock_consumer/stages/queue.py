@@ -19,7 +19,8 @@ from penstock_consumer.stages.stage import Stage, StageContext, StageMaker
 from penstock_consumer.stages.stats import Cause, ReaderTimes, TimeSpent, attribute
 
 START_BYTES = 8 << 20
-"""Four requests of shared order; a trainer that never waits needs no more. Smaller budgets are used whole."""
+"""Four requests of a reader in shared order. A trainer that never waits needs no more. Smaller budgets are used
+whole."""
 PATIENCE = 16
 """The limit is halved after the trainer took this many times its bytes while more than half always stayed."""
 

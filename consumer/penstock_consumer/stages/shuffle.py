@@ -1,6 +1,7 @@
 """Shuffle samples in a window, which draws each batch at random from the samples that it holds.
 
-Shared order shuffles this way. The same arrivals and seed give the same batches. Canonical order needs no window.
+In shared order samples are shuffled in this way. The same arrivals and seed give the same batches. Canonical order
+needs no window.
 """
 
 from __future__ import annotations

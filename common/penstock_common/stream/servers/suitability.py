@@ -106,7 +106,9 @@ def memory_of(told: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
 
 
 def allocator_settings(client: Client, key: str | None = None) -> dict[str, str]:
-    """Return the settings of jemalloc by name, as a server reports them; none if it has another allocator or refuses.
+    """Return the settings of jemalloc by name, as a server reports them.
+
+    There are none if the server has another allocator, or if this user may not ask.
 
     Args:
         client: The control connection.
