@@ -79,8 +79,8 @@ const load = saying(async () => {
 
 const changeBackend = saying(async () => {
   const { backend } = await ask("backend", { backend: at("backend").value });
-  at("size").textContent = `The model runs on ${backend}.`;
   await show(await ask("again"));
+  at("size").textContent = `The model runs on ${backend}.`;
 });
 
 const predictMany = saying(async () => {
