@@ -402,20 +402,28 @@ test("a server that stands still is named within 5 s, and gone on with", async (
   await peer.ask("kill_server");
 });
 
+/** Begin to read, and put the server back to what it had before this member joined. */
+async function readOnOlderServer(stream, options, prepare) {
+  const directory = join(folder, stream);
+  const [url, port] = await peer.ask("start_server", { directory });
+  await peer.ask("produce", { stream, ...PRODUCED, partitions: 1, url });
+  await prepare(url);
+  await peer.ask("kill_server");
+  const older = `${directory}-before`;
+  cpSync(directory, older, { recursive: true });
+  await peer.ask("start_server", { directory, port });
+  const loader = begin(stream, { url, prefetchBytes: 400, leaseMs: 3000, ...options });
+  const loop = loader[Symbol.asyncIterator]();
+  const first = await loop.next();
+  await peer.ask("kill_server");
+  await peer.ask("start_server", { directory: older, port });
+  return { url, loader, loop, first: first.value };
+}
+
 for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0, worldSize: 1 } })) {
   test(`a ${order} member that a server lost is told the server and the time`, async () => {
-    const [stream, directory] = [`lost-${order}`, join(folder, `older-${order}`)];
-    const [url, port] = await peer.ask("start_server", { directory });
-    await peer.ask("produce", { stream, ...PRODUCED, partitions: 1, url });
-    await peer.ask("kill_server");
-    const older = `${directory}-before`;
-    cpSync(directory, older, { recursive: true });
-    await peer.ask("start_server", { directory, port });
-    const loader = begin(stream, { url, prefetchBytes: 400, leaseMs: 3000, ...options });
-    const loop = loader[Symbol.asyncIterator]();
-    await loop.next();
-    await peer.ask("kill_server");
-    await peer.ask("start_server", { directory: older, port });
+    const stream = `lost-${order}`;
+    const { url, loader, loop } = await readOnOlderServer(stream, options, () => {});
     await assert.rejects(
       async () => {
         while (!(await loop.next()).done) await new Promise((resolve) => setTimeout(resolve, 50));
@@ -430,6 +438,24 @@ for (const [order, options] of Object.entries({ shared: {}, canonical: { rank: 0
       },
     );
     await loader.close().catch(() => {}); // while there is a server that refuses what the older one does not know
+    await peer.ask("kill_server");
+  });
+
+  test(`a ${order} member that a server lost joins its group again if that is still there`, async () => {
+    const stream = `again-${order}`;
+    const { url, loader, loop, first } = await readOnOlderServer(stream, options, async (url) => {
+      const earlier = begin(stream, { url, ...options });
+      await earlier.open();
+      await earlier.close(); // from then on the group holds no data
+    });
+    const found = [[...first.identities()]];
+    for await (const batch of { [Symbol.asyncIterator]: () => loop }) {
+      found.push([...batch.identities()]);
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+    assert.deepEqual([...new Set(names(found))].sort(), all(SIZES).sort());
+    await loader.close();
+    await isClean(stream, url);
     await peer.ask("kill_server");
   });
 }

@@ -13,7 +13,16 @@ from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupKindMism
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.roster import Membership, RankOrder, Rejoining, beat, join_group, leave, load_roster
+from penstock_common.stream.groups.roster import (
+    Membership,
+    RankOrder,
+    Rejoining,
+    Roster,
+    beat,
+    join_group,
+    leave,
+    load_roster,
+)
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import shared
@@ -22,6 +31,7 @@ from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
 from penstock_producer.write.retention import parse_policy
 from penstock_producer.write.writer import WriterHooks
+from tests.clusters import until
 from tests.contracts.feed import loader_of, numbers, open_stream, sample, writer_of
 from tests.contracts.ordered import interleaved, plan, planned_writer, rank_of, write_shard, write_shards
 from tests.torn_slots import partition_slot, stream_slot
@@ -338,6 +348,58 @@ def test_the_newest_process_of_a_name_takes_its_place_back(
             time.sleep(0.15)
     assert set(found) == set(range(40))
     assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("before_it", ["left", "was killed"])
+@pytest.mark.parametrize("order", [None, RankOrder(0, 1, 4)])
+def test_a_member_that_no_roster_knows_joins_again_where_every_server_is_another_run(
+    any_url: str,
+    any_client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    order: RankOrder | None,
+    before_it: str,
+    partitions: int,
+) -> None:
+    """A server was torn just after the trainer had started again. It ended, and asked to be started once more."""
+    monkeypatch.setattr(roster, "REJOIN_QUIET_S", 0.3)
+    plan(any_url, SIZES, partitions=partitions)
+    stream, found = open_stream(any_client, "t"), list[int]()
+    name = "m" if order is None else "rank-0"
+    older = Membership(stream, "g", name, "older", order)
+    join_group(any_client, older)
+
+    def is_back(known: Roster) -> bool:
+        return known.incarnations.get(("g", name), "older") != "older" and known.groups["g"].holds
+
+    if before_it == "left":
+        assert all(leave(any_client, older, partition, {}) for partition in stream.partitions)
+    slots = [partition_slot(any_client, stream, number) for number in range(partitions)]
+    with loader_of(any_url, member="m", prefetch_bytes=200) if order is None else rank_of(any_url, batch=4) as loader:
+        for at, batch in enumerate(loader):
+            found += batch["y"].tolist()
+            if at == 1:
+                monkeypatch.setattr("penstock_common.stream.groups.losses.read_run_id", lambda *_: "another run")
+                for slot in slots:
+                    slot.restore(any_client)
+                until(lambda: all(is_back(load_roster(any_client, one)) for one in stream.partitions))
+    assert set(found) == set(range(40))
+    assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_member_that_no_roster_knows_ends_if_its_group_was_dropped_or_a_server_went_on(
+    any_client: Any, any_url: str, is_dropped: bool
+) -> None:
+    """Such a server would know a member that nobody has dropped."""
+    plan(any_url, SIZES, partitions=2)
+    stream, now = open_stream(any_client, "t"), [0.0]
+    who, first = Membership(stream, "g", "m", "i"), stream.partitions[0]
+    join_group(any_client, Membership(stream, "g", "", ""), declared=True)
+    rejoining = Rejoining(any_client, who, lambda: now[0], lambda partition: is_dropped or partition == first)
+    if is_dropped:
+        drop_group(any_client, stream, "g")
+    assert rejoining.is_back(first) is False
 
 
 @pytest.mark.parametrize("who_lives", ["newer", "older", "both"])

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from penstock.__main__ import main
-from penstock_common.errors import EpochNotFound, GroupNotFound, MemberReplaced, PenstockError, ShardMismatch
+from penstock_common.errors import EpochNotFound, GroupNotFound, PenstockError, ShardMismatch
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.groups.roster import Membership, RankOrder, join_group
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.tuning import Canonical, Tuning
@@ -306,28 +305,21 @@ def test_a_trainer_whose_group_is_lost_too_names_its_samples_before_it_ends(agin
 
 
 @pytest.mark.parametrize("order", ["shared", "canonical"])
-@pytest.mark.parametrize("knows", ["nobody", "the process before"])
-def test_a_member_that_a_server_lost_is_told_the_server_and_the_time(
-    aging: AgingServer, order: str, knows: str
+def test_a_member_that_a_server_lost_with_its_group_is_told_the_server_and_the_time(
+    aging: AgingServer, order: str
 ) -> None:
     """The error looked like the work of another process, or of an operator."""
-    name, settings = ("m", {"member": "m"}) if order == "shared" else ("rank-0", {"order": Canonical()})
+    settings = {"member": "m"} if order == "shared" else {"order": Canonical()}
     with writing(aging.url, []) as epoch:
         write(epoch, 0, 10)
-        if knows == "the process before":
-            with connect(aging.url) as client:
-                rank = None if order == "shared" else RankOrder(0, 1, 10)
-                join_group(client, Membership(open_stream(client, "t"), "g", name, "before", rank))
         aging.remember()
         with (
-            pytest.raises((GroupNotFound, EpochNotFound, MemberReplaced)) as caught,
+            pytest.raises((GroupNotFound, EpochNotFound)) as caught,
             training(aging.url, [], **settings) as loader,
         ):
             train(loader, batches := iter(loader), 10)
             aging.restart(older=True)
             next(batches)
-    if knows == "the process before":
-        assert isinstance(caught.value, MemberReplaced)
     where = re.escape(re.sub("//.*@", "//", aging.url))
     assert re.search(
         rf"\. The server {where}, which has partition 0 of 't', was restarted or replaced since this process joined "

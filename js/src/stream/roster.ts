@@ -358,6 +358,9 @@ export async function beat(
  * is on no roster, and a process that took over the name is on all. A process that the roster names must give no
  * heartbeat between the looks. Of two that live, the one that a lower partition names goes on.
  *
+ * If every server is known to be another run than at the join, none need know the process. Then a group of this kind that
+ * the roster still has is joined again, and of two that live, the one that the roster names goes on.
+ *
  * A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another run
  * than at the join, and no rank that it names lives.
  *
@@ -367,11 +370,14 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
   const others = who.stream.partitions.filter((one) => one !== partition);
   for (let before: string | null = null, since = 0; ; await sleep(REJOIN_LOOK_MS)) {
     const rosters = await Promise.all(others.map((one) => loadRoster(server, one)));
-    const at = rosters.findIndex((roster) => isKnown(roster, who)); // the lowest partition that knows it
-    const record = rosters[at]?.groups.get(who.group);
+    const roster = await loadRoster(server, partition);
+    const at = rosters.findIndex((one) => isKnown(one, who)); // the lowest partition that knows it
+    const isUnknown = at < 0;
+    if (isUnknown && !(await who.runs.areAllReplaced(server))) return false;
+    const record = groupOn(rosters[at] ?? roster, who);
     if (record === undefined) return false;
-    const isLowerKnown = (others[at] as PartitionKeys).number < partition.number;
-    const here = (await loadRoster(server, partition)).groups.get(who.group);
+    const isLowerKnown = !isUnknown && (others[at] as PartitionKeys).number < partition.number;
+    const here = roster.groups.get(who.group);
     const isOlder = here !== undefined && here.world !== 0 && here.world !== record.world;
     if (isOlder && !(await who.runs.isReplaced(partition, server))) return false;
     const named = textOf(await server.call("HGET", partition.roster, `m:${who.group}:${who.member}`)) ?? "";
@@ -385,7 +391,11 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
     const quietMs = named === "" && !isOlder ? REJOIN_SETTLE_MS : QUIET_MS;
     if (!(isBack || lives) && now() - since < quietMs) continue;
     if (!isOlder || (!lives && (await changeRanks(server, who, partition, record)))) {
-      return await restoreGroup(server, who, partition, record, closedBy(rosters, who.group), before ?? "");
+      const closed = closedBy(rosters, who.group);
+      if (!(await restoreGroup(server, who, partition, record, closed, before ?? ""))) return false;
+      // As the roster still has the group, it may hold no data.
+      await join(server, who, partition, { first: record.first, force: !isUnknown, quietMs: REJOIN_ALIVE_MS }, false);
+      return true;
     }
     if (!isLowerKnown) return false; // the ranks that live there go on
     before = null;
@@ -393,10 +403,18 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
 }
 
 /** Return whether a roster has the group with this number of ranks, and this process as its member. */
-function isKnown({ groups, members }: Roster, { group, member, incarnation, order }: Membership): boolean {
+function isKnown(roster: Roster, who: Membership): boolean {
+  const { group, member, incarnation } = who;
   const isThis = (one: MemberRecord) => one.group === group && one.member === member && one.incarnation === incarnation;
+  return roster.members.some(isThis) && groupOn(roster, who) !== undefined;
+}
+
+/** Return the group of a roster if it is of this kind and number of ranks. */
+function groupOn({ groups }: Roster, { group, order }: Membership): GroupRecord | undefined {
   const record = groups.get(group);
-  return record !== undefined && members.some(isThis) && (order === null || order.world === record.world);
+  const isSame =
+    order === null ? record?.kind === "shared" : record?.kind === "ordered" && record.world === order.world;
+  return isSame ? record : undefined;
 }
 
 /** Join with this number of ranks, as at the first time. Returns false if a rank of the others lives. */

@@ -137,6 +137,12 @@ export class ServerRuns {
     return run !== null && run !== joined;
   }
 
+  /** Return whether this is so for every partition of the stream. */
+  async areAllReplaced(server: Server): Promise<boolean> {
+    for (const partition of this.#stream.partitions) if (!(await this.isReplaced(partition, server))) return false;
+    return true;
+  }
+
   /** Return an error of a partition, with server and time if the server was restarted or replaced since the join. */
   async explained<E extends PenstockError>(error: E, partition: PartitionKeys): Promise<E> {
     try {

@@ -403,6 +403,9 @@ class Rejoining:
     the roster names must give no heartbeat between the looks. Of two that live, the one that a lower partition names
     goes on.
 
+    If every server is known to be another one than at the join, none need know the process. Then a group of this kind
+    that the roster still has is joined again, and of two that live, the one that the roster names goes on.
+
     A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another
     one than at the join, and no rank that it names lives.
     """
@@ -424,6 +427,8 @@ class Rejoining:
         who = self._who
         rosters = {one.number: load_roster(self._client, one) for one in who.stream.partitions if one != partition}
         records = {number: roster.groups[who.group] for number, roster in rosters.items() if self._is_known(roster)}
+        if not (is_known := bool(records)):
+            records = self._own_record(partition)
         if not records:
             self._looked.pop(partition.number, None)
             return False
@@ -447,13 +452,31 @@ class Rejoining:
             return None if min(records) < partition.number else False
         closed = {epoch for roster in rosters.values() for group, epoch in roster.closed if group == who.group}
         seen = before or b""
-        return restore_group(self._client, partition, who.group, record, closed, who.member, who.incarnation, seen)
+        if not restore_group(self._client, partition, who.group, record, closed, who.member, who.incarnation, seen):
+            return False
+        # As the roster still has the group, it may hold no data.
+        _join(self._client, who, partition, record.first, [False, False, is_known], REJOIN_ALIVE_MS)
+        return True
+
+    def _own_record(self, partition: PartitionKeys) -> dict[int, GroupRecord]:
+        """Return the group as the roster itself has it, if every server is another one than at the join."""
+        record = self._group_of(load_roster(self._client, partition))
+        if record is None or not all(map(self._is_replaced, self._who.stream.partitions)):
+            return {}
+        return {partition.number: record}
 
     def _is_known(self, roster: Roster) -> bool:
         """Return whether a roster knows this process as the member, and its number of ranks."""
-        record, order = roster.groups.get(self._who.group), self._who.order
         is_mine = roster.incarnations.get((self._who.group, self._who.member)) == self._who.incarnation
-        return record is not None and is_mine and (order is None or order.world == record.world)
+        return is_mine and self._group_of(roster) is not None
+
+    def _group_of(self, roster: Roster) -> GroupRecord | None:
+        """Return the group of this kind and number of ranks, or None."""
+        record, order = roster.groups.get(self._who.group), self._who.order
+        is_same = (
+            record is not None and record.kind == self._who.kind and (order is None or order.world == record.world)
+        )
+        return record if is_same else None
 
     def _has_other_ranks(self, partition: PartitionKeys, record: GroupRecord) -> bool:
         here = load_roster(self._client, partition).groups.get(self._who.group)
