@@ -12,7 +12,7 @@ from penstock_common.errors import EpochNotFound, GroupBusy, ReplayTruncated
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.positions import known_positions, report
-from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, rank_member
+from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, note_wait, rank_member
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import Stream
@@ -324,6 +324,26 @@ def test_what_a_rank_holds_is_told_in_bytes(scene: Claims) -> None:
         one.acknowledge(Batch({}, 0, [], 2 * BLOCK))
         one.flush()
         assert rank._held_bytes(partition) == held * SAMPLE_BYTES
+
+
+def test_a_rank_before_the_slowest_one_holds_up_no_writer(scene: Claims) -> None:
+    """It would be told to acknowledge, and could not free a byte."""
+    rank, other = scene.rank(), scene.rank(1)
+    for one in (rank, other):
+        one.join("resume")
+    (partition,) = scene.stream.partitions
+    scene.client.hset(scene.stream.keys.manifest(3), "state", "open")
+    note_wait(
+        scene.client, partition, 3, 0, waited_s=9, need_bytes=1, held_bytes=1, why="budget", is_next=True
+    )  # fmt: skip
+    (blocked,) = rank.blocked_partitions(together=False)
+    assert (blocked.mine_bytes, blocked.has_others) == (EPOCHS * COUNT * SAMPLE_BYTES, False)
+    rank.acknowledge(Batch({}, 1, [], STEP))
+    rank.flush()
+    (blocked,) = rank.blocked_partitions(together=False)
+    assert (blocked.mine_bytes, blocked.has_others) == (0, True)
+    (blocked,) = other.blocked_partitions(together=False)
+    assert (blocked.mine_bytes, blocked.has_others) == (EPOCHS * COUNT * SAMPLE_BYTES, False)
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])

@@ -494,6 +494,24 @@ def test_a_roster_of_before_the_number_of_ranks_changed_takes_the_new_one(
         assert rosters[0].groups["g"].world == 1
 
 
+def test_a_process_that_a_roster_names_has_the_time_of_a_heartbeat_to_show_that_it_lives(
+    any_url: str, any_client: Any
+) -> None:
+    """Two processes would read under one name, or the newer one would wait for a dead one for long."""
+    plan(any_url, SIZES, partitions=2)
+    stream, now_s = open_stream(any_client, "t"), [0.0]
+    older, newer = (Membership(stream, "g", "m", one) for one in ("older", "newer"))
+    join_group(any_client, older)
+    partition, before = stream.partitions[1], partition_slot(any_client, stream, 1)
+    join_group(any_client, newer)
+    before.restore(any_client)
+    rejoining = Rejoining(any_client, newer, lambda: now_s[0])
+    answers = []
+    for now_s[0] in (100.0, 104.999, 105.0):
+        answers.append(rejoining.is_back(partition))
+    assert answers == [None, None, True]
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_member_whose_dead_predecessor_is_signed_off_joins_again(any_url: str, any_client: Any, number: int) -> None:
     """It took the record's end for a heartbeat, and its training ended with GroupNotFound."""

@@ -146,9 +146,10 @@ class TestSteps:
         plan(any_url, [20], epochs=1)
         assert [len(batches) for batches in read_ranks(any_url, 2, 8, remainder="drop")] == [1, 1]
 
-    def test_a_bad_entry_is_filled_alike_for_every_rank(self, any_url: str, any_client: Client) -> None:
-        """One corrupted block must not make ranks unequal, nor end training."""
-        plan(any_url, [70, 70], block_samples=10)
+    @pytest.mark.parametrize("size", [10, 3])
+    def test_a_bad_entry_is_filled_alike_for_every_rank(self, any_url: str, any_client: Client, size: int) -> None:
+        """One corrupted block must not make ranks unequal, nor end training. A small one is inside of a batch."""
+        plan(any_url, [70, 70], block_samples=size)
         partition = open_stream(any_client, "t").partitions[0]
         whole = dict(entries(any_client, "t", 0))
         broken, fields = list(whole.items())[1]
@@ -156,13 +157,19 @@ class TestSteps:
         for entry_id, entry in {**whole, broken: {**fields, b"x": bytes(len(fields[b"x"]))}}.items():
             any_client.xadd(partition.entries(0), entry, id=entry_id)
         any_client.xgroup_create(partition.entries(0), "_last", "$")
-        bad = frozenset(range(10, 20))
+        bad = frozenset(range(size, 2 * size))
         ranks = read_ranks(any_url, 3, 8)
         assert interleaved(ranks) == expected(140, bad, 0, 144)
         report = audit_stream(any_client, "t")
-        assert (report.dead, report.lost, report.delivered) == (10, 0, {"g": 130})
+        assert (report.dead, report.lost, report.delivered) == (size, 0, {"g": 140 - size})
         assert retry_dead(any_client, open_stream(any_client, "t")) == []
         assert load_roster(any_client, partition).closed == {("g", 0)}
+
+    def test_an_epoch_of_bad_samples_alone_is_said(self, any_url: str) -> None:
+        """No sample can stand in for them, and a rank that looked for one would never end."""
+        plan(any_url, [8], frozenset(range(8)))
+        with rank_of(any_url) as loader, pytest.raises(EpochIncomplete, match="epoch 0 of 't' has no sample that"):
+            list(loader)
 
 
 class TestWaits:

@@ -169,8 +169,8 @@ def test_a_server_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(
     assert reporting.reported == LAST
 
 
-def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A saved state would count it, and an epoch would be closed without it."""
+def held_up(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the thread begin to send a report. It goes on once the event is set."""
     begun, may_go, send = threading.Event(), threading.Event(), reporting.outbox.send
 
     def slow(due: PositionReport) -> None:
@@ -181,6 +181,12 @@ def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: p
     monkeypatch.setattr(reporting.outbox, "send", slow)
     reporting.report(8)
     assert begun.wait(20)
+    return may_go
+
+
+def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved state would count it, and an epoch would be closed without it."""
+    may_go = held_up(reporting, monkeypatch)
     assert not reporting.box.is_empty
     reporting.box.hurry(0.05)
     with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
@@ -188,6 +194,18 @@ def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: p
     may_go.set()
     until(lambda: reporting.box.is_empty)
     assert reporting.reported == 8
+
+
+def test_a_thread_that_connects_after_the_end_closes_its_connection(
+    reporting: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that reads one stream after another would keep a connection for each."""
+    may_go = held_up(reporting, monkeypatch)
+    reporting.box.close()
+    may_go.set()
+    until(lambda: not threads())
+    assert reporting.reported == 8
+    assert reporting.outbox._channel is None
 
 
 def test_a_caller_in_a_hurry_does_not_wait_for_a_silent_server(reporting: Rank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.outbox import Outboxes
+from penstock_common.stream.groups.presence import new_incarnation
 from penstock_common.stream.groups.roster import Membership, RankOrder, beat, join_group, load_roster, rank_member
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
@@ -24,7 +26,7 @@ from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.fetch_plan import FetchPlanner
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.ordered import OrderedReader, RowPlan
-from penstock_consumer.read.receive import CommitCheck, ReceivedEntry
+from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReceivedEntry
 from penstock_consumer.read.shared import ServerClock, SharedReader, SharedReaders
 from penstock_consumer.stages.batch import ArrayPool, Lease
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
@@ -102,6 +104,19 @@ def test_members_divide_what_they_compare_with_the_index(
     claim.heartbeat.expect_members(3)
     SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
     assert begun == [3]
+
+
+def test_a_reader_that_connected_again_takes_back_what_never_arrived(
+    reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server counts it as delivered. It may also be another server, which lacks acknowledgements."""
+    looks = list[tuple[Any, ...]]()
+    monkeypatch.setattr(DeliveryCheck, "look", lambda _, *given: looks.append(given))
+    entries = claim.stream.partitions[0].entries(0)
+    given: Any = any_client.xreadgroup("g", "m", {entries: ">"}, count=1)
+    reader._recover()
+    assert looks == [(reader._partitions, reader._await_acknowledged)]
+    assert [one.entry_id for one in claim.heartbeat.claims] == [given[0][1][0][0]]
 
 
 class TestAfterAnOutage:
@@ -233,6 +248,20 @@ class TestKeeping:
         monkeypatch.setattr(type(kept.heartbeat), "start", lambda _: learned.append("heartbeat"))
         kept.keep()
         assert learned == ["losses", "runs", "heartbeat"]
+
+    def test_what_ended_processes_left_is_taken_over_at_once(
+        self, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An earlier process had its name, and another one died on this host. A job that is restarted has both."""
+        monkeypatch.setattr(type(claim.heartbeat), "start", lambda _: None)
+        (partition,) = claim.stream.partitions
+        ended = f"{new_incarnation().rpartition('.')[0]}.1"  # its pid is another process's now
+        join_group(any_client, Membership(claim.stream, "g", "dead", ended))
+        any_client.hset(partition.roster, "m:g:dead", json.dumps({"inc": ended, "seen": 0}))
+        given: Any = any_client.xreadgroup("g", "m", {partition.entries(0): ">"}, count=1)
+        claim.keep()
+        assert [one.entry_id for one in claim.heartbeat.claims] == [given[0][1][0][0]]
+        assert ("g", "dead") not in load_roster(any_client, partition).members
 
 
 class TestClaimedEntries:

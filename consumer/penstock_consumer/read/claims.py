@@ -252,7 +252,7 @@ class Claim:
         """Return, by epoch, the ids of the entries that others may have once this member leaves."""
         return {}
 
-    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
+    def blocked_partitions(self, *, together: bool) -> list[BlockedPartition]:
         """Return the partitions where writers wait for quota, and what this member holds there.
 
         ``together``: and all others.
@@ -684,7 +684,7 @@ class RankClaim(Claim):
 
     # --- what is held ---
 
-    def blocked_partitions(self, *, together: bool = False) -> list[BlockedPartition]:
+    def blocked_partitions(self, *, together: bool) -> list[BlockedPartition]:
         """See `Claim.blocked_partitions`. If a rank behind this one holds the space, this one holds none."""
         # a rank's holdings are counted by the lowest rank's position, which are the group's already
         found = [replace(blocked, group=None) for blocked in super().blocked_partitions(together=together)]

@@ -179,9 +179,9 @@ class RowPlan:
                 return
             self.index.walk.prepare(self.steps.coming(step, total, self.index.walk.end))
             lo, hi = self.steps.mine(step, total)
-            pieces = self.index.pieces(lo + done)
+            lo += done
             try:
-                takes = list(resolve(pieces, lo + done, hi, self._planned, total, self.is_unusable))
+                takes = list(resolve(self.index.pieces(lo), lo, hi, self._planned, total, self.is_unusable))
             except NotCommittedYet:
                 return
             except NoGoodSample:
