@@ -1,6 +1,7 @@
 """Interrupts: what comes between two requests of an actor, and the limit of requests that shows a hang.
 
-Inside `installed` no call sleeps, and every source of chance is a counter, so that a history is the same each time.
+Inside `installed` no call sleeps, every source of chance is a counter, and what is done at times is done always or
+never. So a history is the same each time, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from unittest.mock import patch
 from penstock_common.server import client as client_module
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stall_detector import PendingRequest
+from penstock_common.stream.groups import presence as presence_module
+from penstock_consumer.read import heartbeat as heartbeat_module
 from penstock_consumer.read import ordered as ordered_module
 from penstock_consumer.read import shared as shared_module
 from penstock_consumer.read.heartbeat import Heartbeat
+from penstock_producer.write import quota as quota_module
 from penstock_producer.write import shard as shard_module
 from penstock_producer.write import unconfirmed as unconfirmed_module
 from penstock_producer.write.cleaner import CleanupTimer
@@ -117,7 +121,8 @@ class Interrupts:
                 (Heartbeat, "start", lambda _: None), (CleanupTimer, "start", lambda _: None),
                 (shard_module, "FIRST_LINGER_S", 1e9), (shard_module, "LINGER_S", 1e9),
                 (shared_module, "OTHERS_S", 0.0), (ordered_module, "BLOCK_MS", 1),
-                (unconfirmed_module, "ASK_S", 1e9),
+                (unconfirmed_module, "ASK_S", 1e9), (quota_module, "ASK_EVERY_S", 0.0),
+                (heartbeat_module, "LONGEST_LOOK_S", 0.0), (presence_module, "UNSEEN_MS", 1e12),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 from unittest.mock import patch
 
@@ -175,20 +176,35 @@ def test_a_seed_of_the_chaos_suite_that_fails_fails_again(place: Arena) -> None:
     assert (first.kind, again) == ("stuck", first)
 
 
+def points(place: Arena, history: History) -> list[int]:
+    """Run a history, and return how many requests and pauses each step made."""
+    world = World(place)
+    with world.interrupts.installed():
+        world.run(history)
+        settle(world)
+        for who in [*world.producers, *world.trainers]:
+            world.end(who)
+    return world.interrupts.points
+
+
 def test_a_history_makes_the_same_requests_each_time(place: Arena) -> None:
     """Otherwise a found history could not be run again, or shrunk."""
-
-    def points(history: History) -> list[int]:
-        world = World(place)
-        with world.interrupts.installed():
-            world.run(history)
-            settle(world)
-            for who in [*world.producers, *world.trainers]:
-                world.end(who)
-        return world.interrupts.points
-
     for seed in range(12):
-        assert points(drawn(seed)) == points(drawn(seed))
+        assert points(place, drawn(seed)) == points(place, drawn(seed))
+
+
+def test_a_history_makes_the_same_requests_on_a_busy_machine(place: Arena) -> None:
+    """Looks that are due every second or two came at other steps, and a seed that failed failed in another way."""
+    history, take, left = scheduled(2), World.take, iter(range(100))
+
+    def delayed(world: World, step: Step) -> None:
+        if next(left, 0) == 99:
+            Event().wait(2.1)  # no call of `time.sleep` sleeps here
+        take(world, step)
+
+    expected = points(place, history)
+    with patch.object(World, "take", delayed):
+        assert points(place, history) == expected
 
 
 def test_a_history_is_the_same_as_text() -> None:
