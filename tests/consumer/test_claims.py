@@ -10,6 +10,7 @@ import pytest
 
 from penstock_common.errors import EpochNotFound, GroupBusy, ReplayTruncated
 from penstock_common.stream.commands import Client
+from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.positions import known_positions, report
 from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, note_wait, rank_member
@@ -324,6 +325,10 @@ def test_what_a_rank_holds_is_told_in_bytes(scene: Claims) -> None:
         one.acknowledge(Batch({}, 0, [], 2 * BLOCK))
         one.flush()
         assert rank._held_bytes(partition) == held * SAMPLE_BYTES
+    drop_group(scene.client, scene.stream, "ranks")
+    assert rank._held_bytes(partition) == 0
+    join_group(scene.client, rank.who, first=EPOCHS - 1)
+    assert rank._held_bytes(partition) == COUNT * SAMPLE_BYTES, "it does not read the others"
 
 
 def test_a_rank_before_the_slowest_one_holds_up_no_writer(scene: Claims) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ from penstock_common.errors import MemberReplaced, ServerUnavailable
 from penstock_common.server.channel import Channel, Command
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.ledger import Acknowledgement, uncovered
-from penstock_common.stream.groups.outbox import Outbox, Outboxes, OutboxThread
+from penstock_common.stream.groups import outbox
+from penstock_common.stream.groups.ledger import Acknowledgement, done_bits, uncovered
+from penstock_common.stream.groups.outbox import Outbox, Outboxes, OutboxThread, Probe, no_probe
 from penstock_common.stream.groups.positions import PositionReport, known_positions
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import load_manifest
@@ -23,6 +24,7 @@ from tests.clusters import until
 from tests.consumer.test_positions import rank
 from tests.contracts.feed import open_stream
 from tests.contracts.ordered import plan
+from tests.placed import Placement
 from tests.torn_slots import partition_slot
 
 LAST = 80
@@ -188,6 +190,7 @@ def test_what_is_under_way_is_not_taken_for_done(reporting: Rank, monkeypatch: p
     """A saved state would count it, and an epoch would be closed without it."""
     may_go = held_up(reporting, monkeypatch)
     assert not reporting.box.is_empty
+    assert not reporting.box.hand_over(reporting.outbox, lambda _: True, no_probe)
     reporting.box.hurry(0.05)
     with pytest.raises(ServerUnavailable, match="has not answered all acknowledgements yet"):
         reporting.box.flush()
@@ -219,6 +222,7 @@ def test_a_caller_in_a_hurry_does_not_wait_for_a_silent_server(reporting: Rank) 
     with pytest.raises(ServerUnavailable):
         reporting.outbox.flush()
     assert time.monotonic() - began_s < 6
+    assert not reporting.outbox.hand_over(reporting.outbox, lambda _: True, no_probe)
     reporting.client.client_unpause()
     reporting.outbox.flush()
     assert reporting.reported == 16
@@ -242,6 +246,86 @@ def test_a_member_of_several_servers_has_a_thread_for_each(
     boxes.flush()
     assert boxes.is_empty
     assert all(boxes.is_empty_for(number) for number in (0, 1))
+    assert uncovered(any_client, stream, manifest, "shared") == []
+    boxes.close()
+    until(lambda: not threads())
+
+
+def test_partitions_that_move_to_another_server_have_an_outbox_of_their_own(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is away must not hold up the others. One that takes over may lack what its partitions had."""
+    plan(any_url, [8] * 3, partitions=3)
+    stream, manifest = open_stream(any_client, "t"), load_manifest(any_client, open_stream(any_client, "t"), 0)
+    who, placement = Membership(stream, "shared", "m", "life"), Placement(any_client, stream, monkeypatch)
+    join_group(any_client, who)
+    before, probes = partition_slot(any_client, stream, 1), dict[tuple[int, ...], Probe]()
+
+    def probe_of(numbers: Sequence[int]) -> Probe:
+        return probes.setdefault((*numbers,), lambda _: [])
+
+    boxes = Outboxes(any_client, who, [[0, 1, 2]], probe_of=probe_of)
+    shards = {stream.partition_of(shard).number: shard for shard in range(3)}
+
+    def acknowledge(number: int, lo: int, hi: int) -> None:
+        boxes.send(
+            number, Acknowledgement(stream.partitions[number], manifest, "shared", [], {shards[number]: [(lo, hi)]})
+        )
+
+    def acknowledged(number: int) -> int:
+        bits = done_bits(any_client, stream.partitions[number], 0, "shared", shards[number], 0, 8)
+        return int(bits.sum())
+
+    for number in range(3):
+        acknowledge(number, 0, 4)
+    boxes.flush()
+    placement.move("a", 0, 1, 2)
+    acknowledge(0, 4, 5)
+    assert (boxes._servers, threads()) == ([[0, 1, 2]], []), "they are together"
+    before.restore(any_client)
+    any_client.script_flush()
+    placement.move("b", 1)
+    acknowledge(0, 5, 6)
+    assert boxes._moves == any_client.moves
+    assert boxes._servers == [[0, 2], [1]]
+    until(lambda: acknowledged(1) == 4)
+    old, new = boxes._boxes
+    assert [boxes._of_partitions[number] for number in range(3)] == [old, new, old]
+    assert len(threads()) == 2
+    for number, lo in ((0, 6), (1, 4), (2, 4)):
+        acknowledge(number, lo, 8)
+    boxes.flush()
+    assert uncovered(any_client, stream, manifest, "shared") == []
+    assert isinstance(old, OutboxThread)
+    assert isinstance(new, OutboxThread)
+    assert [len(box._outbox._answered) for box in (old, new)] == [6, 2]
+    assert [box._outbox._probe for box in (old, new)] == [probes[0, 2], probes[1,]]
+    boxes.hurry(60)
+    placement.move("c", 2)
+    boxes.attend()
+    assert boxes._servers == [[0, 2], [1]], "a member that ends needs no other outbox"
+    boxes.close()
+    until(lambda: not threads())
+
+
+def test_an_outbox_that_is_at_work_is_divided_later(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two outboxes that send the same acknowledgements could send an older one last."""
+    plan(any_url, [8] * 2, partitions=2)
+    stream, manifest = open_stream(any_client, "t"), load_manifest(any_client, open_stream(any_client, "t"), 0)
+    who, placement = Membership(stream, "shared", "m", "life"), Placement(any_client, stream, monkeypatch)
+    join_group(any_client, who)
+    boxes = Outboxes(any_client, who, [[0, 1]], every_s=600.0)
+    for number in (0, 1):
+        shard = next(shard for shard in (0, 1) if stream.partition_of(shard).number == number)
+        boxes.send(number, Acknowledgement(stream.partitions[number], manifest, "shared", [], {shard: [(0, 8)]}))
+    placement.move("b", 1)
+    boxes.attend()
+    boxes.flush()
+    boxes.attend()
+    assert boxes._servers == [[0], [1]]
+    boxes.flush()
     assert uncovered(any_client, stream, manifest, "shared") == []
     boxes.close()
     until(lambda: not threads())
@@ -283,6 +367,7 @@ def test_reports_of_one_time_are_sent_together_and_at_once_for_who_waits(
 
 def test_reports_of_one_time_are_sent_though_nobody_waits(reporting: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next step may be long, and the quota of writers may depend on what is done."""
+    monkeypatch.setattr(outbox, "LOOK_S", 3600.0)
     reporting.box = OutboxThread(reporting.outbox, 0.05)
     found = sent(reporting.outbox, monkeypatch)
     for position in range(1, LAST + 1):

@@ -33,6 +33,7 @@ from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 from tests.clusters import until
 from tests.contracts.feed import loader_of, open_stream, produce
 from tests.contracts.ordered import plan, rank_of
+from tests.placed import Placement
 
 COUNT = 40
 
@@ -117,6 +118,41 @@ def test_a_reader_that_connected_again_takes_back_what_never_arrived(
     reader._recover()
     assert looks == [(reader._partitions, reader._await_acknowledged)]
     assert [one.entry_id for one in claim.heartbeat.claims] == [given[0][1][0][0]]
+
+
+def test_partitions_that_move_to_another_server_are_read_by_another_reader(
+    any_url: str, any_client: Client, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent server holds up all that is read by the same thread."""
+    plan(any_url, [COUNT] * 3, partitions=3)
+    stream, started = open_stream(any_client, "t"), list[SharedReader]()
+    placement = Placement(any_client, stream, monkeypatch)
+    monkeypatch.setattr(SharedReaders, "_start", lambda _, reader: started.append(reader))
+
+    def numbers_of(reader: SharedReader) -> list[int]:
+        return [partition.number for partition in reader._partitions]
+
+    with closing(LeaseClaim(any_client, Membership(stream, "g", "m", "life"), 10.0, print)) as claim:
+        claim.join("resume")
+        (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)._readers
+        before, whole_bytes = reader._connection, reader._planner.request_bytes
+        before.open()
+        assert not reader._has_moved
+        placement.move("b", 0, 1, 2)
+        assert reader._has_moved
+        reader._split()
+        assert (reader._has_moved, started, placement.looks) == (False, [], 0), "they are together"
+        assert reader._connection is before
+        placement.move("c", 1)
+        reader._split()
+        assert (numbers_of(reader), [numbers_of(one) for one in started]) == ([0, 2], [[1]])
+        assert [reader._is_late, started[0]._is_late] == [False, True]
+        assert [reader.has_ended, started[0].has_ended] == [False, False]
+        assert not reader._planner._is_referred
+        assert (reader._has_moved, started[0]._has_moved, placement.looks) == (False, False, 1)
+        assert (before._channel, reader._connection is before) == (None, False)
+        parts = [one._planner.request_bytes / whole_bytes for one in (reader, started[0])]
+        assert parts == pytest.approx([2 / 3, 1 / 3], rel=0.01)
 
 
 class TestAfterAnOutage:

@@ -42,6 +42,7 @@ def test_a_pause_is_spent_at_the_server_to_its_last_millisecond(any_client: Clie
     """A request that came earlier would find less. What was said before the newest entry wakes nobody."""
     now_s = [10.0]
     pause = FetchPause(any_client, KEYS, lambda: now_s[0])
+    assert not pause.is_under_way
     assert (pause.commands(), pause.is_under_way) == ([], False)
     pause.begin(0.05)
     for now_s[0], left_ms in ((10.0, 50), (10.02, 30), (10.049, 1)):

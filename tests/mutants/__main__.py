@@ -59,7 +59,7 @@ BATCH = 8
 """Test files that are recorded by one pytest."""
 FIRST = 12
 """The first tests, which run on their own: most mutants go no further."""
-MOST_S = 20.0
+MOST_S = 60.0
 """Tests that take longer together are left out; see `chosen`."""
 
 
@@ -282,10 +282,11 @@ def _test(copy: Path, mutant: Mutant, tests: list[RecordedTest]) -> Result:
     file, original = copy / mutant.path, (copy / mutant.path).read_text(encoding="utf-8")
     file.write_text(mutant.text(original), encoding="utf-8")
     try:
-        within, seconds = [test.name for test in tests], sum(test.seconds for test in tests)
-        result = _result(mutant, "survived", "", len(within))
-        for names in filter(None, (within[:FIRST], within[FIRST:])):
-            result.outcome, result.by = _pytest(copy, ["-x", *names], _environment(copy), 60 + 3 * seconds)
+        result = _result(mutant, "survived", "", len(tests))
+        for part in filter(None, (tests[:FIRST], tests[FIRST:])):
+            limit_s = 30 + 3 * sum(test.seconds for test in part)
+            names = [test.name for test in part]
+            result.outcome, result.by = _pytest(copy, ["-x", *names], _environment(copy), limit_s)
             if result.outcome != "survived":
                 break
         return result

@@ -14,6 +14,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.servers.durability import ReplicaWatch
 from penstock_producer.write.commit import Committer
 from penstock_producer.write.unconfirmed import UnconfirmedBlocks
+from tests.clusters import until
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, replayed, writer_of
 from tests.producer.test_commit_errors import SIZE, fill, once, require_once_each, shard_of
 
@@ -116,6 +117,18 @@ def test_shards_one_after_the_other_use_one_connection(any_url: str, any_client:
                 fill(shard, 4)
             counts.append(made())
     assert counts == [counts[0]] * 4
+
+
+def test_a_shard_that_is_given_up_leaves_no_connection(any_url: str, any_client: Client) -> None:
+    """A program that keeps the shard for its error message would keep a connection for each."""
+    with writer_of(any_url, spec=SPEC) as writer:
+        epoch, before = writer.epoch(0, sizes=[4]), len(any_client.client_list())
+        shard = epoch.shard(0)
+        fill(shard, 2)
+        shard.commit_all()
+        assert len(any_client.client_list()) == before + 1
+        shard.abort()
+        until(lambda: len(any_client.client_list()) == before)
 
 
 def test_what_a_closed_shard_holds_is_lost_if_a_server_loses_it(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

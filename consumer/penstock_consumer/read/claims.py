@@ -696,11 +696,12 @@ class RankClaim(Claim):
 
     def _held_bytes(self, partition: PartitionKeys) -> int:
         """Return the payload bytes of the entries that this group's lowest rank has not acknowledged."""
-        record = load_roster(self.client, partition).groups.get(self.who.group)
-        held = 0
-        for epoch in retained_epochs(self.client, self.stream) if record is not None else ():
+        record, held = load_roster(self.client, partition).groups.get(self.who.group), 0
+        if record is None:
+            return held
+        for epoch in retained_epochs(self.client, self.stream):
             manifest = find_manifest(self.client, self.stream, epoch)
-            if manifest is None or record is None or epoch < record.first:
+            if manifest is None or epoch < record.first:
                 continue
             for shard, lo, hi in behind(self.client, self.stream, manifest, self.who.group, record):
                 if self.stream.partition_of(shard) == partition:

@@ -92,8 +92,8 @@ class SentBlock:
     """The id of the entry that the transaction appended, once it is answered."""
 
     def appended(self, outcome: Sequence[Any]) -> None:
-        """Note what EXEC answered to the block's XADD."""
-        if self.block.count and isinstance(outcome[0], bytes):
+        """Note what EXEC answered to the block's XADD. A block of holes only has none, and its script answers no id."""
+        if isinstance(outcome[0], bytes):
             self.entry_id = outcome[0]
 
     def take_replies(self) -> int:
