@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +241,21 @@ def test_a_reader_whose_queue_is_full_rests(any_url: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(FetchPlanner, "share", counted(FetchPlanner.share))
         time.sleep(0.5)
         assert len(turns) < 25
+
+
+def test_a_claim_that_is_closed_leaves_no_connection(claim: LeaseClaim, any_client: Client) -> None:
+    """A program that keeps its loader would keep a connection for each of its partitions."""
+    header: Any = SimpleNamespace(epoch=0, shard=0, end=4)
+
+    def connections() -> set[str]:
+        return {one["id"] for one in any_client.client_list()}
+
+    before = connections()
+    claim.commit_checks[0].ask(header)
+    made = connections() - before
+    assert made
+    claim.close()
+    until(lambda: not made & connections())
 
 
 class TestKeeping:
