@@ -1,6 +1,6 @@
 """Interrupts: what comes between two requests of an actor, and the limit of requests that shows a hang.
 
-Inside `installed` no call sleeps, every source of chance is a counter, and what is done at times is done always or
+Inside `installed` no call sleeps, every source of chance is a counter, and what falls due with time is due always or
 never. So a history is the same each time, however busy the machine is.
 """
 

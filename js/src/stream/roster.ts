@@ -358,8 +358,8 @@ export async function beat(
  * is on no roster, and a process that took over the name is on all. A process that the roster names must give no
  * heartbeat between the looks. Of two that live, the one that a lower partition names goes on.
  *
- * If every server is known to be another run than at the join, none need know the process. Then a group of this kind that
- * the roster still has is joined again, and of two that live, the one that the roster names goes on.
+ * If every server is known to be another run than at the join, all may have lost the process. Then it joins again if the
+ * roster still has its group. Of two processes that live, the one that the roster names goes on.
  *
  * A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another run
  * than at the join, and no rank that it names lives.
@@ -393,7 +393,7 @@ export async function rejoin(server: Server, who: Membership, partition: Partiti
     if (!isOlder || (!lives && (await changeRanks(server, who, partition, record)))) {
       const closed = closedBy(rosters, who.group);
       if (!(await restoreGroup(server, who, partition, record, closed, before ?? ""))) return false;
-      // As the roster still has the group, it may hold no data.
+      // In an older roster the group may have stopped holding data.
       await join(server, who, partition, { first: record.first, force: !isUnknown, quietMs: REJOIN_ALIVE_MS }, false);
       return true;
     }

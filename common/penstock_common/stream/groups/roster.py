@@ -403,8 +403,8 @@ class Rejoining:
     the roster names must give no heartbeat between the looks. Of two that live, the one that a lower partition names
     goes on.
 
-    If every server is known to be another one than at the join, none need know the process. Then a group of this kind
-    that the roster still has is joined again, and of two that live, the one that the roster names goes on.
+    If every server is known to be another one than at the join, all may have lost the process. Then it joins again if
+    the roster still has its group. Of two processes that live, the one that the roster names goes on.
 
     A roster may be of before the number of ranks changed. It takes the new number if its server is known to be another
     one than at the join, and no rank that it names lives.
@@ -454,12 +454,12 @@ class Rejoining:
         seen = before or b""
         if not restore_group(self._client, partition, who.group, record, closed, who.member, who.incarnation, seen):
             return False
-        # As the roster still has the group, it may hold no data.
+        # In an older roster the group may have stopped holding data.
         _join(self._client, who, partition, record.first, [False, False, is_known], REJOIN_ALIVE_MS)
         return True
 
     def _own_record(self, partition: PartitionKeys) -> dict[int, GroupRecord]:
-        """Return the group as the roster itself has it, if every server is another one than at the join."""
+        """Return the group on this partition's own roster, if every server is another one than at the join."""
         record = self._group_of(load_roster(self._client, partition))
         if record is None or not all(map(self._is_replaced, self._who.stream.partitions)):
             return {}
