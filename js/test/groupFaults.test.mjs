@@ -7,6 +7,8 @@ import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
+import { SharedReading } from "../dist/group/reading.js";
+import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, ServerUnavailable, WaitTimeout } from "../dist/index.js";
 import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
@@ -231,6 +233,41 @@ test("a member that one roster has lost joins again, and is given everything", a
   assert.ok(repeated(names(found)).length <= 40, "only what the server forgot comes again");
   assert.equal(await client.hGet(`penstock:{${stream}.${tag}}:roster`, "d:g:0"), "1");
 });
+
+for (const isTaken of [false, true]) {
+  const by = isTaken ? "another member may read them" : "they are read again in the same pass";
+  test(`entries that a server no longer gave out are lost to nobody: ${by}`, async () => {
+    const [stream, sizes, said] = [`older-${isTaken}`, [20, 20], []];
+    await peer.ask("produce", { stream, spec: "fixed", sizes, block_bytes: 250, partitions: 2, epochs: 2 });
+    const [loader, other] = [begin(stream, { notify: (line) => said.push(line) }), begin(stream, { member: "other" })];
+    await Promise.all([loader.open(), other.open()]);
+    const [, tag] = JSON.parse(await client.hGet(`penstock:{${stream}}:meta`, "tags"));
+    const restore = await slotState(client, `${stream}.${tag}`);
+    const run = SharedReaders.prototype.run;
+    let ended;
+    SharedReaders.prototype.run = function () {
+      SharedReaders.prototype.run = run;
+      ended = run.call(this);
+      return ended;
+    };
+    const loop = loader[Symbol.asyncIterator]();
+    const found = [[...(await loop.next()).value.identities()]];
+    await ended;
+    await restore();
+    while (!said.some((line) => line.includes("lost"))) await new Promise((resolve) => setTimeout(resolve, 10));
+    const takeUp = SharedReading.prototype.takeUp;
+    SharedReading.prototype.takeUp = async function (epoch) {
+      await takeUp.call(this, epoch);
+      SharedReading.prototype.takeUp = takeUp;
+      if (isTaken) found.push(...(await collect(other)));
+    };
+    for await (const batch of { [Symbol.asyncIterator]: () => loop }) found.push([...batch.identities()]);
+    assert.deepEqual([...new Set(names(found))].sort(), all(sizes).sort());
+    assert.ok(repeated(names(found)).length <= 5, "only the batch in hand may come again");
+    const [line] = said.filter((one) => one.includes("lost"));
+    assert.match(line, /came back as it was before it gave them out, and gives them out again$/);
+  });
+}
 
 test("a member that a roster loses again and again in one epoch joins again each time", async () => {
   const [stream, sizes] = ["twice-lost", [60, 60]];

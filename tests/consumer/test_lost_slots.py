@@ -27,6 +27,7 @@ from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import shared
 from penstock_consumer.read.canonical import RowRange
+from penstock_consumer.read.member import Member
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
 from penstock_producer.write.retention import parse_policy
@@ -255,6 +256,40 @@ def test_a_member_that_one_roster_has_lost_joins_again_and_is_given_everything(a
     assert set(found) == set(range(80))
     assert len(found) - len(set(found)) <= 40, "only what the server forgot comes again"
     assert ("g", 0) in load_roster(any_client, stream.partitions[1]).closed
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_entries_that_a_server_no_longer_gave_out_are_read_again_in_the_same_pass(
+    any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool
+) -> None:
+    """Their reader had ended. Their batches were dropped, nobody gave them out, and the pass ended without a word.
+
+    Another member may take them first. Then the pass ends, and does not run on into the next epoch.
+    """
+    plan(any_url, SIZES, partitions=2, epochs=2)
+    stream, said = open_stream(any_client, "t"), list[str]()
+    with loader_of(any_url, notify=said.append) as loader, loader_of(any_url, member="other", timeout_s=5) as other:
+        _ = loader.spec, other.spec  # so they have joined
+        before = partition_slot(any_client, stream, 1)
+        batches = iter(loader)
+        found = numbers([next(batches)])
+        thread = loader._member.run.thread  # type: ignore[union-attr]
+        thread.join(10)
+        before.restore(any_client)
+        until(lambda: any("lost" in line for line in said), 10)
+        take_up, others = Member.take_up, list[int]()
+
+        def take_up_late(member: Member, epoch: int) -> None:
+            take_up(member, epoch)
+            others.extend(numbers(other) if is_taken and member is loader._member else [])
+
+        monkeypatch.setattr(Member, "take_up", take_up_late)
+        found += numbers(batches)
+        assert loader.stats().epoch == 0
+    assert sorted({*found, *others}) == list(range(40))
+    assert len(found) + len(others) - 40 <= 5, "only the batch in hand may come again"
+    (line,) = [line for line in said if "lost" in line]
+    assert "came back as it was before it gave them out, and gives them out again" in line
 
 
 def test_a_member_that_a_roster_loses_again_and_again_in_one_epoch_joins_again_each_time(

@@ -264,7 +264,7 @@ class Trainer:
         for epoch in sorted(claim.unclosed):
             claim.close_epochs(epoch)
         if claim.unclosed:
-            self.member.take_up()
+            self.member.take_up(max(claim.unclosed))
 
     def beat(self) -> None:
         """Give one heartbeat, and do what the thread does behind it."""

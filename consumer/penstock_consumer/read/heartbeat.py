@@ -14,8 +14,15 @@ from penstock_common.errors import GroupNotFound, MemberReplaced, ServerUnavaila
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
 from penstock_common.rate_meter import RateMeter
 from penstock_common.server.aside import Aside
-from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.entries import Keys, PendingEntry, claim, list_held, list_overdue
+from penstock_common.stream.commands import Client, parse_id, server_ms
+from penstock_common.stream.entries import (
+    Keys,
+    PendingEntry,
+    claim,
+    group_counts,
+    list_held,
+    list_overdue,
+)
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.presence import count_live, ended_members, is_returned
 from penstock_common.stream.groups.roster import Held, Membership, Rejoining, beat, beat_each, leave, rank_member
@@ -491,10 +498,16 @@ class LeaseRenewer(Heartbeat):
     def _lose(self, partition: PartitionKeys, lost: Held) -> None:
         for epoch, ids in lost.items():
             if count := self._leases.lose(partition.number, epoch, list(ids)):
-                self._notify(
-                    f"member {self._who.member!r} lost {count} entries of epoch {epoch}: not renewed within "
-                    f"{self._lease_s:.0f} s, or dropped; another member hands them out"
-                )
+                why = self._why_lost(partition, epoch, ids)
+                self._notify(f"member {self._who.member!r} lost {count} entries of epoch {epoch}: {why}")
+
+    def _why_lost(self, partition: PartitionKeys, epoch: int, ids: Collection[bytes]) -> str:
+        with suppress(ServerUnavailable):
+            given = group_counts(self._client, partition, epoch).get(self._who.group, {}).get("last-delivered-id")
+            if given is not None and parse_id(given) < max(map(parse_id, ids)):
+                where = self._client.node_of(partition.roster).where
+                return f"the server {where} came back as it was before it gave them out, and gives them out again"
+        return f"not renewed within {self._lease_s:.0f} s, or dropped; another member hands them out"
 
     def look(self) -> None:
         """Look once at everything pending of the group on this server, and claim what may be claimed.

@@ -394,11 +394,11 @@ class Loader(StageMethods, Passing):
         self._require_own()
         member = self._joined()
         self._acknowledger.asked_for_next()
-        is_empty = True
+        is_empty, unfinished = True, None
         while True:
             if member.run is None:
                 with self._counter.waiting_for("producers"):
-                    epoch = self._await_epoch(member, is_empty)
+                    epoch = self._await_epoch(member, is_empty) if unfinished is None else _due(member, unfinished)
             else:
                 epoch = member.run.reader.epoch
             if epoch is None:
@@ -415,12 +415,15 @@ class Loader(StageMethods, Passing):
                 if member.run is None:  # a state was loaded meanwhile
                     return
             with self._counter.waiting_for("server"):
+                is_lost = member.run is not None and bool(member.run.reader.loss)
                 runs_on = self._finish(member, epoch)
             self._end_stats(epoch, is_feed=runs_on)
             if has_no_batch:
                 self._tell_no_batch(epoch)
-            if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something returned is still due
+            if not runs_on and not is_empty and member.cursor >= epoch:  # below it: something of it is still due
                 return
+            # others may read what is due. An epoch that a server lost as a whole is waited for instead
+            unfinished = None if runs_on or is_empty or is_lost else epoch
 
     def _tell_no_batch(self, epoch: int) -> None:
         """Say once why an epoch gave no batch, if the options of this loader are the reason."""
@@ -625,7 +628,7 @@ class Loader(StageMethods, Passing):
         self._note_steps(member, epoch)
         self._acknowledger.end_epoch(epoch)
         if epoch in claim.unclosed:
-            member.take_up()
+            member.take_up(epoch)
         return manifest is not None and manifest.kind == FEED
 
     # --- the end ---
@@ -735,3 +738,12 @@ class LoaderHooks:
         self.loader._note_steps(self.member, epoch)
         self.acknowledger.end_epoch(epoch)
         self.loader._end_stats(epoch, is_feed=is_feed)
+
+
+def _due(member: Member, unfinished: int) -> int | None:
+    """Return the epoch to read on after an iteration of an epoch, or None if others read meanwhile what was due."""
+    try:
+        epoch = member.next_epoch()
+    except GroupFinished:
+        return None
+    return epoch if epoch is not None and epoch <= unfinished else None

@@ -251,9 +251,12 @@ class Member:
         if self.run is None:
             self._read_again(self.claim.take_returned())
 
-    def take_up(self) -> None:
-        """Find what is left for this member in an epoch that it has read and that did not close."""
-        self._read_again(self.claim.recover())
+    def take_up(self, epoch: int) -> None:
+        """Find what is left for this member in an epoch that it has read and that did not close.
+
+        It may have entries that no member was given, where a server came back as it was before it gave them out.
+        """
+        self._read_again(self.claim.recover() | ({epoch} & self.claim.reopened()))
 
     def _read_again(self, epochs: Iterable[int]) -> None:
         self.cursor = min([self.cursor, *(epoch - 1 for epoch in epochs)])

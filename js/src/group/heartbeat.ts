@@ -2,7 +2,15 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { ServerUnavailable } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { claimEntry, type EntriesKey, listHeld, listOverdue, type PendingEntry } from "../stream/pending.js";
+import {
+  claimEntry,
+  compareIds,
+  type EntriesKey,
+  lastGivenTo,
+  listHeld,
+  listOverdue,
+  type PendingEntry,
+} from "../stream/pending.js";
 import { endedMembers, isReturned } from "../stream/presence.js";
 import {
   beat,
@@ -18,6 +26,7 @@ import { type Notify, now, Outage } from "../waiting.js";
 import { Aside } from "./aside.js";
 import type { LoaderBatch } from "./batch.js";
 import { Lease, type LeaseSighting, type Leases, planReclaim } from "./leases.js";
+import { unlessAway } from "./sentences.js";
 
 /** Renewals are cheap, and their rhythm decides how soon others see that a member lives. */
 const BEATS_PER_LEASE = 30;
@@ -264,12 +273,18 @@ export class LeaseRenewer extends Heartbeat {
     for (const [epoch, ids] of await beat(this.server, this.who, partition, held, this.said)) {
       const count = this.#leases.lose(partition.number, epoch, ids);
       if (count > 0) {
-        this.#notify(
-          `member '${this.who.member}' lost ${count} entries of epoch ${epoch}: not renewed within ` +
-            `${this.leaseMs / 1000} s, or dropped; another member hands them out`,
-        );
+        const why = await this.#whyLost({ partition, epoch }, ids);
+        this.#notify(`member '${this.who.member}' lost ${count} entries of epoch ${epoch}: ${why}`);
       }
     }
+  }
+
+  async #whyLost(entries: EntriesKey, ids: readonly string[]): Promise<string> {
+    const given = await unlessAway(lastGivenTo(this.server, entries, this.who.group), undefined);
+    if (given !== undefined && ids.some((id) => compareIds(id, given) > 0)) {
+      return "their server came back as it was before it gave them out, and gives them out again";
+    }
+    return `not renewed within ${this.leaseMs / 1000} s, or dropped; another member hands them out`;
   }
 
   async #snapshot(): Promise<Snapshot> {

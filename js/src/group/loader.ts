@@ -103,8 +103,10 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     const { reading, acknowledger } = opened;
     await acknowledger.askedForNext();
     let isEmpty = true;
+    let unfinished: number | null = null;
     for (;;) {
-      const epoch = reading.run?.reader.epoch ?? (await this.#awaitEpoch(opened, isEmpty));
+      const next = () => (unfinished === null ? this.#awaitEpoch(opened, isEmpty) : this.#due(opened, unfinished));
+      const epoch: number | null = reading.run?.reader.epoch ?? (await next());
       if (epoch === null) return;
       if (reading.run === null && !(await reading.begin(epoch))) continue;
       for (;;) {
@@ -116,9 +118,12 @@ export class Loader implements AsyncIterable<LoaderBatch> {
         await acknowledger.askedForNext();
       }
       if (this.#isClosed) return;
+      const isLost = (reading.run?.reader.loss ?? "") !== "";
       const runsOn = await this.#finish(opened, epoch);
-      // below it: something handed back is still due
+      // below it: something of it is still due
       if (!runsOn && !isEmpty && reading.cursor >= epoch) return;
+      // others may read what is due. An epoch that a server lost as a whole is waited for instead
+      unfinished = runsOn || isEmpty || isLost ? null : epoch;
     }
   }
 
@@ -276,6 +281,17 @@ export class Loader implements AsyncIterable<LoaderBatch> {
     return null;
   }
 
+  /** Return the epoch to read on after an iteration of an epoch, or null if others read meanwhile what was due. */
+  async #due({ reading }: Opened, unfinished: number): Promise<number | null> {
+    try {
+      const epoch = await reading.nextEpoch();
+      return epoch !== null && epoch <= unfinished ? epoch : null;
+    } catch (error) {
+      if (error instanceof GroupFinished) return null;
+      throw error;
+    }
+  }
+
   /** Return the next batch, or null at the epoch's end. */
   async #nextBatch({ reading, silence, acknowledger, spec }: Opened): Promise<LoaderBatch | null> {
     const { notify, timeoutMs } = this.#chosen;
@@ -307,7 +323,7 @@ export class Loader implements AsyncIterable<LoaderBatch> {
       this.#chosen.notify(`epoch ${epoch} of '${this.#name}' was abandoned: it ends with what was there`);
     }
     await acknowledger.endEpoch(epoch);
-    if (member.unclosed.has(epoch)) await reading.takeUp();
+    if (member.unclosed.has(epoch)) await reading.takeUp(epoch);
     return manifest?.kind === "feed";
   }
 

@@ -145,7 +145,7 @@ export abstract class Reading {
   }
 
   /** Find what is left for this member in an epoch that it has read and that did not close. */
-  async takeUp(): Promise<void> {}
+  async takeUp(_epoch: number): Promise<void> {}
 
   /** Return whether the entries of a batch are known to be this member's still. */
   isFreshFor(_batch: LoaderBatch): boolean {
@@ -211,9 +211,10 @@ export class SharedReading extends Reading {
     return found;
   }
 
-  override async takeUp(): Promise<void> {
+  override async takeUp(epoch: number): Promise<void> {
     await this.member.patiently(() => this.heartbeat.recover(() => this.member.isAllAcknowledged));
-    this.#goBack([]);
+    // where a server came back as it was before it gave out entries
+    this.#goBack((await this.member.hasUnread(epoch)) ? [epoch - 1] : []);
   }
 
   #goBack(epochs: readonly number[]): void {

@@ -121,6 +121,11 @@ export async function newestEntry(server: Server, entries: EntriesKey): Promise<
   return (await lastGiven(server, entries)).get(LAST) ?? null;
 }
 
+/** Return the id of the last entry that a group was given, or undefined if the epoch does not know the group. */
+export async function lastGivenTo(server: Server, entries: EntriesKey, group: string): Promise<string | undefined> {
+  return (await lastGiven(server, entries)).get(group);
+}
+
 /** Return the id of the last entry that each group was given. */
 async function lastGiven(server: Server, { partition, epoch }: EntriesKey): Promise<Map<string, string>> {
   const groups = (await unlessGone(server.call("XINFO", "GROUPS", partition.entries(epoch)), [])) as unknown[];
