@@ -331,6 +331,19 @@ def test_an_outbox_that_is_at_work_is_divided_later(
     until(lambda: not threads())
 
 
+def test_an_outbox_that_takes_over_loads_the_scripts_that_its_server_lacks(reporting: Rank) -> None:
+    """A server that takes over never heard of them. It would refuse the same acknowledgements again and again."""
+    reporting.outbox.send(PositionReport(reporting.manifest, reporting.who, 8))
+    reporting.outbox.flush()
+    other = Outbox(reporting.client, reporting.who, notify=lambda _: None)
+    assert reporting.outbox.hand_over(other, lambda _: True, no_probe)
+    reporting.client.script_flush()
+    box = OutboxThread(other)
+    box.attend()
+    until(lambda: box.is_empty)
+    box.close()
+
+
 def sent(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the position of each report that is sent."""
     found: list[int] = []
