@@ -49,7 +49,7 @@ SHORTEST_S = 0.02
 class PendingRequest:
     """One connection's wait for an answer of its server. `begin` and `end` may be repeated, by one thread at a time."""
 
-    __slots__ = ("_dog", "_heard", "_is_answered", "began_s", "notify", "where")
+    __slots__ = ("_asked", "_clock", "_dog", "_heard", "_is_answered", "began_s", "notify", "where")
 
     def __init__(
         self,
@@ -65,12 +65,15 @@ class PendingRequest:
         """
         self.where, self.notify = where, notify
         self._heard, self._dog = heard, dog or STALL_DETECTOR
+        self._clock, self._asked = self._dog.clock, self._dog.asked
         self.began_s, self._is_answered = 0.0, False
 
     def begin(self) -> None:
         """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`."""
-        self.began_s = self._dog.clock()
-        self._dog.begin(self)
+        self.began_s = self._clock()
+        self._asked.add(self)
+        if self._dog.thread is None:
+            self._dog.start()
 
     def answered(self) -> None:
         """Note that the answer came."""
@@ -78,8 +81,10 @@ class PendingRequest:
 
     def end(self) -> None:
         """Remove the mark, whether an answer came or not."""
+        self._asked.discard(self)
         is_answered, self._is_answered = self._is_answered, False
-        self._dog.end(self, is_answered=is_answered)
+        if self._dog.silences or self._clock() - self.began_s > SILENCE_S:
+            self._dog.note_end(self, is_answered=is_answered)
 
     def of(self, ask: Callable[[], Answer]) -> Answer:
         """Return what ``ask`` returns, with the mark set during the call."""
@@ -127,6 +132,8 @@ class StallDetector:
         self.clock = clock
         self._speaker: Notify | None = None
         """Called for every silence, if it is set, instead of the function of the request."""
+        self.asked: set[PendingRequest] = set()
+        """The requests under way. Each adds and removes itself."""
         self.forget()
 
     def speak_through(self, speaker: Notify) -> None:
@@ -135,29 +142,24 @@ class StallDetector:
 
     def forget(self) -> None:
         """Start again, as a forked process must, because the threads that asked do not exist in it."""
-        self._asked: set[PendingRequest] = set()
-        self._silences: list[_Stall] = []
+        self.asked.clear()
+        self.silences: list[_Stall] = []
+        """The servers that are reported not to answer."""
         self._heard: dict[str, float] = {}
         self._late: dict[str, float] = {}
         """Server -> the time when its last reported silence ended for a request, with or without an answer."""
         self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
+        """The thread, while it runs."""
 
     # --- called by requests ---
 
-    def begin(self, request: PendingRequest) -> None:
-        """See `PendingRequest.begin`."""
-        self._asked.add(request)
-        if self._thread is None:
-            self._start()
-
-    def end(self, request: PendingRequest, *, is_answered: bool) -> None:
-        """See `PendingRequest.end`."""
-        self._asked.discard(request)
+    def note_end(self, request: PendingRequest, *, is_answered: bool) -> None:
+        """Note the end of a request that was late, or that ended while a silence is reported."""
         now = self.clock()
         if now - request.began_s > SILENCE_S:
             self._late[request.where] = now
-        if is_answered and self._silences:
+        if is_answered and self.silences:
             self._heard[request.where] = now
 
     # --- called by waits ---
@@ -165,7 +167,7 @@ class StallDetector:
     def silent_s(self, where: str) -> float:
         """Return for how long the server has owed an answer by now, or 0 if it owes none, or not for long."""
         now = self.clock()
-        longest = max((one.silent_s(now) for one in self._asked.copy() if one.where == where), default=0.0)
+        longest = max((one.silent_s(now) for one in self.asked.copy() if one.where == where), default=0.0)
         return longest if longest > SUSPECT_S else 0.0
 
     def late_at(self, where: str) -> float:
@@ -174,15 +176,16 @@ class StallDetector:
 
     # --- the thread ---
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
         with self._lock:
-            if self._thread is not None:
+            if self.thread is not None:
                 return
-            self._thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
+            self.thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
             try:
-                self._thread.start()
+                self.thread.start()
             except RuntimeError:  # the interpreter ends, or no more threads may start: no silence is reported then
-                self._thread = None
+                self.thread = None
 
     def _run(self) -> None:
         me = threading.current_thread()
@@ -190,23 +193,23 @@ class StallDetector:
         while True:
             while (pause_s := self.look()) is not None:
                 time.sleep(pause_s)
-            self._thread = None
-            if not self._asked:  # a request that begins from here on starts another thread
+            self.thread = None
+            if not self.asked:  # a request that begins from here on starts another thread
                 return
             with self._lock:
-                if self._thread is not None:
+                if self.thread is not None:
                     return
-                self._thread = me
+                self.thread = me
 
     def look(self) -> float | None:
         """Report what is due. Returns the seconds until the next check, or None if no request is under way."""
         now = self.clock()
-        asked = list(self._asked.copy())
+        asked = list(self.asked.copy())
         for request in asked:
             self._note(request, now)
-        for silence in list(self._silences):
+        for silence in list(self.silences):
             self._tell(silence, now)
-        if self._silences:
+        if self.silences:
             return TICK_S
         if not asked:
             return None
@@ -215,20 +218,20 @@ class StallDetector:
     def _note(self, request: PendingRequest, now: float) -> None:
         """Add a request to the silence that it belongs to. If it is late enough and there is none, begin one."""
         silent_s, notify = request.silent_s(now), self._speaker or request.notify
-        found = [one for one in self._silences if one.where == request.where and one.notify == notify]
+        found = [one for one in self.silences if one.where == request.where and one.notify == notify]
         for silence in found:
             silence.see(now, is_late=silent_s >= SUSPECT_S)
         if not found and silent_s >= SILENCE_S:
             began_s = now - silent_s
-            self._silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
+            self.silences.append(_Stall(request.where, notify, began_s, float("-inf"), now, now))
 
     def _tell(self, silence: _Stall, now: float) -> None:
         lasted_s = now - silence.began_s
         if silence.seen_s < now and self._heard.get(silence.where, 0.0) >= silence.seen_s:
-            self._silences.remove(silence)
+            self.silences.remove(silence)
             _say(silence.notify, f"{readable_server(silence.where)} answers again, after {lasted_s:.0f} s")
         elif now - silence.asked_s > FORGET_S:
-            self._silences.remove(silence)
+            self.silences.remove(silence)
         elif silence.seen_s == now and now - silence.reported_s >= REPEAT_S:
             silence.report_at(now)
             _say(silence.notify, f"waiting: {no_answer(silence.where, lasted_s)}")

@@ -32,7 +32,7 @@ class Dog(StallDetector):
         super().__init__(lambda: self.now)
         self.said: list[str] = []
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Do nothing, because the test calls `look`."""
 
     def request(self, where: str = WHERE) -> PendingRequest:
@@ -215,18 +215,18 @@ def test_one_thread_speaks_and_ends_with_the_last_request() -> None:
     dog, said = StallDetector(), list[str]()
     request = PendingRequest(WHERE, said.append, dog=dog)
     request.begin()
-    assert dog._thread is not None
+    assert dog.thread is not None
     deadline = time.monotonic() + END_S
     while not said:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    thread = dog._thread
+    thread = dog.thread
     answer(request)
     thread.join(END_S)
     assert not thread.is_alive()
     assert said[1:] == [f"{WHERE} answers again, after {said[1].split()[-2]} s"]
     request.begin()  # and starts again
-    assert dog._thread is not None
+    assert dog.thread is not None
     request.end()
 
 
@@ -237,8 +237,8 @@ def test_quick_answers_share_one_thread() -> None:
     until_s = time.monotonic() + 0.5
     while time.monotonic() < until_s:
         request.begin()
-        assert dog._thread is not None
-        threads.add(dog._thread.ident)
+        assert dog.thread is not None
+        threads.add(dog.thread.ident)
         answer(request)
         time.sleep(0.001)
     assert len(threads) == 1

@@ -424,7 +424,8 @@ class Acknowledger:
     def _go_on(self) -> None:
         """Note that the loop waits no more."""
         assert self.member is not None
-        self.member.heartbeat.loop.tell_idle(None)
+        if (loop := self.member.heartbeat.loop).idle is not None:
+            loop.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
         now, last = time.monotonic(), self._looked_s

@@ -239,11 +239,6 @@ class Heartbeat:
         """Return True, because a rank has no leases that could lapse."""
         return True
 
-    def raise_error(self) -> None:
-        """Raise the error that ended this thread."""
-        if self.error is not None:
-            raise self.error
-
     def _run(self) -> None:
         while not self._stop.wait(min(self._lease_s / BEATS_PER_LEASE, LONGEST_BEAT_S)):
             try:
@@ -654,13 +649,18 @@ class Heartbeats(Generic[AnyHeartbeat]):
 
     def is_fresh_for(self, batch: Batch) -> bool:
         """Return whether the leases of a batch were renewed in time. If not, they may be another member's by now."""
-        late = {partition.number for one in self._each if not one.is_fresh for partition in one.partitions}
-        return not late or not any(span.lease.partition in late for span in batch.spans)
+        for one in self._each:
+            if not one.is_fresh:
+                late = {partition.number for partition in one.partitions}
+                if any(span.lease.partition in late for span in batch.spans):
+                    return False
+        return True
 
     def raise_error(self) -> None:
         """Raise the error that ended a thread."""
         for one in self._each:
-            one.raise_error()
+            if one.error is not None:
+                raise one.error
 
 
 class LeaseRenewers(Heartbeats[LeaseRenewer]):

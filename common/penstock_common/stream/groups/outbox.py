@@ -269,9 +269,8 @@ class Outbox:
         if self._clock() - self._asked_s >= ASK_EVERY_S:
             self._asked_s = self._clock()
             commands += self._probe(ASK_MS)
-        is_forgetful = self._is_forgetful
         self._unanswered += commands
-        if is_forgetful:
+        if self._answered and self._channel is None:  # a connection that is cut shows when it is used
             self._send_again(None)
             return
         try:
