@@ -47,7 +47,7 @@ class Actor:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether it has joined its group, or opened its stream."""
+        """Return whether it has joined its group, or committed its first samples."""
         return any(line.letter == "B" for line in islice(read_journal(self.life.journal), 9))
 
     def kill(self) -> None:

@@ -28,7 +28,7 @@ class Feeder:
 
     def __init__(self, writer: Writer, journal: Journal, options: Options, first: int) -> None:
         self._writer, self._journal, self._options, self._number = writer, journal, options, first
-        self._is_stopping = False
+        self._is_stopping = self._has_begun = False
         signal.signal(signal.SIGTERM, self._stop)
 
     def run(self) -> None:
@@ -43,6 +43,9 @@ class Feeder:
                 self._writer.write(sample(self._options.seed, self._number, nonce, self._options.sample_bytes))
                 self._number += 1
             self._writer.flush()
+            if not self._has_begun:
+                self._has_begun = True
+                self._journal.note("B")  # from now on the writer keeps what a replica that follows now has not got
             self._journal.note("C", end)
             time.sleep(stretch / per_s)
 
@@ -56,9 +59,7 @@ def main(first: str, path: str) -> int:
     options, journal = from_environment(), Journal(Path(path))
     try:
         with Writer(FEED) as writer:
-            feeder = Feeder(writer, journal, options, int(first))
-            journal.note("B")
-            feeder.run()
+            Feeder(writer, journal, options, int(first)).run()
         journal.note("L")
     except PenstockError as error:
         journal.note("E", type(error).__name__, error)

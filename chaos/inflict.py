@@ -203,8 +203,12 @@ class Inflictor:
     def _hit_cluster(
         self, cluster: ServerCluster, begin: Callable[[float, float], tuple[str, Later]], fault: Fault
     ) -> str:
-        """Inflict one fault at a time: the next one waits until each master is followed by a replica again."""
-        if not self._stage.is_up or not cluster.is_well():
+        """Inflict one fault at a time: the next one waits until each master is followed by a replica again.
+
+        It also waits for a feeder that starts, which does not know yet that a replica follows.
+        """
+        is_feeding = self._cast.feeder is None or self._cast.feeder.has_begun
+        if not self._stage.is_up or not is_feeding or not cluster.is_well():
             return ""
         self._stage.begin_failover()
         hit, later = begin(fault.pick, fault.length)

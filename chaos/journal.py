@@ -3,7 +3,7 @@
 A line is one ``write`` to a file opened with O_APPEND, which the kernel has as soon as the call returns. Times are of
 the monotonic clock, which all processes of a host share. The letters:
 
-    B                 the loader, or the writer, is open
+    B                 the loader is open, or the writer's first samples are committed
     H seq epoch ids position
                       a batch was given to the training loop; ids are nonces, proved from the payloads (- if none was
                       good); position: in ordered reading, the end of its step; written before the step

@@ -66,7 +66,10 @@ def test_a_trainer_that_takes_long_to_leave_comes_back(stage: Stage) -> None:
 
 
 def test_a_feeder_starts_once_every_master_has_its_replica_again(tmp_path: Path) -> None:
-    """Without one, `auto` means `memory`. A torn master and a killed feeder then lose samples for good."""
+    """Without one, `auto` means `memory`. A torn master and a killed feeder then lose samples for good.
+
+    For the same reason no replica is cut off while a feeder starts.
+    """
     stage, agenda = Stage(Options(seed=1, minutes=1, cluster=True, node=0), tmp_path), Agenda()
     cast = Cast(stage, agenda, say=lambda text: None)
     try:
@@ -81,6 +84,12 @@ def test_a_feeder_starts_once_every_master_has_its_replica_again(tmp_path: Path)
             agenda.do_due()
             time.sleep(0.05)
         assert [actor.life.role for actor in cast.everyone] == ["feeder"]
+        cut = Fault(0.0, "cut a replica off", 0.0, 0.0, coin=True)
+        assert Inflictor(stage, cast, agenda).inflict(cut) == "", "the feeder has not seen a replica yet"
+        while not cast.feeder.has_begun and time.monotonic() < deadline:  # type: ignore[union-attr]
+            time.sleep(0.05)
+        assert Inflictor(stage, cast, agenda).inflict(cut) != ""
+        agenda.do_all()
     finally:
         for actor in cast.everyone:
             actor.end()

@@ -27,6 +27,7 @@ from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import shared
 from penstock_consumer.read.canonical import RowRange
+from penstock_consumer.read.claims import Claim
 from penstock_consumer.read.member import Member
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_producer.write.cleaner import clean_up
@@ -385,6 +386,7 @@ def test_the_newest_process_of_a_name_takes_its_place_back(
     assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
 
 
+@pytest.mark.parametrize("torn", ["while it reads", "before it keeps its claim"])
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("before_it", ["left", "was killed"])
 @pytest.mark.parametrize("order", [None, RankOrder(0, 1, 4)])
@@ -395,8 +397,12 @@ def test_a_member_that_no_roster_knows_joins_again_where_every_server_is_another
     order: RankOrder | None,
     before_it: str,
     partitions: int,
+    torn: str,
 ) -> None:
-    """A server was torn just after the trainer had started again. It ended, and asked to be started once more."""
+    """A server was torn just after the trainer had started again. It ended, and asked to be started once more.
+
+    One that is torn just after the join was taken for the one that had been joined.
+    """
     monkeypatch.setattr(roster, "REJOIN_QUIET_S", 0.3)
     plan(any_url, SIZES, partitions=partitions)
     stream, found = open_stream(any_client, "t"), list[int]()
@@ -409,14 +415,25 @@ def test_a_member_that_no_roster_knows_joins_again_where_every_server_is_another
 
     if before_it == "left":
         assert all(leave(any_client, older, partition, {}) for partition in stream.partitions)
-    slots = [partition_slot(any_client, stream, number) for number in range(partitions)]
+    slots, keep = [partition_slot(any_client, stream, number) for number in range(partitions)], Claim.keep
+
+    def tear() -> None:
+        monkeypatch.setattr("penstock_common.stream.groups.losses.read_run_id", lambda *_: "another run")
+        for slot in slots:
+            slot.restore(any_client)
+
+    def keep_late(claim: Claim) -> None:
+        tear()
+        keep(claim)
+
+    if torn == "before it keeps its claim":
+        monkeypatch.setattr(Claim, "keep", keep_late)
     with loader_of(any_url, member="m", prefetch_bytes=200) if order is None else rank_of(any_url, batch=4) as loader:
         for at, batch in enumerate(loader):
             found += batch["y"].tolist()
             if at == 1:
-                monkeypatch.setattr("penstock_common.stream.groups.losses.read_run_id", lambda *_: "another run")
-                for slot in slots:
-                    slot.restore(any_client)
+                if torn == "while it reads":
+                    tear()
                 until(lambda: all(is_back(load_roster(any_client, one)) for one in stream.partitions))
     assert set(found) == set(range(40))
     assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)

@@ -22,7 +22,7 @@ from penstock_common.stream.groups.roster import Membership, RankOrder, beat, jo
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
-from penstock_consumer.read import shared
+from penstock_consumer.read import claims, shared
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.fetch_plan import FetchPlanner
 from penstock_consumer.read.heartbeat import ClaimedEntry
@@ -289,7 +289,7 @@ class TestKeeping:
             kept.heartbeat.stop()
 
     @pytest.mark.parametrize("is_ordered", [False, True])
-    def test_a_server_that_is_replaced_before_the_first_heartbeat_is_noticed(
+    def test_a_server_that_is_replaced_after_the_join_is_noticed(
         self, claim: LeaseClaim, rank: RankClaim, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
     ) -> None:
         """What it lost is named by comparing with the run that was there at the join."""
@@ -297,9 +297,11 @@ class TestKeeping:
         learned = list[str]()
         monkeypatch.setattr(LossDetector, "check", lambda _: learned.append("losses"))
         monkeypatch.setattr(ServerRuns, "learn", lambda _: learned.append("runs"))
+        monkeypatch.setattr(claims, "join_group", lambda *_, **__: learned.append("join"))
         monkeypatch.setattr(type(kept.heartbeat), "start", lambda _: learned.append("heartbeat"))
+        kept.join("resume")
         kept.keep()
-        assert learned == ["losses", "runs", "heartbeat"]
+        assert learned == ["runs", "join", "losses", "heartbeat"]
 
     def test_what_ended_processes_left_is_taken_over_at_once(
         self, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch

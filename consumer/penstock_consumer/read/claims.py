@@ -113,14 +113,32 @@ class Claim:
     # --- joining ---
 
     def join(self, start: str | int) -> None:
-        """Put group and member on the roster. Any ``start`` but 'resume' makes this member read again from there."""
+        """Put group and member on the roster. Any ``start`` but 'resume' makes this member read again from there.
+
+        Before that it learns the runs of the servers. One that is replaced from then on may lack the member.
+        """
+        self._bear(self._runs.learn)
+        self._join(start)
+
+    def _join(self, start: str | int) -> None:
+        """Join in the way of this kind of group."""
         raise NotImplementedError
 
+    def _bear(self, ask: Callable[[], object]) -> None:
+        """Ask a server in the loop's thread, and wait through its outages."""
+        patience = self.client.patience
+        outage = Outage(patience.notify, patience.seconds, "asking the server")
+        while True:
+            try:
+                ask()
+                return
+            except ServerUnavailable as error:
+                outage.bear(error)
+
     def keep(self) -> None:
-        """Keep the claim from now on, and learn which run of the server knows it."""
+        """Keep the claim from now on."""
         with suppress(ServerUnavailable):  # then the first heartbeat does it
             self._loss_detector.check()
-            self._runs.learn()
         self.heartbeat.start()
 
     def recover(self) -> set[int]:
@@ -309,7 +327,7 @@ class LeaseClaim(Claim):
         """The test of entries. A reader uses that of its first partition, on a connection of its own."""
         self.deliveries = DeliveryCheck(client, who.stream)
 
-    def join(self, start: str | int) -> None:
+    def _join(self, start: str | int) -> None:
         """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
         self._bear(lambda: self.deliveries.look(self.stream.partitions))
         force = start != "resume"
@@ -352,17 +370,6 @@ class LeaseClaim(Claim):
     def _claimed(self) -> set[int]:
         """Return the epochs of entries that were claimed and are not read yet."""
         return {one.epoch for one in list(self.heartbeat.claims)}
-
-    def _bear(self, ask: Callable[[], object]) -> None:
-        """Call a method of the heartbeat in the loop's thread, and wait through outages of the server."""
-        patience = self.client.patience
-        outage = Outage(patience.notify, patience.seconds, "asking the server")
-        while True:
-            try:
-                ask()
-                return
-            except ServerUnavailable as error:
-                outage.bear(error)
 
     # --- which epochs to read ---
 
@@ -508,7 +515,7 @@ class RankClaim(Claim):
 
     # --- joining ---
 
-    def join(self, start: str | int) -> None:
+    def _join(self, start: str | int) -> None:
         """See `Claim.join`. This rank alone reads again.
 
         Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.

@@ -280,7 +280,7 @@ export class Member {
     await this.outboxes.attend(partitions);
   }
 
-  /** Remember the run of each server, from the join on. */
+  /** Remember the run of each server, before the join. */
   async learnRuns(): Promise<void> {
     await this.patiently(() => Promise.all([this.who.runs.learn(), this.outboxes.learn()]));
   }

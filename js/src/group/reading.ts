@@ -322,8 +322,8 @@ export async function openReading(made: Resources, who: Membership): Promise<Rea
   const rosters = await Promise.all(who.stream.partitions.map((one) => loadRoster(reading.member.server, one)));
   const groups = new Set(rosters.flatMap((roster) => [...roster.groups.keys()]));
   if (!create && !groups.has(who.group)) throw unknownGroup(who.stream.name, who.group, [...groups].sort());
+  await reading.member.learnRuns(); // a server that is replaced from now on may lack the member
   await reading.join();
-  await reading.member.learnRuns();
   if (groups.size > 0 && !groups.has(who.group)) {
     notify(newGroupNotice(who.group, [...groups].sort(), reading.member.first));
   }
