@@ -281,6 +281,8 @@ function refusal({ group, stream, order }: Membership, answer: string | null, fa
   const said = facts.map((fact) => (typeof fact === "number" ? String(fact) : textOf(fact)));
   const drop = `give this one up with \`penstock groups drop ${stream.name} ${group}\``;
   const other = `use another group name, or ${drop}`;
+  const declare = `penstock groups declare ${stream.name} ${group} --ordered`;
+  const declared = order === null ? "" : `; \`${declare}\` then declares one for ranks`;
   switch (answer) {
     case "lost":
       return new EpochsReleased(
@@ -290,7 +292,7 @@ function refusal({ group, stream, order }: Membership, answer: string | null, fa
     case "kind":
       return new GroupKindMismatch(
         `group '${group}' of '${stream.name}' is ${said[0]}, and a group stays what it was made as; this trainer would ` +
-          `read it ${order === null ? "shared" : "ordered"}: ${other}`,
+          `read it ${order === null ? "shared" : "ordered"}: ${other}${declared}`,
       );
     case "batch":
       return new GroupKindMismatch(

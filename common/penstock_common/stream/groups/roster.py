@@ -337,7 +337,7 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
     if answer == b"kind":
         return GroupKindMismatch(
             f"group {group!r} of {stream!r} is {facts[0].decode()}, and a group stays what it was made as; this "
-            f"trainer would read it {who.kind}: {other}"
+            f"trainer would read it {who.kind}: {other}{_declared_for(who)}"
         )
     if answer == b"batch":
         return GroupKindMismatch(
@@ -349,6 +349,13 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
         f"group {group!r} of {stream!r} is read by {facts[0]} ranks, of which {named} are alive; world_size="
         f"{order.world} can only take over from there when they have stopped"
     )
+
+
+def _declared_for(who: Membership) -> str:
+    """Return how to declare a group for ranks, which is forgotten easily."""
+    if who.order is None:
+        return ""
+    return f"; `penstock groups declare {who.stream.name} {who.group} --ordered` then declares one for ranks"
 
 
 def restore_group(
