@@ -350,6 +350,50 @@ test("what was acknowledged is not delivered again by the server that a slot mov
   await peer.ask("end_cluster");
 });
 
+test("partitions beside a moved one do not wait for its new master", async () => {
+  const timeoutMs = 4000;
+  const [url] = await peer.ask("start_cluster", { replicas: 1, node_timeout_ms: timeoutMs });
+  const [shards, each, size] = [6, 480, 10];
+  const spec = { x: ["uint8", [1000]] };
+  const writer = await openWriter("moved", {
+    url,
+    spec,
+    blockBytes: 1000 * size,
+    partitions: shards,
+    notify: () => {},
+  });
+  const epoch = await writer.epoch(0, { sizes: new Array(shards).fill(each) });
+  for (let number = 0; number < shards; number += 1) {
+    const shard = await epoch.shard(number);
+    while (shard.position < each) await shard.write(sampleOf(spec, 1000 * number + shard.position));
+    await shard.close();
+  }
+  await epoch.close();
+  await writer.close();
+  const [, ...rosters] = await peer.ask("keys_of", { stream: "moved", url });
+  const loader = load("moved", { group: "g", batchSize: size, url, prefetchBytes: 30 * 1000 * size, notify: () => {} });
+  loaders.push(loader);
+  const given = [];
+  let since = Number.POSITIVE_INFINITY;
+  for await (const batch of loader) {
+    given.push({ at: performance.now(), identities: [...batch.identities()] });
+    if (given.length === 10) await peer.ask("move_slot", { key: rosters[4] }); // partitions 1 and 4 were on one master
+    if (given.length === 110) {
+      await peer.ask("lose_master", { key: rosters[4], fault: "stop" });
+      since = performance.now();
+    }
+    await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+  await closeAll();
+  assert.equal(new Set(names(given.map(({ identities }) => identities))).size, shards * each);
+  const beside = given.filter(({ at, identities: [[, shard]] }) => shard === 1 && at > since).map(({ at }) => at);
+  assert.ok(beside.at(-1) - since > timeoutMs / 2, "the neighbour had batches while it was away");
+  const longest = Math.max(...beside.map((at, before) => at - (before === 0 ? since : beside[before - 1])));
+  assert.ok(longest < timeoutMs / 2, `the neighbour stood still for ${longest} ms`);
+  await assertClean("moved", url);
+  await peer.ask("end_cluster");
+});
+
 for (const [lost, fault] of [
   [0, "stop"],
   [1, "kill"],

@@ -11,8 +11,8 @@ import { RunWatch } from "../stream/serverRuns.js";
  */
 export class DeliveryCheck {
   readonly #server: Server;
-  readonly #partitions: readonly PartitionKeys[];
-  readonly #watch: RunWatch;
+  #partitions: readonly PartitionKeys[];
+  #watch: RunWatch;
   /** `partition:epoch` to the newest entry that the server had when it was found to be another one. */
   readonly #newest = new Map<string, string>();
 
@@ -27,6 +27,16 @@ export class DeliveryCheck {
       server,
       partitions.map(({ roster }) => roster),
     );
+  }
+
+  /** Leave some of the partitions to another check, which knows what this one knows. */
+  split(partitions: readonly PartitionKeys[]): DeliveryCheck {
+    const other = new DeliveryCheck(this.#server, partitions);
+    for (const [entry, newest] of this.#newest) other.#newest.set(entry, newest);
+    other.#watch = this.#watch.of(partitions.map(({ roster }) => roster));
+    this.#partitions = this.#partitions.filter((one) => !partitions.includes(one));
+    this.#watch = this.#watch.of(this.#partitions.map(({ roster }) => roster));
+    return other;
   }
 
   /**

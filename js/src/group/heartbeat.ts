@@ -45,12 +45,13 @@ export class Heartbeat {
   protected readonly server: Server;
   protected readonly who: Membership;
   protected readonly leaseMs: number;
-  readonly partitions: readonly PartitionKeys[];
+  #partitions: readonly PartitionKeys[];
   /** The reason why it ended, for example because another process took the name. */
   error: Error | null = null;
   #idle: { readonly since: number; readonly handedBytes: number } | null = null;
   /** The epoch that is being read here. What others left of later epochs is not claimed yet. */
   protected horizon = -1;
+  #add: (beside: Heartbeat) => void = () => {};
   readonly #stop = new AbortController();
   readonly #outage = new Outage(() => {}, "renewing"); // others report the outage
   #running: Promise<void> = Promise.resolve();
@@ -63,7 +64,35 @@ export class Heartbeat {
     this.server = server;
     this.who = who;
     this.leaseMs = leaseMs;
-    this.partitions = partitions;
+    this.#partitions = partitions;
+  }
+
+  /** The partitions. Those that move to another server are left to another heartbeat. */
+  get partitions(): readonly PartitionKeys[] {
+    return this.#partitions;
+  }
+
+  /** Give each heartbeat that takes over partitions to `add`, which starts it. */
+  tellSplits(add: (beside: Heartbeat) => void): void {
+    this.#add = add;
+  }
+
+  /** Leave partitions that moved to other servers to other heartbeats. A server that is silent delays its own only. */
+  #split(): void {
+    const [, ...others] = this.server.byServer(this.#partitions.map(({ roster }) => roster));
+    const moved = others.map((some) => some.map((at) => this.#partitions[at] as PartitionKeys));
+    this.#partitions = this.#partitions.filter((one) => !moved.flat().includes(one));
+    for (const some of moved) {
+      const beside = this.beside(some);
+      beside.readEpoch(this.horizon);
+      beside.#idle = this.#idle;
+      this.#add(beside);
+    }
+  }
+
+  /** Return a heartbeat of the same kind, for some of the partitions. */
+  protected beside(partitions: readonly PartitionKeys[]): Heartbeat {
+    return new Heartbeat(this.server, this.who, this.leaseMs, partitions);
   }
 
   /** Learn which epoch is being read here. */
@@ -102,6 +131,7 @@ export class Heartbeat {
         const pauseMs = Math.min(this.leaseMs / BEATS_PER_LEASE, LONGEST_BEAT_MS);
         await sleep(pauseMs, undefined, { signal, ref: false }).catch(() => {});
         if (signal.aborted) return;
+        this.#split();
         await this.beat();
         this.#outage.over();
         await this.afterBeat();
@@ -179,6 +209,17 @@ export class LeaseRenewer extends Heartbeat {
     this.#notify = notify;
     // the epochs' states lie with the first partition
     this.#looks = new Aside(partitions[0] === who.stream.partitions[0] ? null : 0);
+  }
+
+  /** See `Heartbeat`. What was claimed in these partitions goes along. */
+  protected override beside(partitions: readonly PartitionKeys[]): LeaseRenewer {
+    const { server, who, leaseMs } = this;
+    const beside = new LeaseRenewer(server, who, this.#leases, leaseMs, this.#notify, partitions);
+    beside.members = this.members;
+    beside.#renewed = this.#renewed;
+    beside.claims = this.claims.filter(({ entry }) => partitions.includes(entry.partition));
+    this.claims = this.claims.filter(({ entry }) => !partitions.includes(entry.partition));
+    return beside;
   }
 
   /** Return whether the leases were renewed in time. If not, they may be another member's by now. */
@@ -352,11 +393,32 @@ export class LeaseRenewer extends Heartbeat {
 
 /** The heartbeats of one member, one for each server, so that a silent server delays no other server's. */
 export class Heartbeats<One extends Heartbeat = Heartbeat> {
-  readonly each: readonly One[];
+  readonly #each: One[];
+  readonly #added: (from: Heartbeat, beside: Heartbeat) => void;
+  #isStopped = false;
 
-  /** @param each In the order of partitions. */
-  constructor(each: readonly One[]) {
-    this.each = each;
+  /**
+   * @param each In the order of partitions.
+   * @param added Takes note of a heartbeat that takes over partitions from another one.
+   */
+  constructor(each: readonly One[], added: (from: One, beside: One) => void = () => {}) {
+    this.#each = [...each];
+    this.#added = added as (from: Heartbeat, beside: Heartbeat) => void;
+    for (const one of each) one.tellSplits((beside) => this.#add(one, beside as One));
+  }
+
+  /** The heartbeats of now. */
+  get each(): readonly One[] {
+    return this.#each;
+  }
+
+  /** Start a heartbeat that takes over partitions from another one. */
+  #add(from: One, beside: One): void {
+    if (this.#isStopped) return;
+    beside.tellSplits((another) => this.#add(beside, another as One));
+    this.#each.push(beside);
+    this.#added(from, beside);
+    beside.start();
   }
 
   /** See `Heartbeat.readEpoch`. */
@@ -375,6 +437,7 @@ export class Heartbeats<One extends Heartbeat = Heartbeat> {
 
   /** End them. Returns once nothing of them is under way. */
   async stop(): Promise<void> {
+    this.#isStopped = true;
     await Promise.all(this.each.map((one) => one.stop()));
   }
 

@@ -265,6 +265,11 @@ export class Member {
     return this.outboxes.isEmpty;
   }
 
+  /** Give partitions that moved to another server an outbox of their own. */
+  split(partitions: readonly PartitionKeys[]): void {
+    this.outboxes.split(partitions);
+  }
+
   /** Return once every acknowledgement is on the server. */
   async flush(): Promise<void> {
     await this.outboxes.flush();

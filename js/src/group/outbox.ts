@@ -26,20 +26,30 @@ interface Sent {
   isAnswered: boolean;
 }
 
+/** An acknowledgement that was answered. */
+interface Kept {
+  readonly partition: PartitionKeys;
+  readonly call: Call;
+}
+
+/** Takes note of an acknowledgement that was answered. */
+type Keep = (partition: PartitionKeys, call: Call) => void;
+
 /**
  * Sends scripts that may run twice to one server, without waiting for each answer. An answered one is kept until a replica
  * has it, because a replica that takes over may lack it.
  */
 class Outbox {
   readonly #run: RunScript;
-  /** Whether others wait for other servers. */
-  readonly #isOneOfMany: boolean;
+  /** Returns whether others wait for other servers. */
+  readonly #isOneOfMany: () => boolean;
+  readonly #answered: Keep;
   /** What was sent from the oldest one without an answer on, in order. */
   readonly #sent: Sent[] = [];
   /** The newest ones that were answered and are not known to be on a replica. */
-  #kept: Call[] = [];
-  readonly #watch: RunWatch;
-  readonly #probe: ReplicaProbe;
+  #kept: Kept[] = [];
+  #watch: RunWatch;
+  #probe: ReplicaProbe;
   #timer: NodeJS.Timeout | null = null;
   #looks: Promise<void> = Promise.resolve();
   #isClosed = false;
@@ -47,17 +57,19 @@ class Outbox {
   /** Whether the server has given no answer since it was last waited for. */
   #isLate = false;
 
-  constructor(run: RunScript, isOneOfMany: boolean, watch: RunWatch, probe: ReplicaProbe) {
+  /** @param answered Gives what was answered to the outbox that keeps it by then. */
+  constructor(run: RunScript, isOneOfMany: () => boolean, watch: RunWatch, probe: ReplicaProbe, answered: Keep) {
     this.#run = run;
     this.#isOneOfMany = isOneOfMany;
     this.#watch = watch;
     this.#probe = probe;
+    this.#answered = answered;
   }
 
   /** See `Outboxes.send`. */
-  send(...call: Call): Promise<void> {
+  send(partition: PartitionKeys, call: Call): Promise<void> {
     const answer = this.#run(...call).then((reply) => {
-      if (Number(reply) >= 0) this.#keep(call); // else the epoch has ended, and nothing of it is acknowledged any more
+      if (Number(reply) >= 0) this.#answered(partition, call); // else the epoch has ended, and nothing is acknowledged
     });
     const sent: Sent = { answer, isAnswered: false };
     this.#sent.push(sent);
@@ -73,10 +85,18 @@ class Outbox {
     return answer;
   }
 
-  #keep(call: Call): void {
-    this.#kept.push(call);
-    if (this.#kept.length > KEPT) this.#kept.shift();
+  /** Keep what was answered. */
+  keep(...kept: Kept[]): void {
+    this.#kept.push(...kept);
+    if (this.#kept.length > KEPT) this.#kept.splice(0, this.#kept.length - KEPT);
     this.#lookLater();
+  }
+
+  /** Leave what is kept of some partitions to another outbox. */
+  leave(partitions: readonly PartitionKeys[], other: Outbox, watch: RunWatch, probe: ReplicaProbe): void {
+    other.keep(...this.#kept.filter(({ partition }) => partitions.includes(partition)));
+    this.#kept = this.#kept.filter(({ partition }) => !partitions.includes(partition));
+    [this.#watch, this.#probe] = [watch, probe];
   }
 
   /** Look again and again, as long as something is kept. */
@@ -100,8 +120,9 @@ class Outbox {
     if (newest === undefined) return;
     const isConfirmed = await this.#probe.isConfirmed(limitMs).catch(() => false); // also without the right to ask
     // asked last: another server may have answered
-    if (await this.#watch.isAnother()) for (const call of this.#kept.splice(0)) void this.send(...call).catch(() => {});
-    else if (isConfirmed) this.#kept.splice(0, this.#kept.indexOf(newest) + 1);
+    if (await this.#watch.isAnother()) {
+      for (const { partition, call } of this.#kept.splice(0)) void this.send(partition, call).catch(() => {});
+    } else if (isConfirmed) this.#kept.splice(0, this.#kept.indexOf(newest) + 1);
   }
 
   /** Send nothing of what was answered again. */
@@ -122,7 +143,7 @@ class Outbox {
   async hasRoom(): Promise<void> {
     while (this.#sent.length >= UNANSWERED && !this.#isLate) {
       const answered = (this.#sent[0] as Sent).answer.catch(() => {});
-      if (!this.#isOneOfMany) await answered;
+      if (!this.#isOneOfMany()) await answered;
       else if ((await within(answered, ELSEWHERE_MS)) === LATE) this.#isLate = true;
     }
   }
@@ -145,9 +166,12 @@ class Outbox {
 
 /** The acknowledgements of one member, with an outbox for each server. */
 export class Outboxes {
-  readonly #boxes: readonly Outbox[];
-  readonly #watches: readonly RunWatch[];
-  readonly #ofPartitions: ReadonlyMap<PartitionKeys, Outbox>;
+  readonly #run: RunScript;
+  readonly #server: Server;
+  readonly #stream: Stream;
+  readonly #boxes: Outbox[] = [];
+  readonly #watches = new Map<Outbox, RunWatch>();
+  readonly #ofPartitions = new Map<PartitionKeys, Outbox>();
 
   /**
    * @param run Runs a script, and repeats what a lost connection did not answer.
@@ -155,25 +179,39 @@ export class Outboxes {
    * @param servers The partitions of each server.
    */
   constructor(run: RunScript, server: Server, stream: Stream, servers: readonly (readonly PartitionKeys[])[]) {
-    this.#watches = servers.map(
-      (some) =>
-        new RunWatch(
-          server,
-          some.map(({ roster }) => roster),
-        ),
-    );
-    this.#boxes = servers.map((partitions, at) => {
-      const probe = new ReplicaProbe(server, stream, partitions);
-      return new Outbox(run, servers.length > 1, this.#watches[at] as RunWatch, probe);
-    });
-    this.#ofPartitions = new Map(
-      servers.flatMap((partitions, at) => partitions.map((one) => [one, this.#boxes[at] as Outbox] as const)),
-    );
+    this.#run = run;
+    this.#server = server;
+    this.#stream = stream;
+    for (const partitions of servers) this.#add(partitions, new RunWatch(server, rostersOf(partitions)));
+  }
+
+  #add(partitions: readonly PartitionKeys[], watch: RunWatch): Outbox {
+    const isOneOfMany = () => this.#boxes.length > 1;
+    const keep: Keep = (partition, call) => this.#of(partition).keep({ partition, call });
+    const box = new Outbox(this.#run, isOneOfMany, watch, this.#probeOf(partitions), keep);
+    this.#boxes.push(box);
+    this.#watches.set(box, watch);
+    for (const partition of partitions) this.#ofPartitions.set(partition, box);
+    return box;
+  }
+
+  #probeOf(partitions: readonly PartitionKeys[]): ReplicaProbe {
+    return new ReplicaProbe(this.#server, this.#stream, partitions);
+  }
+
+  /** Give partitions that moved to another server an outbox of their own. */
+  split(partitions: readonly PartitionKeys[]): void {
+    const old = this.#of(partitions[0] as PartitionKeys);
+    const left = [...this.#ofPartitions].filter(([one, box]) => box === old && !partitions.includes(one));
+    const [own, watch] = [left.map(([one]) => one), this.#watches.get(old) as RunWatch];
+    const ownWatch = watch.of(rostersOf(own));
+    this.#watches.set(old, ownWatch);
+    old.leave(partitions, this.#add(partitions, watch.of(rostersOf(partitions))), ownWatch, this.#probeOf(own));
   }
 
   /** Send a script of a partition. Returns its answer, which need not be awaited: a later call raises its failure. */
   send(partition: PartitionKeys, ...call: Call): Promise<void> {
-    return this.#of(partition).send(...call);
+    return this.#of(partition).send(partition, call);
   }
 
   /** Return once more may be sent to these partitions. Raises what failed. */
@@ -195,7 +233,7 @@ export class Outboxes {
 
   /** Learn which servers there are, before anything is sent. Raises ServerUnavailable. */
   async learn(): Promise<void> {
-    await Promise.all(this.#watches.map((watch) => watch.isAnother()));
+    await Promise.all([...this.#watches.values()].map((watch) => watch.isAnother()));
   }
 
   /** Return once the servers of these partitions have again what older ones may have lost. */
@@ -233,4 +271,8 @@ export class Outboxes {
       if (failure !== null) throw failure;
     }
   }
+}
+
+function rostersOf(partitions: readonly PartitionKeys[]): string[] {
+  return partitions.map(({ roster }) => roster);
 }

@@ -50,6 +50,8 @@ export class PrefetchQueue implements ReaderQueue {
   readonly #batches: LoaderBatch[] = [];
   readonly #waiters = new Set<() => void>();
   #bytes = 0;
+  /** The readers that have an end of the queue and bring more. */
+  #inlets = 0;
   #isEnded = false;
   #isStopped = false;
   #error: Error | null = null;
@@ -71,15 +73,13 @@ export class PrefetchQueue implements ReaderQueue {
     return this.#isEnded;
   }
 
-  /** Return an end of the queue for each reader. One reader gets the queue itself. */
-  divide(readers: number): ReaderQueue[] {
-    if (readers === 1) return [this];
-    let left = readers;
-    const ended = (error: Error | null) => {
-      left -= 1;
-      if (!this.#isEnded && (error !== null || left === 0)) this.end(error);
-    };
-    return Array.from({ length: readers }, () => new QueueInlet(this, ended));
+  /** Return an end of the queue for one of several readers. The queue ends with the last of them. */
+  inlet(): ReaderQueue {
+    this.#inlets += 1;
+    return new QueueInlet(this, (error: Error | null) => {
+      this.#inlets -= 1;
+      if (!this.#isEnded && (error !== null || this.#inlets === 0)) this.end(error);
+    });
   }
 
   /** Return whether every batch was taken and no more will come. */

@@ -168,7 +168,9 @@ export class SharedReading extends Reading {
   override readonly heartbeat: LeaseRenewers;
   override readonly isOrdered = false;
   readonly #made: Resources;
-  readonly #deliveries: readonly DeliveryCheck[];
+  /** One for each heartbeat. */
+  readonly #deliveries: DeliveryCheck[];
+  #readers: SharedReaders | null = null;
 
   constructor(made: Resources, who: Membership) {
     super(made);
@@ -179,6 +181,7 @@ export class SharedReading extends Reading {
     const { leaseMs, notify } = chosen;
     this.heartbeat = new LeaseRenewers(
       servers.map((partitions) => new LeaseRenewer(server, who, leases, leaseMs, notify, partitions)),
+      (from, beside) => this.#split(from, beside),
     );
     this.#deliveries = servers.map((partitions) => new DeliveryCheck(made.line.server, partitions));
   }
@@ -192,13 +195,23 @@ export class SharedReading extends Reading {
     this.heartbeat.start();
   }
 
+  /** Read partitions that moved to another server, and acknowledge what is in them, apart from those beside them. */
+  #split(from: LeaseRenewer, beside: LeaseRenewer): void {
+    const { each } = this.heartbeat;
+    const deliveries = (this.#deliveries[each.indexOf(from)] as DeliveryCheck).split(beside.partitions);
+    this.#deliveries.push(deliveries);
+    this.member.split(beside.partitions);
+    this.#readers?.add(beside, deliveries);
+  }
+
   protected override readerOf(manifest: Manifest, queue: PrefetchQueue): EpochReader {
     const { member, heartbeat } = this;
     const { line, receive, chosen } = this.#made;
     const { batchSize, notify } = chosen;
     const renewers = heartbeat.each;
     const made = { member, renewers, deliveries: this.#deliveries, line, receive, batchSize, notify };
-    return new SharedReaders(made, manifest, queue);
+    this.#readers = new SharedReaders(made, manifest, queue);
+    return this.#readers;
   }
 
   /** Return an earlier epoch again if a member that held a part of it died, or if what it lacked was repaired. */
@@ -245,6 +258,7 @@ export class OrderedReading extends Reading {
     this.member = new RankMember(server, who, outage, chosen.notify, isClosed, quietMs);
     this.heartbeat = new Heartbeats(
       this.member.servers.map((partitions) => new Heartbeat(server, who, chosen.leaseMs, partitions)),
+      (_, beside) => this.member.split(beside.partitions),
     );
   }
 

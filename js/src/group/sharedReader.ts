@@ -40,6 +40,8 @@ const ACKNOWLEDGED_MS = 10_000;
 /** The time that other members have for the same. They look and try again each second. */
 const OTHERS_MS = 2500;
 const ROOM_MS = 200;
+/** The longest wait of an idle read on a connection that another reader uses, too. */
+const SHARED_BLOCK_MS = 10;
 
 /** What the readers of shared entries are made of. */
 export interface SharedReading {
@@ -75,17 +77,34 @@ interface Asked {
  */
 export class SharedReaders {
   readonly epoch: number;
-  readonly #readers: readonly SharedReader[];
+  readonly #made: SharedReading;
+  readonly #manifest: Manifest;
+  readonly #queue: PrefetchQueue;
+  readonly #known: EpochKnowledge = { isReadable: false, isReleaseTold: false };
+  readonly #readers: SharedReader[] = [];
+  readonly #running: Promise<void>[] = [];
 
   constructor(made: SharedReading, manifest: Manifest, queue: PrefetchQueue) {
     this.epoch = manifest.epoch;
-    const known = { isReadable: false, isReleaseTold: false };
-    const { renewers } = made;
-    const ends = queue.divide(renewers.length);
-    this.#readers = renewers.map(
-      (renewer, at) =>
-        new SharedReader(made, renewer, made.deliveries[at] as DeliveryCheck, manifest, ends[at] as ReaderQueue, known),
-    );
+    this.#made = made;
+    this.#manifest = manifest;
+    this.#queue = queue;
+    for (const [at, renewer] of made.renewers.entries()) this.#reader(renewer, made.deliveries[at] as DeliveryCheck);
+  }
+
+  #reader(renewer: LeaseRenewer, deliveries: DeliveryCheck): SharedReader {
+    const isAlone = this.#made.member.stream.partitions.length === 1;
+    const end = isAlone ? this.#queue : this.#queue.inlet();
+    const others = (place: string) => this.#readers.some((one) => one !== reader && one.readsAt(place));
+    const reader = new SharedReader(this.#made, renewer, deliveries, this.#manifest, end, this.#known, others);
+    this.#readers.push(reader);
+    return reader;
+  }
+
+  /** Read the partitions of a heartbeat that took them over from another one, because they moved to another server. */
+  add(renewer: LeaseRenewer, deliveries: DeliveryCheck): void {
+    if (this.#readers.every(({ hasEnded }) => hasEnded)) return;
+    this.#running.push(this.#reader(renewer, deliveries).run());
   }
 
   /** A notice, if a server lost the epoch as a whole, else "". */
@@ -95,7 +114,8 @@ export class SharedReaders {
 
   /** Read to the end. Everything ends in the queue, errors too. */
   async run(): Promise<void> {
-    await Promise.all(this.#readers.map((reader) => reader.run()));
+    this.#running.push(...this.#readers.map((reader) => reader.run()));
+    while (this.#running.length > 0) await this.#running.shift(); // meanwhile others may be added
   }
 
   /** Return why there is no batch, in words for the training loop's user. */
@@ -122,11 +142,13 @@ class SharedReader {
   readonly #deliveries: DeliveryCheck;
   readonly #queue: ReaderQueue;
   readonly #known: EpochKnowledge;
+  readonly #others: (place: string) => boolean;
   readonly #news: Aside<Manifest>;
   readonly #assembler: Assembler;
   readonly #deadLetters: DeadLetters;
   readonly #committed: CommitCheck;
-  readonly #planner: FetchPlanner;
+  #partitions: readonly PartitionKeys[];
+  #planner: FetchPlanner;
   readonly #outage: Outage;
   readonly #asked: Asked[] = [];
   /** The partitions whose server has lost the epoch, and when that was first seen. */
@@ -142,20 +164,22 @@ class SharedReader {
     manifest: Manifest,
     queue: ReaderQueue,
     known: EpochKnowledge,
+    others: (place: string) => boolean,
   ) {
     const { member, receive, batchSize, notify } = made;
     this.#made = made;
     this.#renewer = renewer;
     this.#deliveries = deliveries;
     this.#known = known;
+    this.#others = others;
     this.epoch = manifest.epoch;
     this.#manifest = manifest;
     this.#queue = queue;
     this.#assembler = new Assembler(receive.spec, this.epoch, batchSize);
     this.#deadLetters = new DeadLetters(member, notify, known);
     this.#committed = new CommitCheck(member.server, member.stream, renewer.members);
-    const budgetBytes = Math.floor(queue.budgetBytes / made.renewers.length);
-    this.#planner = new FetchPlanner(renewer.partitions.length, budgetBytes);
+    this.#partitions = renewer.partitions;
+    this.#planner = this.#planned();
     this.#outage = new Outage(notify, "reading");
     // the server of the first partition has the manifest
     this.#news = new Aside(renewer.partitions[0] === member.begin ? null : ELSEWHERE_MS);
@@ -210,8 +234,18 @@ class SharedReader {
     );
   }
 
-  get #partitions(): readonly PartitionKeys[] {
-    return this.#renewer.partitions;
+  /** Return whether this reader asks a server for entries. */
+  readsAt(place: string): boolean {
+    return !this.hasEnded && this.#place === place;
+  }
+
+  get #place(): string {
+    return this.#made.member.server.placeOf(this.#first.roster);
+  }
+
+  #planned(): FetchPlanner {
+    const budgetBytes = Math.floor(this.#queue.budgetBytes / this.#made.renewers.length);
+    return new FetchPlanner(this.#partitions.length, budgetBytes);
   }
 
   get #first(): PartitionKeys {
@@ -236,7 +270,13 @@ class SharedReader {
     const renewer = this.#renewer;
     this.#planner.restart();
     for (;;) {
-      if (renewer.hasClaims(this.epoch)) {
+      const hasMoved = this.#partitions !== renewer.partitions;
+      if (hasMoved && this.#asked.length === 0) {
+        this.#partitions = renewer.partitions;
+        this.#planner = this.#planned();
+      } else if (hasMoved) {
+        // what is asked for comes first: another reader reads the others
+      } else if (renewer.hasClaims(this.epoch)) {
         this.#planner.restart();
         if (this.#asked.length === 0) await this.#fetchClaims(false);
       } else {
@@ -271,7 +311,9 @@ class SharedReader {
     for (const request of this.#planner.nextRequests(this.#asked.length, isEnded(this.#manifest))) {
       const key = (this.#partitions[request.partition] as PartitionKeys).entries(this.epoch);
       const read = ["XREADGROUP", "GROUP", group, name, "COUNT", request.most];
-      const answer = line.call(request.blockMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
+      const { blockMs } = request;
+      const waitMs = blockMs !== null && this.#others(this.#place) ? Math.min(blockMs, SHARED_BLOCK_MS) : blockMs;
+      const answer = line.call(waitMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
       answer.catch(() => {}); // the error is raised where it is awaited
       this.#asked.push({ request, answer });
     }

@@ -53,6 +53,15 @@ export class RunWatch {
     this.#keys = keys;
   }
 
+  /** Return the watch of some of the keys, which knows what this one knows. */
+  of(keys: readonly string[]): RunWatch {
+    const watch = new RunWatch(this.#server, keys);
+    const seen = keys.map((key) => this.#seen[this.#keys.indexOf(key)]);
+    watch.#seen = seen.filter((one) => one !== undefined);
+    [watch.#made, watch.#at] = [this.#made, this.#at];
+    return watch;
+  }
+
   /**
    * Return whether a server may lack writes that it had at the last call. The first call only learns the runs. It costs
    * nothing while no connection was made and no key moved. Where the run is hidden, each new connection and each move
