@@ -78,8 +78,8 @@ export class Heartbeat {
   }
 
   /** Leave partitions that moved to other servers to other heartbeats. A server that is silent delays its own only. */
-  #split(): void {
-    const [, ...others] = this.server.byServer(this.#partitions.map(({ roster }) => roster));
+  async #split(): Promise<void> {
+    const [, ...others] = await this.server.apart(this.#partitions.map(({ roster }) => roster));
     const moved = others.map((some) => some.map((at) => this.#partitions[at] as PartitionKeys));
     this.#partitions = this.#partitions.filter((one) => !moved.flat().includes(one));
     for (const some of moved) {
@@ -131,7 +131,7 @@ export class Heartbeat {
         const pauseMs = Math.min(this.leaseMs / BEATS_PER_LEASE, LONGEST_BEAT_MS);
         await sleep(pauseMs, undefined, { signal, ref: false }).catch(() => {});
         if (signal.aborted) return;
-        this.#split();
+        await this.#split();
         await this.beat();
         this.#outage.over();
         await this.afterBeat();

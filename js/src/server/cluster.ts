@@ -79,6 +79,10 @@ export class Cluster implements Transport {
     return this.#map.slots;
   }
 
+  lookAround(): Promise<void> {
+    return this.#map.refresh();
+  }
+
   /** Return further connections to the same cluster, with the same map. */
   duplicate(): Cluster {
     return new Cluster(this.#map);

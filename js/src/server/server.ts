@@ -130,6 +130,15 @@ export class Server {
     return [...together.values()];
   }
 
+  /**
+   * Return the same after asking the cluster, if it is not one list. A redirection tells of one slot, also if a replica
+   * took over all slots of its master.
+   */
+  async apart(keys: readonly string[]): Promise<number[][]> {
+    if (this.byServer(keys).length > 1) await this.#client.lookAround?.();
+    return this.byServer(keys);
+  }
+
   /** Return the servers of a cluster that hold keys, in words, or nothing for one server or a client that does not tell. */
   get holders(): string[] {
     return [...(this.#client.holders?.().keys() ?? [])];

@@ -33,6 +33,8 @@ export interface Transport extends RedisLike {
   holders?(): ReadonlyMap<string, Transport>;
   /** Return the slots of each server. */
   slots?(): SlotRange[][];
+  /** Ask a cluster which server has which slot. */
+  lookAround?(): Promise<void>;
   /** The connections that it has made. A server that is another one since then is behind a new one. */
   readonly made?: number;
   /** Return further connections to the same server. */
