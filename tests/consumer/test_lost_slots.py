@@ -19,6 +19,7 @@ from penstock_common.stream.groups.roster import (
     Rejoining,
     Roster,
     beat,
+    close_for_group,
     join_group,
     leave,
     load_roster,
@@ -544,6 +545,44 @@ def test_a_roster_of_before_the_number_of_ranks_changed_takes_the_new_one(
     if number == 0 and who_lives != "newer":
         assert all(rank.error for rank in ranks)
         assert rosters[0].groups["g"].world == 1
+
+
+@pytest.mark.parametrize(("number", "answer"), [(0, False), (1, None), (2, None)])
+def test_of_two_numbers_of_ranks_that_live_the_one_that_a_lower_partition_names_goes_on(
+    any_url: str, any_client: Any, number: int, answer: bool | None
+) -> None:
+    """Ranks of both numbers would end, or both would read the same samples."""
+    plan(any_url, [20] * 3, partitions=3)
+    stream, now_s = open_stream(any_client, "t"), [0.0]
+    older = Membership(stream, "g", "rank-0", "older", RankOrder(0, 1, 4))
+    newer = Membership(stream, "g", "rank-1", "newer", RankOrder(1, 2, 4))
+    join_group(any_client, older)
+    partition, before = stream.partitions[number], partition_slot(any_client, stream, number)
+    join_group(any_client, newer, quiet_ms=-1000)
+    before.restore(any_client)
+    rejoining = Rejoining(any_client, newer, lambda: now_s[0], lambda _: True)
+    assert rejoining.is_back(partition) is None
+    now_s[0] = roster.REJOIN_QUIET_S
+    beat(any_client, older, partition, {})
+    assert rejoining.is_back(partition) is answer
+    assert load_roster(any_client, partition).groups["g"].world == 1
+
+
+def test_a_group_that_joins_again_is_done_only_with_its_own_epochs(any_url: str, any_client: Any) -> None:
+    """An epoch that another group has read would be passed over, and released unread."""
+    plan(any_url, SIZES, partitions=2, epochs=2)
+    stream, now_s = open_stream(any_client, "t"), [0.0]
+    before, who = partition_slot(any_client, stream, 1), Membership(stream, "g", "m", "i")
+    join_group(any_client, who)
+    join_group(any_client, Membership(stream, "other", "m", "i"))
+    for epoch, group in enumerate(("g", "other")):
+        close_for_group(any_client, stream, group, epoch)
+    before.restore(any_client)
+    rejoining = Rejoining(any_client, who, lambda: now_s[0])
+    assert rejoining.is_back(stream.partitions[1]) is None
+    now_s[0] = roster.REJOIN_SETTLE_S
+    assert rejoining.is_back(stream.partitions[1])
+    assert load_roster(any_client, stream.partitions[1]).closed == {("g", 0)}
 
 
 def test_a_process_that_a_roster_names_has_the_time_of_a_heartbeat_to_show_that_it_lives(

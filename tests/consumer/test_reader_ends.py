@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 from penstock_common.errors import PenstockError, SegmentsUnseen
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.forgetting import drop_group
+from penstock_common.stream.manifest import abandon_epoch
 from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.waiting import OUTAGE_S, Outage
+from penstock_consumer.read import receive
 from tests.contracts.feed import loader_of, numbers, open_stream, sample
 from tests.contracts.ordered import plan, planned_writer, rank_of
 
@@ -49,6 +53,27 @@ def test_an_epoch_that_was_abandoned_and_released_ends_with_what_was_there(
             assert numbers(loader) == list(range(20))
 
 
+def test_an_abandoned_epoch_whose_release_is_under_way_ends_with_what_was_there(
+    any_url: str, any_client: Client
+) -> None:
+    """A rank that meets an entry without its samples would say that they are lost, and end its training."""
+    said: list[str] = []
+    with planned_writer(any_url, block_samples=10) as writer:
+        epoch = writer.epoch(sizes=[SIZE])
+        with epoch.shard(0) as shard:
+            for number in range(SIZE):
+                shard.write(sample(number))
+        with rank_of(any_url, prefetch_bytes=FEW, notify=said.append) as loader:
+            batches = iter(loader)
+            found = numbers([next(batches)])
+            abandon_epoch(any_client, writer.stream, 0)
+            any_client.unlink(writer.stream.partitions[0].entries(0))
+            found += numbers(batches)
+    assert found == list(range(len(found)))
+    assert len(found) < SIZE
+    assert sum(ABANDONED in line for line in said) == 1, said
+
+
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_a_group_that_was_dropped_with_its_epoch_ends_its_training_by_an_error(
     any_url: str, any_client: Client, is_ordered: bool
@@ -77,6 +102,26 @@ def test_what_was_asked_for_when_a_connection_broke_is_read_in_its_place(any_url
         for batch in loader:
             found += numbers([batch])
             if len(found) % 80 == 0:
+                for client in any_client.client_list():
+                    if client["name"] != "control":
+                        any_client.client_kill_filter(_id=client["id"])
+    assert found == list(range(SIZE))
+
+
+def test_the_times_of_two_outages_of_a_rank_do_not_add_up(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch takes hours. Each outage may last a minute, however long ago the one before was."""
+    now_s = [0.0]
+    monkeypatch.setattr(receive, "Outage", partial(Outage, clock=lambda: now_s[0]))
+    plan(any_url, [SIZE], block_samples=3)
+    any_client.client_setname("control")
+    found: list[int] = []
+    with rank_of(any_url, prefetch_bytes=FEW) as loader:
+        for batch in loader:
+            found += numbers([batch])
+            if len(found) % 200 == 0:
+                now_s[0] += 2 * OUTAGE_S
                 for client in any_client.client_list():
                     if client["name"] != "control":
                         any_client.client_kill_filter(_id=client["id"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import DamagedKey, WaitTimeout
+from penstock_common.errors import BadEntry, DamagedKey, WaitTimeout
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
@@ -461,6 +461,23 @@ def test_as_many_records_are_read_ahead_as_entries_are_asked_for(any_url: str, m
     with loader_of(any_url) as loader:
         assert sum(batch.size for batch in loader) == COUNT
     assert max(expected) > 1
+
+
+def test_only_a_good_entry_shows_that_bad_ones_are_bad_in_themselves(
+    reader: SharedReader, claim: LeaseClaim, any_client: Client
+) -> None:
+    """A reader of another version can read nothing. It would make dead letters of good entries."""
+    partition, manifest = claim.stream.partitions[0], load_manifest(any_client, claim.stream, 0)
+    given: Any = any_client.xreadgroup("g", "m", {partition.entries(0): ">"}, count=2)
+    bad, good = (entry_id for entry_id, _ in given[0][1])
+    found = []
+    for one in (
+        ReceivedEntry(bad, 0, None, BadEntry("this reader has a bug")),
+        ReceivedEntry(good, 0, Lease(0, 0, 0, good, unacknowledged=4)),
+    ):
+        reader._book([one], manifest, partition)
+        found.append(any_client.hkeys(partition.dead(0, "g")))
+    assert found == [[], [bad]]
 
 
 class TestTheEnd:

@@ -206,6 +206,16 @@ def test_a_run_that_has_nothing_to_write_knows_what_the_server_lost(any_url: str
     assert caught.value.lost == (0, SIZE)
 
 
+def test_a_key_of_another_type_is_named_with_its_repair(any_url: str, any_client: Client) -> None:
+    """A commit reads and writes six keys, and the server's words name none of them."""
+    with pytest.raises(DamagedKey, match=r"0:0:index is a string.* DEL "), shard_of(any_url) as (writer, shard):
+        fill(shard, 8)
+        shard.commit_all()
+        index = writer.stream.partitions[0].index(0, 0)
+        any_client.delete(index)
+        any_client.set(index, "rubbish")
+
+
 def test_a_state_that_no_producer_writes_is_named(any_url: str, any_client: Client) -> None:
     """It is neither an abandoned epoch nor a lost one, and only its key tells where to look."""
     with pytest.raises(DamagedKey, match="state"), shard_of(any_url) as (writer, shard):

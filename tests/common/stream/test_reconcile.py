@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import StreamConflict
+from penstock_common.errors import EpochsReleased, StreamConflict
 from penstock_common.stream.audit import audit_stream, reconciliation
 from penstock_common.stream.audit.reconciliation import StepKind, look, plan_reconciliation
 from penstock_common.stream.groups.losses import losses_of_lost_epochs, noted_losses
-from penstock_common.stream.groups.roster import close_for_group, load_roster
+from penstock_common.stream.groups.roster import Membership, close_for_group, expire_silent, join_group, load_roster
 from penstock_common.stream.manifest import abandon_epoch, find_manifest, load_manifest, open_epoch, retained_epochs
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.removal.reconcile import reconcile, reopen_lost
@@ -191,6 +191,22 @@ def test_a_group_that_is_put_back_is_not_given_what_it_was_done_with(any_url: st
         assert sorted(numbers(loader)) == list(range(40))
         assert loader.stats().samples == 40
     assert all(("g", 0) in load_roster(any_client, partition).closed for partition in stream.partitions)
+
+
+def test_a_group_that_is_put_back_keeps_the_note_of_what_it_lost(any_url: str, any_client: Any) -> None:
+    """It would go on without a word behind epochs that it never read."""
+    stream = made(any_url, any_client, epochs=3)
+    join_group(any_client, Membership(stream, "g", "", ""))
+    for partition in stream.partitions:
+        assert expire_silent(any_client, partition, -1000) == ["g"]
+    for epoch in (0, 1):
+        release_epoch(any_client, stream, epoch)
+    first, second = stream.partitions
+    any_client.hdel(second.roster, "g:g")
+    assert repair(any_client, stream) == [StepKind.RESTORE]
+    any_client.hdel(first.roster, "g:g")
+    with pytest.raises(EpochsReleased, match="epochs 0-1"):
+        join_group(any_client, Membership(stream, "g", "m", "i"))
 
 
 def test_an_epoch_that_a_group_has_closed_is_closed_where_that_is_lost(any_url: str, any_client: Any) -> None:

@@ -535,7 +535,6 @@ class OutboxThread:
     def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:
-            self._changed.notify_all()
             raise error
 
     def _run(self) -> None:
