@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -283,7 +284,8 @@ def test_every_command_answers(
     assert "x" in told("show", "train")
     assert "x" in told("stat", "train")
     assert "train" in told("partitions", "train", "--json")
-    assert "epoch 2 shard 2 [0, 100)" in told("tail", "train", "-n", "3", "--once")
+    ended = r"epoch 2 shard \d \[\d+, 100\)"  # the last entry ends a shard; a slow machine cuts it into several
+    assert re.search(ended, told("tail", "train", "-n", "3", "--once"))
     told("monitor", "train", "--once")
     told("doctor", "--no-probe", "--all")
     with gateway_for(cluster.url) as gateway, closing((reader := gateway.client()).socket):
