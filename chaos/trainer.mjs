@@ -49,7 +49,7 @@ class Trainer {
       this.#isLeaving = true;
       if (!this.#isWaiting) return;
       note("Z");
-      void loader.close();
+      loader.close().catch(() => {}); // closing again at the end meets the same error
     };
   }
 
