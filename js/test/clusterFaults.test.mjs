@@ -350,18 +350,10 @@ test("what was acknowledged is not delivered again by the server that a slot mov
   await peer.ask("end_cluster");
 });
 
-test("partitions beside a moved one do not wait for its new master", async () => {
-  const timeoutMs = 4000;
-  const [url] = await peer.ask("start_cluster", { replicas: 1, node_timeout_ms: timeoutMs });
-  const [shards, each, size] = [6, 480, 10];
+/** Write an epoch of equal shards in blocks of `size` samples of 1 kB. Returns the roster of each partition. */
+async function written(stream, url, partitions, { shards, each, size }) {
   const spec = { x: ["uint8", [1000]] };
-  const writer = await openWriter("moved", {
-    url,
-    spec,
-    blockBytes: 1000 * size,
-    partitions: shards,
-    notify: () => {},
-  });
+  const writer = await openWriter(stream, { url, spec, blockBytes: 1000 * size, partitions, notify: () => {} });
   const epoch = await writer.epoch(0, { sizes: new Array(shards).fill(each) });
   for (let number = 0; number < shards; number += 1) {
     const shard = await epoch.shard(number);
@@ -370,7 +362,15 @@ test("partitions beside a moved one do not wait for its new master", async () =>
   }
   await epoch.close();
   await writer.close();
-  const [, ...rosters] = await peer.ask("keys_of", { stream: "moved", url });
+  const [, ...rosters] = await peer.ask("keys_of", { stream, url });
+  return rosters;
+}
+
+test("partitions beside a moved one do not wait for its new master", async () => {
+  const timeoutMs = 4000;
+  const [url] = await peer.ask("start_cluster", { replicas: 1, node_timeout_ms: timeoutMs });
+  const [shards, each, size] = [6, 480, 10];
+  const rosters = await written("moved", url, shards, { shards, each, size });
   const loader = load("moved", { group: "g", batchSize: size, url, prefetchBytes: 30 * 1000 * size, notify: () => {} });
   loaders.push(loader);
   const given = [];
@@ -402,17 +402,7 @@ for (const [lost, fault] of [
     const timeoutMs = 4000;
     const [url] = await peer.ask("start_cluster", { replicas: 1, node_timeout_ms: timeoutMs });
     const [shards, each, size] = [6, 480, 10];
-    const spec = { x: ["uint8", [1000]] };
-    const writer = await openWriter("away", { url, spec, blockBytes: 1000 * size, partitions: 3, notify: () => {} });
-    const epoch = await writer.epoch(0, { sizes: new Array(shards).fill(each) });
-    for (let number = 0; number < shards; number += 1) {
-      const shard = await epoch.shard(number);
-      while (shard.position < each) await shard.write(sampleOf(spec, 1000 * number + shard.position));
-      await shard.close();
-    }
-    await epoch.close();
-    await writer.close();
-    const [, ...rosters] = await peer.ask("keys_of", { stream: "away", url });
+    const rosters = await written("away", url, 3, { shards, each, size });
     // more of the lost master's batches are read ahead than may be acknowledged at once without an answer
     const prefetchBytes = 60 * 1000 * size;
     const said = [];
