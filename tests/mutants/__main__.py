@@ -14,12 +14,10 @@ languages here and runs the tests of one function.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -61,6 +59,7 @@ FIRST = 12
 """The first tests, which run on their own: most mutants go no further."""
 MOST_S = 60.0
 """Tests that take longer together are left out; see `chosen`."""
+PLAIN = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 @dataclass
@@ -89,8 +88,8 @@ class RecordedTest(NamedTuple):
     """How many scripts, functions and lines it runs."""
 
 
-def chosen(tests: Collection[RecordedTest], module: str = "") -> list[RecordedTest]:
-    """Return the tests that fit `MOST_S`, in the order in which they run.
+def chosen(tests: Collection[RecordedTest], module: str = "", most_s: float = MOST_S) -> list[RecordedTest]:
+    """Return the tests that fit ``most_s``, in the order in which they run.
 
     Tests that were written for the line are likely to notice. Half of the time is for those of files that import its
     module, a quarter for those that run the least other code, and the rest for the quickest.
@@ -102,7 +101,7 @@ def chosen(tests: Collection[RecordedTest], module: str = "") -> list[RecordedTe
         (1.0, sorted(tests)),
     ]
     for share, ordered in parts:
-        left_s = share * MOST_S - sum(test.seconds for test in within.values())
+        left_s = share * most_s - sum(test.seconds for test in within.values())
         for test in ordered:
             if test.name not in within and test.seconds <= left_s:
                 left_s -= test.seconds
@@ -168,20 +167,23 @@ def main() -> None:
         else:
             pending.append(mutant)
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(given.workers):
-            copies.put(_copy(Path(folder) / str(number)))
+        runners = [Runner(_copy(Path(folder) / str(number))) for number in range(given.workers)]
+        free: SimpleQueue[Runner] = SimpleQueue()
+        for runner in runners:
+            free.put(runner)
 
         def test(mutant: Mutant) -> Result:
-            copy = copies.get()
+            runner = free.get()
             try:
-                return _test(copy, mutant, chosen(uses.of(mutant), mutant.module))
+                return _test(runner, mutant, chosen(uses.of(mutant), mutant.module, given.seconds))
             finally:
-                copies.put(copy)
+                free.put(runner)
 
         with ThreadPoolExecutor(given.workers) as pool:
             for done in as_completed([pool.submit(test, mutant) for mutant in pending]):
                 finish(done.result())
+        for runner in runners:
+            runner.close()
     _report(results)
     sys.exit(any(one.outcome == "survived" for one in results))
 
@@ -193,6 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="TEXT", help="only files whose path contains this")
     parser.add_argument("--workers", type=int, default=2, help="how many mutants at the same time (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (build/mutants/results.json)")
+    parser.add_argument("--seconds", type=float, default=MOST_S, help="how long the tests of one may take (60)")
     parser.add_argument("--resume", action="store_true", help="keep what FILE says of killed mutants")
     parser.add_argument("--no-record", action="store_true", help="use the last record of the tests as it is")
     return parser.parse_args()
@@ -231,7 +234,8 @@ def _record(names: list[str]) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         environment = _environment(ROOT) | {"PENSTOCK_MUTANTS_RECORD": file.name}
         plugin = ("-p", "tests.mutants.recorder", "-m", "not slow")
-        _pytest(ROOT, [*plugin, *names], environment, 900)
+        line = [sys.executable, "-m", "pytest", *PLAIN, *plugin, *names]
+        subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False, timeout=900)
         text = Path(file.name).read_text()
     return json.loads(text) if text else {}
 
@@ -278,15 +282,16 @@ def _environment(root: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PENSTOCK_TEST_ONE_SERVER": "1"}
 
 
-def _test(copy: Path, mutant: Mutant, tests: list[RecordedTest]) -> Result:
-    file, original = copy / mutant.path, (copy / mutant.path).read_text(encoding="utf-8")
+def _test(runner: Runner, mutant: Mutant, tests: list[RecordedTest]) -> Result:
+    file = runner.root / mutant.path
+    original = file.read_text(encoding="utf-8")
     file.write_text(mutant.text(original), encoding="utf-8")
     try:
         result = _result(mutant, "survived", "", len(tests))
         for part in filter(None, (tests[:FIRST], tests[FIRST:])):
             limit_s = 30 + 3 * sum(test.seconds for test in part)
             names = [test.name for test in part]
-            result.outcome, result.by = _pytest(copy, ["-x", *names], _environment(copy), limit_s)
+            result.outcome, result.by = runner.run(["-x", *names], limit_s)
             if result.outcome != "survived":
                 break
         return result
@@ -294,30 +299,40 @@ def _test(copy: Path, mutant: Mutant, tests: list[RecordedTest]) -> Result:
         file.write_text(original, encoding="utf-8")
 
 
-def _pytest(root: Path, arguments: list[str], environment: dict[str, str], limit_s: float) -> tuple[str, str]:
-    """Run tests, and return the outcome for a mutant and the test that failed."""
-    plain = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no")
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *plain, *arguments],
-            cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            process.wait(limit_s)
-        except subprocess.TimeoutExpired:
+class Runner:
+    """A copy of the checkout, and a process in it that runs tests in forks of itself.
+
+    It has imported pytest and the packages that mutants do not change, which takes longer than most tests.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Start the process in a copy."""
+        self.root = root
+        line = [sys.executable, "-m", "tests.mutants.runner"]
+        self._process = subprocess.Popen(
+            line, cwd=root, env=_environment(root), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def run(self, arguments: list[str], limit_s: float) -> tuple[str, str]:
+        """Run tests, and return the outcome for a mutant and the test that failed."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps([[*PLAIN, "--tb=no", *arguments], limit_s]), file=self._process.stdin, flush=True)
+        code, lines = json.loads(self._process.stdout.readline())
+        if code is None:
             return "timeout", f"no end in {limit_s:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        lines = output.read().splitlines()
-    if process.returncode == 0:
-        return "survived", ""
-    failed = [line.split(" - ")[0].partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    if process.returncode in (4, 5) and not failed:
-        raise SystemExit("\n".join(["pytest found no tests, so the record in build/mutants is old:", *lines[-3:]]))
-    return "killed", failed[0] if failed else "\n".join(lines[-3:])
+        if code == 0:
+            return "survived", ""
+        failed = [line.split(" - ")[0].partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        if code in (4, 5) and not failed:
+            raise SystemExit("\n".join(["pytest found no tests, so the record in build/mutants is old:", *lines[-3:]]))
+        return "killed", failed[0] if failed else "\n".join(lines[-3:])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def _result(mutant: Mutant, outcome: str, by: str, tests: int = 0) -> Result:
