@@ -6,25 +6,46 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock_common.errors import BadEntry, DamagedKey, WaitTimeout
+from penstock_common.errors import (
+    BadEntry,
+    DamagedKey,
+    EpochIncomplete,
+    EpochNotFound,
+    MemberReplaced,
+    PenstockError,
+    ServerUnavailable,
+    WaitTimeout,
+)
+from penstock_common.server.channel import Channel
 from penstock_common.stream.commands import Client, server_ms
+from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns
 from penstock_common.stream.groups.outbox import Outboxes
 from penstock_common.stream.groups.presence import new_incarnation
-from penstock_common.stream.groups.roster import Membership, RankOrder, beat, join_group, load_roster, rank_member
+from penstock_common.stream.groups.roster import (
+    Membership,
+    RankOrder,
+    beat,
+    close_for_group,
+    join_group,
+    load_roster,
+    note_wait,
+    rank_member,
+)
 from penstock_common.stream.keys import RELEASED
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import claims, shared
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
-from penstock_consumer.read.fetch_plan import FetchPlanner
+from penstock_consumer.read.dead_letters import DeadLetters
+from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.ordered import OrderedReader, RowPlan
 from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReceivedEntry
@@ -32,8 +53,8 @@ from penstock_consumer.read.shared import ServerClock, SharedReader, SharedReade
 from penstock_consumer.stages.batch import ArrayPool, Lease
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
 from tests.clusters import until
-from tests.contracts.feed import loader_of, open_stream, produce
-from tests.contracts.ordered import plan, rank_of
+from tests.contracts.feed import loader_of, open_stream, produce, sample
+from tests.contracts.ordered import plan, planned_writer, rank_of
 from tests.placed import Placement
 
 COUNT = 40
@@ -97,6 +118,22 @@ def reader(claim: LeaseClaim, queue: PrefetchQueue) -> SharedReader:
     return reader
 
 
+def numbers_in(queue: PrefetchQueue) -> list[int]:
+    """Return the samples that wait in a queue."""
+    found = list[int]()
+    while queue.holds_batches:
+        batch = queue.get(0)
+        assert batch is not None
+        found += batch["y"].tolist()
+    return found
+
+
+def rank_claim(claim: LeaseClaim) -> RankClaim:
+    """Return the claim of the only rank of another group, which has not joined."""
+    who = Membership(claim.stream, "ranks", rank_member(0), "life", RankOrder(0, 1, 4))
+    return RankClaim(claim.client, who, 10.0, print)
+
+
 def test_members_divide_what_they_compare_with_the_index(
     claim: LeaseClaim, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +191,371 @@ def test_partitions_that_move_to_another_server_are_read_by_another_reader(
         assert (before._channel, reader._connection is before) == (None, False)
         parts = [one._planner.request_bytes / whole_bytes for one in (reader, started[0])]
         assert parts == pytest.approx([2 / 3, 1 / 3], rel=0.01)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_reader_that_took_partitions_over_begins_with_what_never_arrived(
+    claim: LeaseClaim, queue: PrefetchQueue, any_client: Client, is_late: bool
+) -> None:
+    """The reader before it had asked for it. Any other reader has asked for nothing, and need not look for it first."""
+    any_client.xreadgroup("g", "m", {claim.stream.partitions[0].entries(0): ">"}, count=1)
+    reader = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)._add([0], is_late=is_late)
+    reader.run()
+    rest = list(range(4, COUNT))
+    assert numbers_in(queue) == [*range(4), *rest] if is_late else [*rest, *range(4)]
+    assert reader.has_ended
+    assert reader._connection._channel is None, "a connection is left"
+
+
+def test_a_reader_that_is_stopped_knows_what_the_server_gave_to_it(
+    claim: LeaseClaim, queue: PrefetchQueue, any_client: Client
+) -> None:
+    """It returns that at once. What it does not know of waits for the end of a lease, and with it all others."""
+    (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=COUNT, views=False)._readers
+    reader._server_clock.compare()
+    reader._ask()
+    queue.stop()
+    reader.run()
+    held = any_client.xpending_range(claim.stream.partitions[0].entries(0), "g", "-", "+", 100, "m")
+    assert len(held) > 1
+    assert claim.leases.ids(0) == {0: [one["message_id"] for one in held]}
+    assert queue.is_ended
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_reader_reads_nothing_under_a_name_that_another_process_took(
+    claim: LeaseClaim, queue: PrefetchQueue, any_client: Client, is_ordered: bool
+) -> None:
+    """The entries would be the other's, who does not know of them."""
+    with ExitStack() as stack:
+        if is_ordered:
+            rank = stack.enter_context(closing(rank_claim(claim)))
+            rank.join("resume")
+            rank.heartbeat._each[0].error = MemberReplaced("taken")
+            reader: Any = OrderedReader(rank, 0, queue, ArrayPool(4), remainder="pad", start=0, views=False)
+        else:
+            claim.heartbeat._each[0].error = MemberReplaced("taken")
+            reader = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
+        reader.run()
+    with pytest.raises(MemberReplaced, match="taken"):
+        queue.get(0)
+    assert any_client.xpending(claim.stream.partitions[0].entries(0), "g")["pending"] == 0
+
+
+def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim, any_client: Client) -> None:
+    """The line sends its reader to the producer, to the quota, or to this process."""
+    key, told = claim.stream.keys.manifest(0), list[str]()
+    told.append(reader.why_waiting(3))
+    reader.queue.reader_times.to("server")
+    told.append(reader.why_waiting(3))
+    any_client.hset(key, "state", "open")
+    told.append(reader.why_waiting(3))
+    any_client.hdel(key, "sizes", "shards")
+    told.append(reader.why_waiting(3))
+    note_wait(
+        any_client, claim.stream.partitions[0], 0, 0, waited_s=9, need_bytes=1, held_bytes=1, why="budget", is_next=True
+    )  # fmt: skip
+    told.append(reader.why_waiting(3))
+    any_client.hdel(claim.stream.partitions[0].roster, "w:0:0")
+    any_client.delete(key)
+    told.append(reader.why_waiting(3))
+    rest, more = ("the rest of epoch 0 of 't'", "more samples of epoch 0 of 't'")
+    done, none, ask = (
+        " (1 of 1 shards are done)",
+        "; none came for 3 s",
+        ". Is a producer running (`penstock inspect t`)?",
+    )
+    assert [line.partition(" If none will")[0] for line in told] == [
+        f"{rest}{done}{none}: this process is at work",
+        f"{rest}{done}{none}: this process waits for the server",
+        f"{more}{done}{none}{ask}",
+        f"{more}{none}{ask}",
+        f"{more}{none}: its writer waits for space (1 KiB of the budget, 1024 MiB, is held)",
+        f"{rest}{done}{none}: this process waits for the server",  # what was known of it before it was gone
+    ]
+
+
+class TestAnswers:
+    """What a reader notes of each answer."""
+
+    def test_a_server_may_be_another_one_with_each_answer(
+        self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may lack acknowledgements, and gives the same entries out again without an error."""
+        looks, answers = list[tuple[Any, ...]](), list[int]()
+        monkeypatch.setattr(DeliveryCheck, "look", lambda _, *given: looks.append(given))
+        monkeypatch.setattr(CommitCheck, "expect", lambda _, entries: answers.append(entries))
+        reader.run()
+        assert looks == [(reader._partitions, reader._await_acknowledged)] * len(answers)
+        assert len(answers) > 1
+
+    def test_a_pause_is_told_of_the_newest_entry(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A hint of before it would end the next pause at once."""
+        newest = list[bytes]()
+        monkeypatch.setattr(FetchPause, "received", lambda _, entry_id: newest.append(entry_id))
+        reader.run()
+        ids = [entry_id for entry_id, _ in any_client.xrange(claim.stream.partitions[0].entries(0))]
+        assert newest == sorted(newest)
+        assert newest[-1] == ids[-1]
+
+    def test_the_time_of_each_answer_is_that_of_its_newest_entry(
+        self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The cause of a wait is found by it: until an entry was written, its producer was waited for."""
+        told, before_s = list[tuple[float, float | None]](), time.perf_counter() - 60
+        monkeypatch.setattr(queue.reader_times, "received", lambda *given: told.append(given))
+        waited_s: Any = Channel.waited_s
+        monkeypatch.setattr(Channel, "waited_s", property(lambda channel: 1000 + waited_s.fget(channel)))
+        reader.run()
+        *full, (_, created_s) = told
+        assert created_s is None, "the last answer brought nothing"
+        assert full
+        assert all(one is not None and before_s < one for _, one in full)
+        assert all(0 <= waited_s < 60 for waited_s, _ in told)
+
+    def test_a_loss_that_is_over_leaves_the_next_one_its_time(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An endless feed is one epoch, and its server may be replaced more than once."""
+        (partition,) = claim.stream.partitions
+        monkeypatch.setattr(shared, "LOST_S", 0.0)
+        named = load_manifest(any_client, claim.stream, 0).id
+        any_client.hdel(partition.roster, "e:0")
+        assert reader._is_lost_in(partition)
+        any_client.hset(partition.roster, "e:0", named)
+        reader.run()
+        any_client.hdel(partition.roster, "e:0")
+        assert reader._is_lost_in(partition)
+
+    def test_batches_are_handed_on_while_the_epoch_is_written(
+        self, any_url: str, any_client: Client, queue: PrefetchQueue
+    ) -> None:
+        """A feed has no end at which they could be."""
+        with planned_writer(any_url, block_samples=4) as writer:
+            shard = writer.epoch().shard(0)
+            for number in range(4):
+                shard.write(sample(number))
+            shard.commit_all()
+            who = Membership(writer.stream, "g", "m", "life")
+            with closing(LeaseClaim(any_client, who, 10.0, print)) as claim:
+                claim.join("resume")
+                readers = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
+                thread = threading.Thread(target=readers.run)
+                thread.start()
+                until(lambda: queue.holds_batches)
+                assert numbers_in(queue) == list(range(4))
+                queue.stop()
+                thread.join(20)
+
+    def test_a_broken_connection_leaves_nothing_to_wait_for(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The new one has no answer to what was asked on it. Partitions may have moved, which ends connections."""
+        placement = Placement(claim.client, claim.stream, monkeypatch)
+        reader._server_clock.compare()
+        reader._ask()
+        reader._pause.begin(60)
+        assert reader._pause.commands()
+        reader._reconnect(ServerUnavailable("gone"))
+        assert not reader._asked
+        assert not reader._pause.is_under_way
+        assert (placement.looks, reader._has_moved) == (1, False)
+        reader.run()
+        assert sorted(numbers_in(queue)) == list(range(COUNT))
+
+
+class TestEpochThatIsGone:
+    """A reader whose epoch is gone ends it with what was there, or by an error."""
+
+    @pytest.fixture
+    def ended(
+        self, claim: LeaseClaim, queue: PrefetchQueue, request: pytest.FixtureRequest
+    ) -> Callable[[], tuple[list[int], str]]:
+        """Return a function that lets a reader, which has some samples, meet the end of its epoch.
+
+        That returns the samples of the queue and its error.
+        """
+        (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=COUNT, views=False)._readers
+        reader._server_clock.compare()
+        reader._ask()
+        reader._take_answer()
+
+        def end() -> tuple[list[int], str]:
+            reader._end_released(EpochNotFound("gone"))
+            assert queue.is_ended
+            try:
+                return numbers_in(queue), str(queue.get(0) or "")
+            except PenstockError as error:
+                return [], f"{type(error).__name__}: {error}"
+
+        return end
+
+    def test_one_that_was_given_up_is_told(
+        self, ended: Callable[[], tuple[list[int], str]], claim: LeaseClaim, said: list[str]
+    ) -> None:
+        """The training has seen less than the epoch had."""
+        abandon_epoch(claim.client, claim.stream, 0)
+        assert release_epoch(claim.client, claim.stream, 0)
+        assert ended() == (list(range(4)), "")
+        assert said == ["epoch 0 of 't' was abandoned and released while it was read"]
+
+    def test_one_that_other_members_read_to_its_end_is_not(
+        self, ended: Callable[[], tuple[list[int], str]], claim: LeaseClaim, said: list[str]
+    ) -> None:
+        """Nothing is missing."""
+        close_for_group(claim.client, claim.stream, "g", 0)
+        assert release_epoch(claim.client, claim.stream, 0)
+        assert ended() == (list(range(4)), "")
+        assert said == []
+
+    def test_one_that_its_server_lost_is_told_by_its_loader(
+        self, ended: Callable[[], tuple[list[int], str]], claim: LeaseClaim, said: list[str]
+    ) -> None:
+        """It may come back, and is read again then."""
+        claim.client.delete(claim.stream.keys.manifest(0))
+        assert ended() == (list(range(4)), "")
+        assert said == []
+
+    @pytest.mark.parametrize("what", ["epoch", "group", "stream"])
+    def test_what_is_no_end_of_an_epoch_is_an_error(
+        self, ended: Callable[[], tuple[list[int], str]], claim: LeaseClaim, what: str
+    ) -> None:
+        """The epoch is still there, its group is not, or all of it is gone."""
+        if what == "group":
+            drop_group(claim.client, claim.stream, "g")
+            assert release_epoch(claim.client, claim.stream, 0)
+        elif what == "stream":
+            claim.client.delete(claim.stream.keys.meta)
+        found, error = ended()
+        assert found == []
+        assert error.partition(":")[0] == ("StreamDeleted" if what == "stream" else "EpochNotFound"), error
+
+
+class TestReadersOfSeveralServers:
+    """Each server has a reader with a thread of its own, and a loop sees them as one."""
+
+    @pytest.fixture
+    def readers(
+        self, any_url: str, any_client: Client, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[SharedReaders]:
+        """Yield the readers of an epoch of three partitions on three servers."""
+        plan(any_url, [COUNT] * 3, partitions=3)
+        stream = open_stream(any_client, "t")
+        placement = Placement(any_client, stream, monkeypatch)
+        placement.move("b", 1)
+        placement.move("c", 2)
+        with closing(LeaseClaim(any_client, Membership(stream, "g", "m", "life"), 10.0, print)) as claim:
+            claim.join("resume")
+            yield SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
+
+    def test_together_they_read_the_epoch(self, readers: SharedReaders, queue: PrefetchQueue) -> None:
+        """The queue ends with the last of them."""
+        readers.run()
+        assert sorted(numbers_in(queue)) == list(range(3 * COUNT))
+        assert queue.is_ended
+
+    def test_they_end_with_the_last_thread_and_hold_up_no_program_that_ends(
+        self, readers: SharedReaders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A loader that closes its claim under a reader would make an error of a good end."""
+        ended, begun = list[bool](), threading.Event()
+
+        def run(reader: SharedReader) -> None:
+            if reader is not readers._readers[0]:
+                assert begun.wait(20)
+                time.sleep(0.05)  # so that a caller that does not wait for this thread comes first
+            begun.set()
+            ended.append(threading.current_thread().daemon)
+
+        monkeypatch.setattr(SharedReader, "run", run)
+        readers.run()
+        assert ended == [False, True, True]
+
+    def test_one_that_still_reads_says_what_is_waited_for(self, readers: SharedReaders) -> None:
+        """What the others waited for has come."""
+        for number, reader in enumerate(readers._readers):
+            reader._silent = {f"member {number}"}
+        for number in range(3):
+            assert f"what member {number} was given" in readers.why_waiting(1)
+            readers._readers[number].has_ended = True
+        assert "what member 0 was given" in readers.why_waiting(1)
+
+    def test_what_one_lost_or_could_not_read_is_said_for_all(self, readers: SharedReaders) -> None:
+        """A loop looks at its epoch as a whole."""
+        assert (readers.loss, readers.bad_entries, readers.filled) == ("", 0, 0)
+        readers._readers[1].loss = "lost"
+        for number, dead_letters in enumerate(readers._dead_letters):
+            dead_letters.count = number
+        assert (readers.loss, readers.bad_entries) == ("lost", 3)
+
+
+class TestLostPartition:
+    """A partition whose server says that the group or the epoch is unknown may have lost it. Then it is waited for."""
+
+    def test_an_epoch_that_the_roster_lost_is_waited_for_until_its_time_is_over(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its writer opens it again. If there is none, the samples are named."""
+        (partition,) = claim.stream.partitions
+        any_client.hdel(partition.roster, "e:0")
+        assert [reader._is_lost_in(partition) for _ in range(2)] == [True, True]
+        monkeypatch.setattr(shared, "LOST_S", 0.0)
+        with pytest.raises(EpochIncomplete, match="cannot read epoch 0 of 't' to its end") as caught:
+            reader._is_lost_in(partition)
+        assert caught.value.missing == [(0, 0, COUNT)]
+
+    def test_an_epoch_that_was_opened_again_is_read_on(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client
+    ) -> None:
+        """Its entries have the group. Without it, another program removed it."""
+        (partition,) = claim.stream.partitions
+        assert reader._is_lost_in(partition)
+        any_client.xgroup_destroy(partition.entries(0), "g")
+        assert not reader._is_lost_in(partition)
+
+    @pytest.mark.parametrize("what", ["manifest", "abandoned", "released", "group"])
+    def test_an_epoch_or_group_that_is_gone_everywhere_is_not_waited_for(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, what: str
+    ) -> None:
+        """Nobody brings it back."""
+        (partition,) = claim.stream.partitions
+        if what == "group":
+            any_client.hdel(partition.roster, "g:g")
+        elif what == "released":
+            any_client.hset(partition.roster, "x:0", load_manifest(any_client, claim.stream, 0).id)
+        elif what == "manifest":
+            any_client.delete(claim.stream.keys.manifest(0))
+        else:
+            any_client.hset(claim.stream.keys.manifest(0), "state", "abandoned")
+        any_client.hdel(partition.roster, "e:0")
+        assert not reader._is_lost_in(partition)
+
+    @pytest.mark.parametrize(
+        ("lost", "may_join", "is_back"),
+        [
+            ("e:0", True, False),  # the group is there: the epoch alone is lost
+            ("g:g", True, True),
+            ("g:g", False, False),  # it was dropped
+            ("e:0 g:g", True, True),
+            ("e:0 g:g", False, False),
+            ("", True, True),  # another thread of this member was first
+        ],
+    )
+    @pytest.mark.parametrize("is_in_epoch", [True, False])
+    def test_a_member_joins_again_where_the_roster_lost_its_group(
+        self, reader: SharedReader, any_client: Client, monkeypatch: pytest.MonkeyPatch, *,
+        lost: str, may_join: bool, is_back: bool, is_in_epoch: bool,
+    ) -> None:  # fmt: skip
+        """If the epoch is there without the group, another program took the group from it."""
+        (partition,) = reader.claim.stream.partitions
+        monkeypatch.setattr(shared, "rejoin", lambda *_: may_join)
+        for field in lost.split():
+            any_client.hdel(partition.roster, field)
+        if not is_in_epoch:
+            any_client.xgroup_destroy(partition.entries(0), "g")
+        assert reader._rejoins(partition) is (is_back and (is_in_epoch or "e:0" in lost))
 
 
 class TestAfterAnOutage:
@@ -264,8 +666,7 @@ class TestKeeping:
     @pytest.fixture
     def rank(self, claim: LeaseClaim, any_client: Client) -> Iterator[RankClaim]:
         """Yield the claim of a rank of another group."""
-        who = Membership(claim.stream, "ranks", rank_member(0), "life", RankOrder(0, 1, 4))
-        rank = RankClaim(any_client, who, 10.0, print)
+        rank = rank_claim(claim)
         rank.join("resume")
         yield rank
         rank.close()
@@ -340,12 +741,14 @@ class TestClaimedEntries:
         (reader,) = SharedReaders(claim, 1, queue, ArrayPool(4), batch_size=4, views=False)._readers
         return reader
 
-    def taken(self, queue: PrefetchQueue) -> list[tuple[int, list[int]]]:
+    def taken(self, queue: PrefetchQueue, *, are_alone: bool = False) -> list[tuple[int, list[int]]]:
         """Return epoch and numbers of the batches in a queue."""
         found = []
         while queue.holds_batches:
             batch = queue.get(0)
             assert batch is not None
+            assert batch.is_alone is are_alone
+            assert not any(span.lease.is_lost for span in batch.spans)
             found.append((batch.epoch, batch["y"].tolist()))
         return found
 
@@ -388,7 +791,7 @@ class TestClaimedEntries:
         assert not second._has_claims()
         for left, numbers in ((2, [4, 5, 6, 7]), (1, [12, 13, 14, 15]), (0, [0, 1, 2, 3])):
             second._fetch_claims(suspect=True)
-            assert self.taken(queue) == [(1, numbers)]
+            assert self.taken(queue, are_alone=True) == [(1, numbers)]
             assert len(claims) == left
             assert second._has_claims(suspect=True) is (left > 0)
         assert [line.split(" was given out ")[1][:7] for line in said] == ["6 times", "7 times", "9 times"]
@@ -420,6 +823,33 @@ class TestClaimedEntries:
         assert self.taken(queue) == []
         assert 0 not in claim.leases.ids(0)
         assert not claim.heartbeat.claims
+
+    def test_one_on_which_training_may_die_comes_once_all_before_it_was_taken(
+        self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
+    ) -> None:
+        """It would be handed out with them, and a death would be blamed on it."""
+        claim.heartbeat.claims += [ClaimedEntry(0, 1, ids[1][0], 9), ClaimedEntry(0, 1, ids[1][1])]
+        second._fetch_claims()
+        assert not second._is_over()
+        assert self.taken(queue) == [(1, [4, 5, 6, 7])]
+        assert not second._is_over()
+        assert self.taken(queue, are_alone=True) == [(1, [0, 1, 2, 3])]
+
+    def test_no_more_of_them_are_fetched_than_the_loop_has_a_place_for(
+        self, second: SharedReader, claim: LeaseClaim, ids: dict[int, list[bytes]]
+    ) -> None:
+        """A member that died may have had a gigabyte."""
+        second.queue = queue = PrefetchQueue(1)
+        claim.heartbeat.claims += [ClaimedEntry(0, 1, entry_id) for entry_id in ids[1]]
+        thread = threading.Thread(target=second._fetch_claims)
+        thread.start()
+        found = list[int]()
+        for number in range(1, len(ids[1]) + 1):
+            until(lambda: queue.holds_batches)
+            assert len(claim.leases) == number
+            found += numbers_in(queue)
+        thread.join(20)
+        assert found == list(range(COUNT))
 
     def test_what_could_not_be_fetched_stays_claimed(
         self,
@@ -480,12 +910,34 @@ def test_only_a_good_entry_shows_that_bad_ones_are_bad_in_themselves(
     assert found == [[], [bad]]
 
 
+def test_a_good_entry_counts_beside_bad_ones_of_the_same_answer(
+    reader: SharedReader, claim: LeaseClaim, any_client: Client
+) -> None:
+    """The bad ones would wait for the end of the epoch, and hold it up."""
+    partition, manifest = claim.stream.partitions[0], load_manifest(any_client, claim.stream, 0)
+    given: Any = any_client.xreadgroup("g", "m", {partition.entries(0): ">"}, count=2)
+    bad, good = (entry_id for entry_id, _ in given[0][1])
+    came = [
+        ReceivedEntry(good, 0, Lease(0, 0, 0, good, unacknowledged=4)),
+        ReceivedEntry(bad, 0, None, BadEntry("damaged")),
+    ]
+    reader._book(came, manifest, partition)
+    assert any_client.hkeys(partition.dead(0, "g")) == [bad]
+
+
 class TestTheEnd:
     """An epoch is over here once nobody can bring more of it."""
 
     def entries(self, claim: LeaseClaim) -> str:
         """Return the key of the epoch's entries."""
         return claim.stream.partitions[0].entries(0)
+
+    @pytest.fixture
+    def ends(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        """Return what dead letters are told of other members at the end."""
+        found = list[bool]()
+        monkeypatch.setattr(DeadLetters, "end", lambda *_, is_alone: found.append(is_alone))
+        return found
 
     def test_what_a_dead_member_holds_is_waited_for(
         self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client
@@ -496,6 +948,7 @@ class TestTheEnd:
         thread = threading.Thread(target=lambda: ended.append(reader._is_over()))
         thread.start()
         until(lambda: reader._silent == {"dead"})
+        until(lambda: queue.reader_times.doing == "producers")
         assert "what dead was given of epoch 0 of 't' and did not acknowledge" in reader.why_waiting(1)
         assert ended == []
         claim.heartbeat.claims.append(ClaimedEntry(0, 0, b"1-1"))
@@ -503,7 +956,7 @@ class TestTheEnd:
         assert ended == [False], "there is something to fetch"
 
     def test_what_a_live_member_holds_is_left_to_it(
-        self, reader: SharedReader, claim: LeaseClaim, any_client: Client
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, ends: list[bool]
     ) -> None:
         """It acknowledges it, or returns it for the next pass."""
         other = Membership(claim.stream, "g", "lives", "life")
@@ -518,6 +971,22 @@ class TestTheEnd:
             thread.join(0.05)
         assert ended == [True]
         assert reader._silent == set()
+        assert ends == [False], "the other one may have read what could not be read here"
+
+    def test_what_this_member_was_given_and_never_got_is_claimed_first(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch,
+        ends: list[bool],
+    ) -> None:  # fmt: skip
+        """Nobody else would be given it. The loop waits for the server meanwhile."""
+        asked = list[tuple[Any, ...]]()
+
+        def recover(_: object, *given: Any) -> None:
+            asked.append((queue.reader_times.doing, *given))
+
+        monkeypatch.setattr(type(claim.heartbeat), "recover", recover)
+        assert reader._is_over()
+        assert asked == [("server", claim.is_all_acknowledged, reader._partitions)]
+        assert ends == [True]
 
     def test_what_was_returned_is_taken_at_once(
         self, reader: SharedReader, claim: LeaseClaim, any_client: Client
@@ -549,6 +1018,30 @@ class TestTheEnd:
         with pytest.raises(DamagedKey, match="state"):
             reader._is_over()
 
+    @pytest.mark.parametrize(("looks", "is_error"), [(2, False), (3, True)])
+    def test_a_state_is_looked_at_more_than_once(
+        self, reader: SharedReader, claim: LeaseClaim, monkeypatch: pytest.MonkeyPatch, looks: int, is_error: bool
+    ) -> None:
+        """Whoever abandons an epoch writes several keys, and a reader may come in between."""
+        damaged = [DamagedKey("state")] * looks + [None]
+        monkeypatch.setattr(shared, "STATE_LOOKS", 2)
+        monkeypatch.setattr(shared, "STATE_LOOK_S", 0.0)
+        monkeypatch.setattr(shared, "find_state_damage", lambda *_: damaged.pop(0))
+        with pytest.raises(DamagedKey) if is_error else nullcontext():
+            assert reader._is_over()
+
+    def test_a_state_that_differs_because_the_epoch_is_being_abandoned_is_no_error(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The epoch ends with what there is."""
+
+        def damage(*_: Any) -> DamagedKey:
+            abandon_epoch(any_client, claim.stream, 0)
+            return DamagedKey("state")
+
+        monkeypatch.setattr(shared, "find_state_damage", damage)
+        assert reader._is_over()
+
     @pytest.mark.parametrize("is_ordered", [False, True])
     def test_a_reader_that_was_stopped_says_that_it_has_ended(
         self, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client, is_ordered: bool
@@ -556,8 +1049,7 @@ class TestTheEnd:
         """A loop in another thread waits for the next batch."""
         queue.stop()
         if is_ordered:
-            who = Membership(claim.stream, "ranks", rank_member(0), "life", RankOrder(0, 1, 4))
-            with closing(RankClaim(any_client, who, 10.0, print)) as rank:
+            with closing(rank_claim(claim)) as rank:
                 rank.join("resume")
                 OrderedReader(rank, 0, queue, ArrayPool(4), remainder="pad", start=0, views=False).run()
         else:

@@ -8,15 +8,18 @@ from typing import Any, cast
 import pytest
 import redis
 
+from penstock_common.errors import BadEntry
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import ms_of
 from penstock_common.stream.groups.roster import Membership, join_group
+from penstock_common.stream.manifest import load_manifest
 from penstock_consumer.read.claims import LeaseClaim
 from penstock_consumer.read.leases import Leases
 from penstock_consumer.read.receive import DeliveryCheck
 from penstock_consumer.read.shared import SharedScope
 from penstock_consumer.stages.batch import Lease
-from tests.contracts.feed import SPEC, sample, writer_of
+from tests.contracts.feed import SPEC, open_stream, sample, writer_of
+from tests.contracts.ordered import plan
 
 
 def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str, any_client: redis.Redis) -> None:
@@ -35,6 +38,24 @@ def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str
         assert wanted is not None
         assert wanted.tolist() == [True, True, False, False, True, False, True, False]
         assert scope.acknowledged == [(17, 18)]
+        scope.wanted(cast(Any, SimpleNamespace(shard=4, first=10, end=18, is_repair=False)), b"4-0")
+        assert scope.acknowledged == [], "nothing is of the entry before"
+
+
+def test_an_entry_that_is_in_the_wrong_place_is_refused(any_url: str, any_client: redis.Redis) -> None:
+    """Its samples would be acknowledged in another ledger, or twice."""
+    plan(any_url, [4, 4], partitions=2)
+    stream = open_stream(any_client, "t")
+    claim: Any = SimpleNamespace(stream=stream)
+    scope = SharedScope(
+        claim, load_manifest(any_client, stream, 0), stream.partition_of(0), is_claimed=False,
+        deliveries=DeliveryCheck(any_client, stream),
+    )  # fmt: skip
+    right = {"stream": stream.id, "epoch": 0, "shard": 0, "first": 0, "end": 4}
+    scope.check(cast(Any, SimpleNamespace(**right)))
+    for wrong in ({"stream": "another"}, {"epoch": 1}, {"end": 5}, {"shard": 1}):
+        with pytest.raises(BadEntry):
+            scope.check(cast(Any, SimpleNamespace(**right | wrong)))
 
 
 def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(

@@ -204,7 +204,7 @@ class SharedReader:
         dead_letters: DeadLetters,
         split_off: Callable[[Sequence[int]], object],
         *,
-        is_late: bool = False,
+        is_late: bool,
     ) -> None:
         """Take the numbers of the partitions, and a function that starts a reader of some of them.
 
@@ -499,11 +499,9 @@ class SharedReader:
 
     def _drain(self) -> None:
         """Receive what is under way before the end, so that it can be returned at once."""
-        try:
+        with suppress(PenstockError, QueueStopped):
             while self._asked:
                 self._take_answer()
-        except (PenstockError, QueueStopped):
-            self._asked.clear()
 
     def _has_claims(self, *, suspect: bool = False) -> bool:
         return any(self._is_due(claim, suspect=suspect) for claim in list(self.claim.heartbeat.claims))
@@ -549,7 +547,7 @@ class SharedReader:
         partition = self.claim.stream.partitions[claim.partition]
         receiver, received = self._receivers.of_claims(assembler, manifest, partition), self._receivers.received
         while not self.queue.wait_for_space(0, 0.2):
-            self._emit(assembler)
+            pass
         if claim.is_suspect:  # before its samples are here: if the answer were lost, they would be handed out twice
             self.claim.heartbeat.count_turn(claim)
         while True:
@@ -646,7 +644,6 @@ class SharedReader:
         if self._has_moved:
             self._split()
         self._connection.reopen(error, self._recover)
-        self._is_late = False
 
     def _recover(self) -> None:
         self.claim.deliveries.look(self._partitions, self._await_acknowledged)
@@ -691,7 +688,7 @@ class SharedReaders:
         self._readers: list[SharedReader] = []
         self._threads = deque[threading.Thread]()
         for numbers in claim.client.by_server([partition.roster for partition in claim.stream.partitions]):
-            self._add(numbers)
+            self._add(numbers, is_late=False)
 
     @property
     def bad_entries(self) -> int:
@@ -717,7 +714,7 @@ class SharedReaders:
         busy = [reader for reader in self._readers if not reader.has_ended]
         return (busy or self._readers)[0].why_waiting(seconds)
 
-    def _add(self, numbers: Sequence[int], *, is_late: bool = False) -> SharedReader:
+    def _add(self, numbers: Sequence[int], *, is_late: bool) -> SharedReader:
         """Return another reader, of these partitions."""
         claim, dead_letters = self._claim, DeadLetters(self._claim, self._readable)
         receivers = SharedReceivers(
