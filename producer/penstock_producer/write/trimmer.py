@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -23,7 +22,6 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest, begun_shards, load_manifest, renewed
 from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.streams import Stream
-from penstock_common.waiting import to_stderr
 from penstock_producer.write.retention import plan_trim, trimming_groups
 
 CHUNK = 250
@@ -108,12 +106,12 @@ class Trimmer:
         client: Client,
         stream: Stream,
         partition: PartitionKeys,
-        clock: Callable[[], float] = time.monotonic,
-        confirmer: Confirmer | None = None,
+        clock: Callable[[], float],
+        confirmer: Confirmer,
     ) -> None:
-        """Make a trimmer. ``confirmer`` says what is on replicas. None makes a new one."""
+        """Make a trimmer. ``confirmer`` says what is on replicas."""
         self._client, self._stream, self._partition, self._clock = client, stream, partition, clock
-        self._confirmer = confirmer or Confirmer(client, stream, to_stderr)
+        self._confirmer = confirmer
         self._memories: dict[int, _EpochMemory] = {}
         self._lock = Lock()
         """A lock, because shards of one writer may be open at once, in threads."""
