@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from penstock_consumer.read.hooks import hooks_of
 from penstock_producer.write import completion
 from penstock_producer.write.completion import find_forged, first_fault
 from penstock_producer.write.shard import ShardWriter
-from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, sample, writer_of
+from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, open_stream, replayed, sample, writer_of
 
 QUIET: dict[str, Any] = {"spec": SPEC, "block_bytes": 4 * SAMPLE_BYTES}
 SIZE = 40
@@ -302,3 +303,29 @@ def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
     assert forged() is None
     with_group("d")
     assert forged() is first
+    for offset in (0, 1, 2):
+        any_client.setbit(partition.ledger(0, "d", 0), offset, 1)
+    assert forged() is second
+
+
+def test_an_entry_that_is_no_block_is_not_its_records(any_client: Client, begun: Manifest) -> None:
+    """A record may name what another program wrote."""
+    stream = open_stream(any_client, "t")
+    partition = stream.partitions[0]
+    first, *_ = index_records(any_client, partition, 0, 0)
+    wrong = replace(first, entry_id=any_client.xadd(partition.entries(0), {"meta": "rubbish"}))
+    assert find_forged(any_client, stream, begun, 0, [wrong]) is wrong
+
+
+def test_a_block_of_an_earlier_run_may_have_its_payload_in_a_segment(any_url: str, memory_path: Path) -> None:
+    """A retried job judges the blocks of the first one."""
+    with writer_of(any_url, payload=f"segments:{memory_path}", **QUIET) as writer:
+        epoch = writer.epoch(0, sizes=[SIZE])
+        first = epoch.shard(0)
+        fill(first, 8)
+        first.commit_all()
+        first.abort()
+        with epoch.shard(0) as shard:
+            assert shard.position == 8
+            fill(shard, SIZE)
+    assert replayed(any_url) == list(range(SIZE))
