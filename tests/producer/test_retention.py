@@ -64,7 +64,8 @@ class TestPlans:
     def test_the_oldest_acknowledged_epochs_go_until_there_is_room(self) -> None:
         """Replay wants the latest epochs, so the oldest go, and no more than needed."""
         roster = roster_of({"a": group(), "b": group()}, {(g, e) for g in "ab" for e in range(3)})
-        assert plan_release(self.facts, roster, 0, 15) == [0, 1]
+        assert plan_release(self.facts, roster, 0, 11) == [0, 1]
+        assert plan_release(self.facts, roster, 0, 20) == [0, 1]
         assert plan_release(self.facts, roster, 0, 100) == [0, 1, 2]
         assert plan_release(self.facts, roster, 0, 0) == []
 
@@ -117,6 +118,14 @@ class TestPlans:
         assert plan_trim([record], [bits], 1) == []
         assert plan_trim([IndexRecord(10, b"", 0, 0, 0, tuple(range(10)))], [bits], 1) == []
 
+    def test_bits_may_begin_behind_what_is_removed(self) -> None:
+        """The ledger below that offset is not read again, and what lies behind it must not be mixed up."""
+        records = [IndexRecord(n + 10, b"1-1", n, 9, 100, (n + 3,)) for n in (20, 30, 40)]
+        bits = np.ones(30, dtype=bool)
+        bits[[3, 13, 15, 23]] = False
+        assert [r.first for r in plan_trim(records, [bits], 1000, base=20)] == [20, 40]
+        assert [r.first for r in plan_trim(records, [bits[:25]], 1000, base=20)] == [20]
+
     def test_of_two_neighbours_one_stays_until_the_memory_of_the_other_is_used_again(self) -> None:
         """Freed neighbours are one piece, and a stock server gives large pieces back to the kernel."""
         records = [IndexRecord(first + 10, b"1-1", first, 10, 10, ()) for first in range(0, 60, 10)]
@@ -136,12 +145,14 @@ class TestPlans:
         roster = roster_of({"a": group()}, {("a", e) for e in range(4)})
         facts = [EpochFacts(0, "produced", 10), EpochFacts(1, "produced", 5), EpochFacts(2, "abandoned", 10)]
         assert plan_release(facts, roster, 0, 100, most_bytes=9) == [2, 1]
+        assert plan_release(facts, roster, 0, 100, most_bytes=10) == [2, 0, 1]
         assert plan_release(facts, roster, 0, 100) == [2, 0, 1]
 
     def test_a_group_that_is_through_trims_by_the_others(self) -> None:
         """Only those that still read an epoch decide about its entries."""
         roster = roster_of({"a": group(), "b": group(), "left": group(holds=False), "late": group(3)}, {("a", 0)})
         assert trimming_groups(roster, 0) == ["b"]
+        assert trimming_groups(roster_of({"a": group(1), "left": group(holds=False)}, {("a", 1)}), 1) == ["a"]
         assert trimming_groups(roster_of({}), 0) == []
         assert trimming_groups(roster_of({"later": group(1), "left": group(holds=False)}), 0) == []
 
