@@ -128,6 +128,17 @@ def test_a_refusal_is_raised_by_one_later_call(reporting: Rank) -> None:
     assert reporting.reported == 0
 
 
+def test_what_is_sent_when_an_earlier_refusal_is_raised_arrives(reporting: Rank) -> None:
+    """Else its samples would be given out again, though they were trained on."""
+    successor = rank(reporting.client, 0, world=1)
+    with pytest.raises(MemberReplaced):
+        for position in range(1, LAST):
+            who = reporting.who if position == 1 else successor
+            reporting.outbox.send(PositionReport(reporting.manifest, who, position))
+    assert position < LAST - 1
+    until(lambda: reporting.reported == position)
+
+
 def test_the_end_of_an_epoch_asks_for_a_replica(reporting: Rank) -> None:
     """Only what a replica has may rest on it."""
     reporting.box.confirm()

@@ -263,8 +263,6 @@ class Outbox:
         self._scripts.setdefault(call.script, False)
         parts = [part if isinstance(part, bytes) else str(part).encode() for part in (*call.keys, *call.arguments)]
         command = (b"EVALSHA", sha_of(call.script), b"%d" % len(call.keys), *parts)
-        while len(self._unanswered) >= UNANSWERED:
-            self._read_one()
         commands: list[Command] = [command]
         if self._clock() - self._asked_s >= ASK_EVERY_S:
             self._asked_s = self._clock()
@@ -272,11 +270,13 @@ class Outbox:
         self._unanswered += commands
         if self._answered and self._channel is None:  # a connection that is cut shows when it is used
             self._send_again(None)
-            return
-        try:
-            self._connected().send(commands)
-        except ServerUnavailable as error:
-            self._send_again(error)
+        else:
+            try:
+                self._connected().send(commands)
+            except ServerUnavailable as error:
+                self._send_again(error)
+        while len(self._unanswered) >= UNANSWERED:  # last, because it raises the refusal of an earlier one
+            self._read_one()
 
     @property
     def is_empty(self) -> bool:
