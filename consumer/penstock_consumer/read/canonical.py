@@ -133,25 +133,16 @@ def resolve(
     """
     unfilled = 0
     for piece in pieces:
-        record = piece.record
-        is_good = record.count > 0 and not is_unusable(piece)
-        fill = unfilled if is_good else 0
-        if piece.start >= hi:
-            if fill:
-                yield RowRange(piece, np.zeros(fill, dtype=np.int64), first, fill)
-                return
-            if not unfilled:
-                return
         a, b = max(lo, piece.start), min(hi, piece.end)
-        if is_good and (a < b or fill):
-            rows, spilt, holes = _rows(record, a - piece.start, max(b, a) - piece.start)
-            rows = np.concatenate([np.zeros(fill, dtype=np.int64), rows])
+        if piece.record.count > 0 and not is_unusable(piece):
+            rows, spilt, holes = _rows(piece.record, a - piece.start, max(a, b) - piece.start)
+            rows = np.concatenate([np.zeros(unfilled, dtype=np.int64), rows])
             if len(rows):
-                yield RowRange(piece, rows, first, fill + holes - spilt)
+                yield RowRange(piece, rows, first, unfilled + holes - spilt)
             first += len(rows)
             unfilled = spilt
-        elif a < b:
-            unfilled += b - a
+        else:
+            unfilled += max(0, b - a)
         if piece.end >= hi and not unfilled:
             return
         if total is not None and piece.start > hi + total:
