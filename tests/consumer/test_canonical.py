@@ -169,10 +169,10 @@ def test_the_steps_to_come_are_those_that_are_committed(
 def test_entries_behind_the_rows_are_not_looked_at() -> None:
     """Each piece may cost a request, and behind the last committed one there is none."""
 
-    def pieces() -> Iterator[IndexedPiece]:
-        yield from pieces_of([4, 4], {2, 7})
+    def pieces(most: int) -> Iterator[IndexedPiece]:
+        yield from pieces_of([4, 4], {2, 7})[:most]
         raise AssertionError("read too far")
 
-    for lo, hi, rows in ((0, 4, [[0, 1, 2, 2]]), (1, 6, [[1, 2, 2], [0, 1]]), (4, 7, [[0, 1, 2]])):
-        found = list(resolve(pieces(), lo, hi, 0, 100, lambda _: False))
+    for lo, hi, most, rows in ((0, 4, 1, [[0, 1, 2, 2]]), (1, 6, 2, [[1, 2, 2], [0, 1]]), (4, 7, 2, [[0, 1, 2]])):
+        found = list(resolve(pieces(most), lo, hi, 0, 100, lambda _: False))
         assert [take.rows.tolist() for take in found] == rows

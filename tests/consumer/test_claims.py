@@ -8,18 +8,30 @@ from typing import Any
 
 import pytest
 
-from penstock_common.errors import EpochNotFound, GroupBusy, ReplayTruncated
+from penstock_common.errors import (
+    EpochIncomplete,
+    EpochNotFound,
+    GroupBusy,
+    ReplayTruncated,
+    ServerUnavailable,
+    StreamDeleted,
+)
 from penstock_common.stream.commands import Client
+from penstock_common.stream.entries import pending_members
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.ledger import acknowledge
+from penstock_common.stream.groups.ledger import acknowledge, done_bits
+from penstock_common.stream.groups.losses import LossDetector
+from penstock_common.stream.groups.outbox import Outboxes
 from penstock_common.stream.groups.positions import known_positions, report
 from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster, note_wait, rank_member
-from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.keys import RELEASED
+from penstock_common.stream.manifest import abandon_epoch, find_manifest, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read import claims
 from penstock_consumer.read.claims import LeaseClaim, RankClaim, absent_notice
-from penstock_consumer.stages.batch import Batch
+from penstock_consumer.read.heartbeat import ClaimedEntry
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 from tests.contracts.feed import SAMPLE_BYTES, open_stream
 from tests.contracts.ordered import plan, planned_writer
 
@@ -91,7 +103,7 @@ class TestJoining:
     @pytest.mark.parametrize("trimmed", [1, EPOCHS - 1])
     def test_a_group_is_read_again_from_the_first_epoch_that_is_whole(self, scene: Claims, trimmed: int) -> None:
         """Entries of a trimmed epoch are gone, which no reader could tell from a loss."""
-        scene.client.hset(scene.stream.partitions[0].roster, f"t:{trimmed}", "1")
+        scene.client.hset(scene.stream.partitions[0].roster, mapping={"t:0": "1", f"t:{trimmed}": "1"})
         member = scene.member()
         member.join("resume")
         member.join("earliest")
@@ -99,6 +111,27 @@ class TestJoining:
         rank = scene.rank()
         rank.join("earliest")
         assert rank.first == trimmed + 1
+
+    def test_a_group_of_a_stream_without_an_epoch_begins_with_the_first(self, any_url: str, any_client: Client) -> None:
+        """Trainers may be started before their producers."""
+        with planned_writer(any_url), ExitStack() as stack:
+            scene = Claims(any_client, stack)
+            for start in ("resume", "earliest"):
+                member, rank = scene.member(), scene.rank(0, 1)
+                member.join(start)
+                rank.join(start)
+                assert (member.first, rank.first) == (0, 0)
+
+    def test_a_group_that_others_read_is_not_reset_under_them(self, scene: Claims) -> None:
+        """They would train on samples again without a word. Their name says whom to stop."""
+        scene.member("elsewhere", group="other").join("resume")
+        claim = scene.member()
+        claim.join("resume")
+        claim.join("earliest")
+        late = scene.member("late")
+        with pytest.raises(GroupBusy, match="group 'g' is read by m: start='earliest' would reset it"):
+            late.join("earliest")
+        late.join("resume")
 
     def test_only_retained_epochs_are_gone_back_to(self, scene: Claims) -> None:
         """The error says which they are. An epoch that is still to come may be waited for."""
@@ -133,6 +166,49 @@ class TestJoining:
         monkeypatch.setattr(claims, "join_group", busy)
         with pytest.raises(GroupBusy, match="always"):
             rank.join("resume")
+
+    @pytest.mark.parametrize(("lease_s", "quiet_ms"), [(1.0, 1000), (6.0, 1000), (30.0, 5000), (60.0, 10_000)])
+    def test_ranks_that_were_silent_for_five_heartbeats_are_gone(
+        self, scene: Claims, monkeypatch: pytest.MonkeyPatch, lease_s: float, quiet_ms: int
+    ) -> None:
+        """A heartbeat may be late by a second. A training with other ranks waits twice as long, and then fails."""
+        asked, limits = list[int](), list[float]()
+        monkeypatch.setattr(claims, "join_group", lambda *_, quiet_ms, **__: asked.append(quiet_ms))
+        monkeypatch.setattr(claims, "Wait", lambda _, limit_s: limits.append(limit_s))
+        who = Membership(scene.stream, "ranks", rank_member(0), "life", RankOrder(0, WORLD, BATCH))
+        with closing(RankClaim(scene.client, who, lease_s, print)) as rank:
+            rank.join("resume")
+        assert asked == [quiet_ms]
+        assert limits == [2 * quiet_ms / 1000]
+
+    def test_a_server_that_is_away_is_waited_for_and_not_for_ever(
+        self, scene: Claims, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A restart takes seconds. A program that waits for days seems to work."""
+        borne, away = list[str](), 3
+
+        class Outage:
+            def __init__(self, *_: Any) -> None:
+                pass
+
+            def bear(self, error: ServerUnavailable) -> None:
+                borne.append(str(error))
+                if len(borne) > 3:
+                    raise error
+
+        def ask() -> None:
+            nonlocal away
+            away -= 1
+            if away >= 0:
+                raise ServerUnavailable("away")
+
+        monkeypatch.setattr(claims, "Outage", Outage)
+        claim = scene.member()
+        claim._bear(ask)
+        assert borne == ["away"] * 3
+        away = 99
+        with pytest.raises(ServerUnavailable):
+            claim._bear(ask)
 
 
 class TestEpochs:
@@ -176,6 +252,37 @@ class TestEpochs:
         assert claim.has_unread(0)
         scene.deliver("other", 100)
         assert not claim.has_unread(0)
+        claim.unclosed |= {0, 1}
+        assert claim.reopened() == {1}, "what was repaired is unread"
+
+    def test_a_release_that_one_of_several_rosters_notes_counts(self, any_url: str, any_client: Client) -> None:
+        """The others have it on their rosters until their turn comes."""
+        plan(any_url, [COUNT] * 3, partitions=3)
+        with ExitStack() as stack:
+            claim = Claims(any_client, stack).member()
+            claim.join("resume")
+            roster = claim.stream.partitions[1].roster
+            any_client.hset(roster, "x:0", load_manifest(any_client, claim.stream, 0).id)
+            assert not claim.is_released(0)
+            any_client.hdel(roster, "e:0")
+            assert claim.is_released(0)
+
+    def test_what_one_of_several_partitions_has_is_unread(self, any_url: str, any_client: Client) -> None:
+        """A repair writes to one partition, and no error may name its samples as lost."""
+        plan(any_url, [COUNT] * 2, partitions=2)
+        with ExitStack() as stack:
+            claim = Claims(any_client, stack).member()
+            claim.join("resume")
+            first, second = (partition.entries(0) for partition in claim.stream.partitions)
+            any_client.xreadgroup("g", "other", {first: ">"})
+            assert claim.has_unread(0)
+            claim.close_epochs(0)
+            assert claim.unclosed == {0}
+            any_client.xreadgroup("g", "other", {second: ">"})
+            assert not claim.has_unread(0)
+            any_client.xack(first, "g", *[entry_id for entry_id, _ in any_client.xrange(first)])
+            claim.close_epochs(0)
+            assert claim.unclosed == {0}, "the second partition's entries are held"
 
     def test_a_member_lives_if_it_gave_a_heartbeat_since(self, scene: Claims) -> None:
         """Only then what it holds will be acknowledged or returned."""
@@ -219,6 +326,150 @@ class TestEpochs:
         claim.unclosed.add(2)
         claim.close_epochs(1)
         assert (closed(), claim.unclosed) == ({0}, {2})
+
+    @pytest.mark.parametrize("what", ["lost", "released", "deleted"])
+    def test_samples_that_no_member_will_deliver_are_named(self, scene: Claims, what: str) -> None:
+        """Nothing is pending or unread, and the ledger lacks them. It lacks them too if another member was first."""
+        claim, (partition,) = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        scene.client.xack(partition.entries(0), "g", *scene.deliver("m", 100))
+        if what == "released":
+            scene.client.hset(partition.roster, "x:0", load_manifest(scene.client, scene.stream, 0).id)
+            scene.client.hdel(partition.roster, "e:0")
+            claim.close_epochs(0)
+            assert claim.unclosed == set()
+        elif what == "deleted":
+            scene.client.delete(claim.stream.keys.meta)
+            with pytest.raises(StreamDeleted):
+                claim.close_epochs(0)
+        else:
+            with pytest.raises(EpochIncomplete, match=f"cannot be given {COUNT} samples") as caught:
+                claim.close_epochs(0)
+            assert caught.value.missing == [(0, 0, COUNT // 2), (1, 0, COUNT // 2)]
+
+
+class TestLeases:
+    """A member acknowledges by entries and samples, and returns what it does not acknowledge."""
+
+    @pytest.fixture
+    def held(self, scene: Claims) -> tuple[LeaseClaim, Lease]:
+        """Return a claim, and its lease of the first entry."""
+        claim = scene.member()
+        claim.join("resume")
+        (entry_id,) = scene.deliver("m", 1)
+        claim.leases.add(lease := Lease(0, 0, 0, entry_id, unacknowledged=BLOCK))
+        return claim, lease
+
+    def done(self, claim: LeaseClaim) -> list[bool]:
+        """Return which samples of the entry are acknowledged."""
+        bits: list[bool] = done_bits(claim.client, claim.stream.partitions[0], 0, "g", 0, 0, BLOCK).tolist()
+        return bits
+
+    def pending(self, claim: LeaseClaim) -> set[str]:
+        """Return who holds entries of the epoch."""
+        return set(pending_members(claim.client, [(claim.stream.partitions[0], 0)], "g"))
+
+    def test_a_batch_that_was_trained_on_is_acknowledged(self, held: tuple[LeaseClaim, Lease]) -> None:
+        """The entry goes with its last sample."""
+        claim, lease = held
+        for lo, hi, members in ((0, 3, {"m"}), (3, BLOCK, set[str]())):
+            claim.acknowledge(Batch({}, 0, [BatchSpan(lease, lo, hi)]))
+            claim.flush()
+            assert self.done(claim) == [offset < hi for offset in range(BLOCK)]
+            assert self.pending(claim) == members
+            assert claim.has_unacknowledged(0) is bool(members)
+        assert claim.is_all_acknowledged()
+        assert claim.is_all_acknowledged(claim.stream.partitions[0])
+
+    def test_a_batch_of_an_epoch_that_was_released_is_not_sent(
+        self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is left to acknowledge, and what is held of it counts no more."""
+        claim, lease = held
+        sent = list[Any]()
+        monkeypatch.setattr(Outboxes, "send", lambda *given: sent.append(given))
+        scene.client.delete(claim.stream.keys.manifest(0))
+        claim.acknowledge(Batch({}, 0, [BatchSpan(lease, 0, BLOCK)]))
+        assert not claim.has_unacknowledged(0)
+        assert sent == []
+
+    def test_the_manifest_of_an_epoch_is_read_once_for_its_batches(
+        self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be a round trip for each batch. An epoch that a server lost may come back as another one."""
+        claim, lease = held
+        looks = list[int]()
+
+        def counted(client: Client, stream: Stream, epoch: int) -> Any:
+            looks.append(epoch)
+            return find_manifest(client, stream, epoch)
+
+        monkeypatch.setattr(claims, "find_manifest", counted)
+        batches = [Batch({}, 0, [BatchSpan(lease, at, at + 1)]) for at in range(BLOCK)]
+        for batch in batches[:2]:
+            claim.acknowledge(batch)
+        assert looks == [0]
+        claim.forget(0)
+        claim.acknowledge(batches[2])
+        assert looks == [0, 0]
+        claim.forget(0)
+        claim.learn(load_manifest(scene.client, claim.stream, 0))
+        claim.acknowledge(batches[3])
+        assert looks == [0, 0]
+        abandon_epoch(scene.client, claim.stream, 0)
+        claim.close_epochs(0)
+        looks.clear()
+        claim.acknowledge(batches[0])
+        assert looks == [0], "nothing is kept of an epoch that is over"
+
+    def test_what_is_returned_is_claimed_again_less_what_the_loop_keeps(self, held: tuple[LeaseClaim, Lease]) -> None:
+        """A part may wait for its checkpoint. Handed out again, it would be trained on twice."""
+        claim, lease = held
+        lost = Lease(0, 0, 0, b"9-9", unacknowledged=BLOCK)
+        returned = Batch({}, 0, [BatchSpan(lease, 0, 2), BatchSpan(lost, BLOCK, 2 * BLOCK)])
+        assert not claim.return_batches([returned], [Batch({}, 0, [BatchSpan(lease, 2, BLOCK)])])
+        assert list(claim.heartbeat.claims) == [ClaimedEntry(0, 0, lease.entry_id)]
+        assert claim.leases.ids(0) == {0: [lease.entry_id]}
+        assert claim.leases.kept(0, 0, 0) == [(2, BLOCK)]
+        assert [claim.take_returned(), claim.take_returned()] == [{0}, set()]
+
+    @pytest.mark.parametrize("is_known", [False, True])
+    def test_an_entry_without_a_sample_left_is_acknowledged_alone(
+        self, held: tuple[LeaseClaim, Lease], is_known: bool
+    ) -> None:
+        """A server may have lost the bits that others set, and the lease knows them."""
+        claim, lease = held
+        lease.acknowledge([(0, BLOCK)], 0)
+        manifest = load_manifest(claim.client, claim.stream, 0)
+        claim.end_entry(manifest, claim.stream.partitions[0], lease.entry_id, lease if is_known else None)
+        assert self.done(claim) == [is_known] * BLOCK
+        assert self.pending(claim) == set()
+        assert not claim.has_unacknowledged(0)
+
+    def test_a_member_that_leaves_returns_what_it_holds(
+        self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others get it at once. What it acknowledged is on the server before, and what a server lost is told."""
+        claim, lease = held
+        checked = list[str]()
+        monkeypatch.setattr(LossDetector, "check", lambda _: checked.append("losses"))
+        scene.deliver("m", 1)
+        claim.acknowledge(Batch({}, 0, [BatchSpan(lease, 0, 2)]))
+        claim.leave()
+        assert self.done(claim) == [True, True, False, False]
+        assert self.pending(claim) == {RELEASED, "m"}, "the second entry never arrived"
+        assert ("g", "m") not in load_roster(scene.client, claim.stream.partitions[0]).members
+        assert checked == ["losses"]
+
+    def test_what_a_member_holds_is_told_in_bytes(self, held: tuple[LeaseClaim, Lease]) -> None:
+        """A writer that waits for quota is told who holds it up. A claimed entry is of no shard until it is fetched."""
+        claim, _ = held
+        (partition,) = claim.stream.partitions
+        assert claim._held_bytes(partition) == BLOCK * SAMPLE_BYTES
+        claim.leases.add(Lease(0, 0, -1, b"1-1", unacknowledged=1))
+        ids = [entry_id for entry_id, _ in claim.client.xrange(partition.entries(0))]
+        claim.leases.add(Lease(0, 0, 1, ids[-1], unacknowledged=1))
+        assert claim._held_bytes(partition) == 2 * BLOCK * SAMPLE_BYTES
 
 
 class TestPositions:
@@ -277,7 +528,7 @@ class TestPositions:
     ) -> None:
         """A progress bar shows them, and ranks must agree on them."""
         with planned_writer(any_url) as writer, ExitStack() as stack:
-            writer.epoch(sizes=[5, 5])
+            writer.epoch(sizes=[5, 4])
             rank = Claims(any_client, stack).rank()
             assert rank.steps(0, remainder) == steps
             assert rank.steps(1, remainder) is None
@@ -291,6 +542,7 @@ class TestPositions:
         for epoch, position in ((0, STEP), (1, 2 * STEP), (2, COUNT), (3, STEP)):
             rank.acknowledge(Batch({}, epoch, [], position))
         rank.ended(2, COUNT, COUNT)
+        rank.return_batches([Batch({}, 2, [], 3 * STEP)], [])
         abandon_epoch(scene.client, scene.stream, 3)
         rank.rewind(1, STEP)
         at = {epoch: known_positions(scene.client, scene.stream, epoch, "ranks").of(0) for epoch in range(4)}
@@ -299,8 +551,58 @@ class TestPositions:
         assert rank.first == 0
         assert [rank.start_of(epoch) for epoch in (1, 2)] == [STEP, 0]
         assert rank.is_end(2, 0)
-        rank.ended(1, COUNT, COUNT)
-        assert rank.has_unacknowledged(1)
+        for epoch in (1, 2):
+            rank.ended(epoch, COUNT, COUNT)
+            assert rank.has_unacknowledged(epoch)
+
+    def test_going_back_passes_over_epochs_that_were_given_up_or_have_no_size(
+        self, scene: Claims, rank: RankClaim
+    ) -> None:
+        """Nothing of the first is read again, and the second has no end that could be acknowledged."""
+        manifest = scene.stream.keys.manifest(0)
+        scene.client.hset(manifest, "state", "open")
+        scene.client.hdel(manifest, "sizes", "shards")
+        for epoch in (1, 2, 3):
+            rank.acknowledge(Batch({}, epoch, [], STEP))
+        abandon_epoch(scene.client, scene.stream, 2)
+        rank.rewind(1, 0)
+        assert [rank.position(epoch) for epoch in range(EPOCHS)] == [0, 0, STEP, 0]
+        assert rank.unclosed == set()
+
+    def test_a_report_from_before_does_not_undo_going_back(
+        self, rank: RankClaim, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Reports are sent again to a server that may have lost them."""
+        done = list[str]()
+        monkeypatch.setattr(Outboxes, "flush", lambda _: done.append("flush"))
+        monkeypatch.setattr(Outboxes, "forget", lambda _: done.append("forget"))
+        monkeypatch.setattr(claims, "rewind", lambda *_: done.append("rewind"))
+        rank.return_batches([Batch({}, 0, [], STEP)], [])
+        report(rank.client, rank.who, load_manifest(rank.client, rank.stream, 0), STEP)
+        rank.rewind(0, 0)
+        assert done == ["flush", "forget", "rewind"]
+
+    def test_what_a_server_lost_of_an_epoch_is_not_remembered(self, rank: RankClaim) -> None:
+        """It may come back with less, and the rank has to reach its end again."""
+        rank.acknowledge(Batch({}, 0, [], COUNT))
+        rank.flush()
+        rank.ended(0, COUNT, COUNT)
+        rank.client.delete(rank.stream.partitions[0].positions(0, "ranks"))
+        assert not rank.has_unacknowledged(0)
+        rank.forget(0)
+        assert rank.has_unacknowledged(0)
+
+    def test_entries_that_are_known_are_compared_after_a_failover_and_else_the_position(
+        self, rank: RankClaim, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker process sends rows without their entries, and a loss is told of both."""
+        noted = list[Any]()
+        monkeypatch.setattr(LossDetector, "acknowledged", lambda _, manifest, entries: noted.append(len(entries)))
+        monkeypatch.setattr(LossDetector, "reached", lambda _, manifest, position: noted.append(f"to {position}"))
+        known, unknown = (Lease(0, 0, 0, entry_id, unacknowledged=BLOCK) for entry_id in (b"1-0", b""))
+        for leases in ([known], [known, unknown], [unknown]):
+            rank.acknowledge(Batch({}, 0, [BatchSpan(lease, 0, 1) for lease in leases], STEP))
+        assert noted == [1, f"to {STEP}", f"to {STEP}"]
 
     def test_ranks_that_never_came_are_named(self, scene: Claims) -> None:
         """Their share of the epoch waits for them, and world_size may be a mistake."""

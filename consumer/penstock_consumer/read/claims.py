@@ -604,8 +604,9 @@ class RankClaim(Claim):
     def has_read(self, epoch: int) -> bool:
         """Return whether this rank has acknowledged all of an epoch. Then it waits for the other ranks."""
         manifest = find_manifest(self.client, self.stream, epoch)
-        samples = None if manifest is None else manifest.samples
-        return bool(samples) and self.position(epoch) >= (samples or 0)
+        if manifest is None or not manifest.samples:
+            return False
+        return self.position(epoch) >= manifest.samples
 
     def rewind(self, epoch: int, position: int) -> None:
         """Move this rank to ``position`` in ``epoch``, to the start of later epochs, and to the end of earlier ones.
