@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_consumer.read.leases import Leases, plan_acknowledgement
+from penstock_consumer.read.leases import REMEMBERED, Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
 
 
@@ -21,6 +21,25 @@ def test_what_was_acknowledged_just_now_is_renewed_until_the_server_must_have_he
 def batch_of(*spans: tuple[Lease, int, int]) -> Batch:
     """Return a batch of these samples."""
     return Batch({}, 7, [BatchSpan(*span) for span in spans])
+
+
+def test_what_was_acknowledged_is_not_forgotten_for_batches_that_end_no_entry() -> None:
+    """Most batches of large entries end none, and an acknowledgement may be minutes old before it is answered."""
+    held = Leases()
+    held.add(Lease(0, 7, 3, b"1-0", unacknowledged=1))
+    held.remove(0, 7, [b"1-0"])
+    for _ in range(REMEMBERED):
+        held.remove(0, 7, [])
+    assert held.to_renew(0) == {7: [b"1-0"]}
+    assert held.is_acknowledging(0, 7, b"1-0")
+
+
+def test_the_samples_of_each_entry_of_a_batch_are_told_with_their_bounds() -> None:
+    """What a server lost is found by comparing it with them. A shuffled batch has many spans of few entries."""
+    first, second = (Lease(0, 7, 3, name, unacknowledged=8) for name in (b"1-0", b"2-0"))
+    batch = batch_of((first, 6, 8), (second, 10, 11), (first, 1, 2), (second, 13, 15))
+    assert acknowledged_entries(batch) == [(first, 1, 8, 3), (second, 10, 15, 3)]
+    assert first.unacknowledged == 8, "it is only told"
 
 
 def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others() -> None:
@@ -120,6 +139,14 @@ def test_what_waits_for_a_checkpoint_counts_with_what_is_to_come() -> None:
     held.hold_again(other, [])
     held.add(fresh := Lease(0, 7, 3, b"2-0", unacknowledged=8))
     assert (fresh.unacknowledged, other.current() is other) == (8, True)
+
+
+def test_what_waits_to_be_received_again_has_no_sample_that_could_be_lost() -> None:
+    """The loop has none of it. A notice of a lapsed lease would be wrong if another member got it first."""
+    held = Leases()
+    for kept, lost in ((list[tuple[int, int]](), 0), ([(0, 2)], 1)):
+        held.hold_again(Lease(0, 7, 3, b"1-0", unacknowledged=8), kept)
+        assert held.lose(0, 7, [b"1-0"]) == lost
 
 
 def test_a_batch_of_several_partitions_is_one_request_to_each() -> None:

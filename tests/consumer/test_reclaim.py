@@ -85,6 +85,26 @@ def test_what_was_handed_back_is_free_at_once() -> None:
     assert Watcher().look(100, 0, RELEASED) == [KEY]
 
 
+def test_each_entry_is_looked_at_for_itself() -> None:
+    """A member that meets one of its own, or takes one, must not stop there."""
+    own, returned, left, fresh, last = [(0, 0, b"%d-0" % number) for number in range(5)]
+    seen = {key: LeaseSighting("dead", 0, 100, 100) for key in (left, last)}
+    holders = {own: "me", returned: RELEASED, left: "dead", fresh: "other", last: "dead"}
+    pending = [(key, PendingEntry(key[2], holder, 30_000, 1)) for key, holder in holders.items()]
+    seen, claims = plan_reclaim(seen, pending, "me", 130, LEASE)
+    assert [key for key, _ in claims] == [returned, left, last]
+    assert set(seen) == {fresh}
+
+
+def test_an_idle_time_that_grew_by_half_of_the_time_was_not_reset() -> None:
+    """Two clocks may differ in speed, and a host may be suspended, but not for half of the time."""
+    for idle_ms, claimed in ((10_000, [KEY]), (9_999, [])):
+        watcher = Watcher()
+        assert watcher.look(100, 0) == []
+        assert watcher.look(120, idle_ms) == []
+        assert watcher.look(130, idle_ms + 10_000) == claimed
+
+
 def test_my_own_entries_are_none_of_this_plans_business() -> None:
     """They are renewed, or recovered, but never taken from this member."""
     watcher = Watcher()
