@@ -243,7 +243,7 @@ class Outbox:
         self._client, self._who, self._probe, self._clock = client, who, probe, clock
         self._runs = runs or ServerRuns(client, who.stream, [])
         self._asked_s = clock()
-        self._outage = Outage(notify, OUTAGE_S, doing="acknowledging", what=what)
+        self._outage = Outage(notify, OUTAGE_S, "acknowledging", clock, what=what)
         self._channel: Channel | None = None
         self._unanswered: deque[Command] = deque()
         """The requests under way, in order: acknowledgements and probes."""
@@ -267,16 +267,19 @@ class Outbox:
         if self._clock() - self._asked_s >= ASK_EVERY_S:
             self._asked_s = self._clock()
             commands += self._probe(ASK_MS)
+        self._send(commands)
+        while len(self._unanswered) >= UNANSWERED:  # last, because it raises the refusal of an earlier one
+            self._read_one()
+
+    def _send(self, commands: Sequence[Command]) -> None:
         self._unanswered += commands
         if self._answered and self._channel is None:  # a connection that is cut shows when it is used
             self._send_again(None)
-        else:
-            try:
-                self._connected().send(commands)
-            except ServerUnavailable as error:
-                self._send_again(error)
-        while len(self._unanswered) >= UNANSWERED:  # last, because it raises the refusal of an earlier one
-            self._read_one()
+            return
+        try:
+            self._connected().send(commands)
+        except ServerUnavailable as error:
+            self._send_again(error)
 
     @property
     def is_empty(self) -> bool:
@@ -305,11 +308,7 @@ class Outbox:
         # at least 1: WAIT takes 0 for ever, and a caller in a hurry waits for the answer, too
         limit_ms = max(1, min(CONFIRM_MS, int(self._outage.patience_s * 500)))
         if self._answered and (probe := self._probe(limit_ms)):
-            self._unanswered += probe
-            try:
-                self._connected().send(probe)
-            except ServerUnavailable as error:
-                self._send_again(error)
+            self._send(probe)
             self.flush()
 
     def forget(self) -> None:
@@ -354,28 +353,30 @@ class Outbox:
             self._unanswered.popleft()
             self._take_probed(sent, reply)
             return
-        if type(reply) is int:  # the usual case
-            self._unanswered.popleft()
-            if reply >= 0:  # else the epoch has ended, and nothing of it is acknowledged any more
-                self._answered.append(sent)
-            self._outage.over()
+        if isinstance(reply, ResponseError):
+            self._take_refusal(reply)
             return
+        self._unanswered.popleft()
+        if (
+            isinstance(reply, int) and reply >= 0
+        ):  # else the epoch has ended, and nothing of it is acknowledged any more
+            self._answered.append(sent)
+        self._outage.over()
+
+    def _take_refusal(self, reply: ResponseError) -> None:
+        """Send again what another try may let through. Else raise the error of the refusal."""
         if isinstance(reply, NoScriptError) or "NOSCRIPT" in str(reply):  # restarted, or SCRIPT FLUSH
             self._send_again(None)
             return
-        if isinstance(reply, ResponseError):
-            # only a rank's report is refused so, and that goes to the first partition
-            if has_lost_place(reply) and self._rejoins():
-                self._send_again(None)
-                return
-            failure = self._failure_of(reply)
-            if not isinstance(failure, ServerUnavailable):
-                self._unanswered.popleft()  # it is answered, though with a refusal
-                raise failure
-            self._send_again(failure)
+        # only a rank's report is refused so, and that goes to the first partition
+        if has_lost_place(reply) and self._rejoins():
+            self._send_again(None)
             return
-        self._unanswered.popleft()
-        self._outage.over()
+        failure = self._failure_of(reply)
+        if not isinstance(failure, ServerUnavailable):
+            self._unanswered.popleft()  # it is answered, though with a refusal
+            raise failure
+        self._send_again(failure)
 
     def _rejoins(self) -> bool:
         """Return whether the member is on the first roster again, or False if it must end."""
