@@ -191,17 +191,19 @@ class UnacknowledgedNotice:
 class Acknowledger:
     """The acknowledgement of one loader's batches; see `loader.Loader` for the policies. Any thread may call it."""
 
-    def __init__(self, policy: Acknowledge, stream: str, notify: Notify) -> None:
+    def __init__(
+        self, policy: Acknowledge, stream: str, notify: Notify, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         if policy not in get_args(Acknowledge):
             raise ValueError(f"acknowledge is {policy!r}, expected one of {', '.join(get_args(Acknowledge))}")
         self.policy: Acknowledge = policy
         self.adapter: Adapter | None = None
         self.member: Member | None = None
         """The joined member, once there is one."""
-        self._stream, self._notify = stream, notify
+        self._stream, self._notify, self._clock = stream, notify, clock
         self._lock = threading.Lock()
         """A framework's step and its readahead are different threads."""
-        self._outstanding = OutstandingBatches()
+        self._outstanding = OutstandingBatches(clock)
         self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
         self._delivered: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
@@ -292,7 +294,6 @@ class Acknowledger:
         """Acknowledge nothing of what was handed out, because reading continues elsewhere."""
         self._outstanding.forget()
         self._held_up.clear()
-        self._delivered = None
 
     def take_over(self, adapter: Adapter) -> None:
         """See `hooks.Hooks.take_over`."""
@@ -418,7 +419,7 @@ class Acknowledger:
     def wait_for_next(self, waited_s: float) -> None:
         """Tell everyone how long the loop has waited for a batch or an epoch."""
         if self.member is not None:
-            since_s = time.monotonic() - min(waited_s, self._outstanding.quiet_s)
+            since_s = self._clock() - min(waited_s, self._outstanding.quiet_s)
             self.member.heartbeat.loop.tell_idle(IdleLoop(since_s, self._outstanding.waiting.nbytes))
 
     def _go_on(self) -> None:
@@ -428,7 +429,7 @@ class Acknowledger:
             loop.tell_idle(None)
 
     def _is_time_to_look(self) -> bool:
-        now, last = time.monotonic(), self._looked_s
+        now, last = self._clock(), self._looked_s
         if is_time := now - last >= DEADLOCK_LOOK_S:
             self._looked_s = now
         return is_time
