@@ -9,26 +9,30 @@ from hypothesis import strategies as st
 
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import list_pending
+from penstock_common.stream.groups import ledger
 from penstock_common.stream.groups.ledger import (
     MOST_TOGETHER,
     Acknowledgement,
     acknowledge,
     add_dead_letter,
     behind,
+    bits_of_shards,
     dead_letters,
     done_bits,
+    group_bits,
     runs,
     unacknowledged_samples,
     uncovered,
+    whole_ledgers,
 )
-from penstock_common.stream.groups.positions import report
+from penstock_common.stream.groups.positions import kept_head, report
 from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, entries, open_stream, produce, writer_of
-from tests.contracts.ordered import plan
+from tests.contracts.ordered import plan, write_shard, write_shards
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -63,6 +67,73 @@ def test_any_part_of_a_ledger_is_read_as_it_is(any_client: Client) -> None:
     for lo in range(size):
         for hi in range(lo, size):
             assert np.array_equal(done_bits(any_client, partition, 0, "g", 0, lo, hi), bits[lo:hi]), (lo, hi)
+
+
+def test_whole_ledgers_are_read_with_their_sizes(any_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit compares every sample with them. A ledger that is longer than its shard was made by another program."""
+    monkeypatch.setattr(ledger, "LEDGERS_AT_ONCE", 2)
+    partition, lengths = PartitionKeys("t", "tag", 0), {4: 80, 0: 0, 7: 17, 1: 9, 5: 3}
+    acknowledged = {4: [0, 71, 72, 79], 7: [16, 31], 1: [8], 0: [0]}
+    for shard, offsets in acknowledged.items():
+        for offset in offsets:
+            any_client.setbit(partition.ledger(2, "g", shard), offset, 1)
+    found = whole_ledgers(any_client, partition, 2, "g", lengths)
+    assert list(found) == list(lengths)
+    assert {shard: nbytes for shard, (_, nbytes) in found.items()} == {4: 10, 0: 1, 7: 4, 1: 2, 5: 0}
+    for shard, (bits, _) in found.items():
+        expected = [offset in acknowledged.get(shard, []) for offset in range(lengths[shard])]
+        assert bits.tolist() == expected, shard
+
+
+@pytest.mark.parametrize("is_sized", [True, False])
+def test_a_group_is_done_with_what_its_ledgers_or_its_positions_say(
+    any_url: str, any_client: Client, *, is_sized: bool
+) -> None:
+    """Retention removes what every group is done with, but not the start of an epoch that an ordered group reads."""
+    with writer_of(any_url, spec=SPEC, partitions=2) as writer:
+        epoch = writer.epoch(sizes=[40, 30, 20]) if is_sized else writer.epoch()
+        for number in range(2):
+            write_shard(epoch, number, [40, 30], frozenset())
+        stream, manifest = writer.stream, load_manifest(any_client, writer.stream, 0)
+    rank = Membership(stream, "ordered", "rank-0", "1", RankOrder(0, 1, 8))
+    join_group(any_client, rank)
+    join_group(any_client, Membership(stream, "shared", "", ""))
+    groups, spans = load_roster(any_client, stream.partitions[0]).groups, {1: (3, 29), 0: (5, 38)}
+    for shard, lo, hi in ((0, 9, 33), (1, 8, 20)):
+        acknowledge(any_client, stream.partition_of(shard), manifest, "shared", [], {shard: [(lo, hi)]})
+    report(any_client, rank, manifest, 48)
+    head = kept_head(groups["ordered"])
+
+    def is_done(group: str, shard: int, offset: int, *, may_go: bool) -> bool:
+        if group == "shared":
+            return (9 <= offset < 33) if shard == 0 else (8 <= offset < 20)
+        return (head if may_go else 0) <= 40 * shard + offset < 48
+
+    for group, record in groups.items():
+        for may_go in (False, True):
+            found = bits_of_shards(any_client, stream, manifest, group, record, spans, may_go=may_go)
+            assert list(found) == list(spans)
+            for shard, (lo, hi) in spans.items():
+                expected = [is_done(group, shard, offset, may_go=may_go) for offset in range(lo, hi)]
+                assert found[shard].tolist() == expected, (group, shard, may_go)
+        alone = group_bits(any_client, stream, manifest, group, record, 0, 0, 40)
+        assert alone.tolist() == [is_done(group, 0, offset, may_go=False) for offset in range(40)]
+
+
+def test_shards_without_a_sample_are_missed_whole(any_url: str, any_client: Client) -> None:
+    """They are not committed yet, or were lost, and those between them are compared sample by sample."""
+    with writer_of(any_url, spec=SPEC, partitions=2) as writer:
+        epoch = writer.epoch(sizes=[10] * 5)
+        write_shards(epoch, [1, 3], [10] * 5, frozenset())
+        stream, manifest = writer.stream, load_manifest(any_client, writer.stream, 0)
+    join_group(any_client, Membership(stream, "g", "", ""))
+    groups = load_roster(any_client, stream.partitions[0]).groups
+    acknowledge(any_client, stream.partition_of(1), manifest, "g", [], {1: [(0, 10)]})
+    acknowledge(any_client, stream.partition_of(3), manifest, "g", [], {3: [(0, 4), (5, 9)]})
+    missing = [(0, 0, 10), (2, 0, 10), (3, 4, 5), (3, 9, 10), (4, 0, 10)]
+    assert uncovered(any_client, stream, manifest, "g") == missing
+    assert uncovered(any_client, stream, manifest, "nobody") == [(shard, 0, 10) for shard in range(5)]
+    assert unacknowledged_samples(any_client, stream, manifest, groups) == {"g": 2}
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -166,6 +237,7 @@ def test_runs_of_nothing_are_nothing() -> None:
     """Most batches acknowledge whole entries, and some acknowledge none."""
     assert runs([]) == []
     assert runs([3, 4, 5, 9]) == [(3, 6), (9, 10)]
+    assert runs(np.array([0, 2, 3, 8, 9])) == [(0, 1), (2, 4), (8, 10)]
 
 
 def test_a_shard_that_every_rank_is_through_with_misses_nothing(any_url: str, any_client: Client) -> None:

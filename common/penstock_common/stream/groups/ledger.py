@@ -96,7 +96,7 @@ def done_bits(
     client: Client, partition: PartitionKeys, epoch: int, group: str, shard: int, lo: int, hi: int
 ) -> NDArray[np.bool_]:
     """Return for each offset of [lo, hi) whether the group has acknowledged it."""
-    return _bits(client.getrange(partition.ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8), lo, hi)
+    return _bits(client.getrange(partition.ledger(epoch, group, shard), lo // 8, hi // 8), lo, hi)
 
 
 def whole_ledgers(
@@ -109,7 +109,7 @@ def whole_ledgers(
         some = shards[begin : begin + LEDGERS_AT_ONCE]
         with client.pipeline(transaction=False) as pipe:
             for shard in some:
-                pipe.getrange(partition.ledger(epoch, group, shard), 0, max(lengths[shard] - 1, 0) // 8)
+                pipe.getrange(partition.ledger(epoch, group, shard), 0, lengths[shard] // 8)
                 pipe.strlen(partition.ledger(epoch, group, shard))
             replies = pipe.execute()
         pairs = zip(some, replies[::2], replies[1::2], strict=True)
@@ -149,7 +149,7 @@ def bits_of_shards(
     if record.kind != ORDERED:
         with client.pipeline(transaction=False) as pipe:
             for shard, (lo, hi) in spans.items():
-                pipe.getrange(stream.partition_of(shard).ledger(epoch, group, shard), lo // 8, max(hi - 1, 0) // 8)
+                pipe.getrange(stream.partition_of(shard).ledger(epoch, group, shard), lo // 8, hi // 8)
             replies = pipe.execute()
         return {shard: _bits(raw, lo, hi) for (shard, (lo, hi)), raw in zip(spans.items(), replies, strict=True)}
     minimum = known_positions(client, stream, epoch, group).minimum(record.world)
