@@ -246,6 +246,9 @@ class RankOrder:
     """The samples in a rank's batch."""
 
 
+_NO_ORDER = RankOrder(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """A member of a group, with all that a script on rosters needs to know. With member '' it is the group alone."""
@@ -318,7 +321,7 @@ def _join(
 
 def _join_args(who: Membership, first: int, flags: list[bool], quiet_ms: int) -> list[Arg]:
     declared, settle, force = map(int, flags)
-    order = who.order or RankOrder(0, 0, 0)
+    order = who.order or _NO_ORDER
     return [
         who.group, who.member, who.incarnation, declared, first, settle, force, who.kind, order.world, order.batch,
         quiet_ms,
@@ -327,7 +330,7 @@ def _join_args(who: Membership, first: int, flags: list[bool], quiet_ms: int) ->
 
 def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
     """Return why a group could not be joined."""
-    group, stream, order = who.group, who.stream.name, who.order or RankOrder(0, 0, 0)
+    group, stream, order = who.group, who.stream.name, who.order or _NO_ORDER
     other = f"use another group name, or give this one up with `penstock groups drop {stream} {group}`"
     if answer == b"lost":
         return EpochsReleased(
@@ -378,7 +381,7 @@ def restore_group(
         False if that record has changed, because another process has the name and lives.
     """
     fields: dict[str, Any] = {
-        "kind": record.kind, "first": record.first, "declared": record.declared, "holds": record.holds, "seen": 0,
+        "kind": record.kind, "first": record.first, "declared": record.declared, "holds": record.holds,
     }  # fmt: skip
     fields |= {"read": record.read} if record.read >= 0 else {}
     fields |= {"lost": list(record.lost)} if record.lost else {}
