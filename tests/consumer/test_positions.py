@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import redis
 
 from penstock_common.errors import (
+    DamagedKey,
     GroupBusy,
     GroupKindMismatch,
     GroupNotFound,
@@ -19,7 +21,8 @@ from penstock_common.errors import (
     StateMismatch,
 )
 from penstock_common.stream.audit import audit_stream
-from penstock_common.stream.commands import Client
+from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.groups import positions
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.ledger import group_bits
 from penstock_common.stream.groups.positions import kept_head, known_positions, report, rewind
@@ -319,6 +322,26 @@ class TestGoingBack:
         now = [load_roster(any_client, partition).generation for partition in stream.partitions]
         assert all(before < after for before, after in zip(planned, now, strict=True)), "a planned removal is refused"
 
+    def test_what_is_trimmed_while_a_rank_goes_back_leaves_it_where_it_was(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rank that stayed behind in one partition only would hold up the group there."""
+        plan(any_url, [50, 50], partitions=2)
+        stream, calls = open_stream(any_client, "t"), list[str]()
+        manifest, who = load_manifest(any_client, stream, 0), rank(any_client, 0, world=1)
+        report(any_client, who, manifest, 88)
+
+        def trimmed_at_last(client: Client, script: str, *call: Any) -> Any:
+            calls.append(script)
+            if len(calls) == 4:  # both partitions have been looked at, and the first has taken it back
+                client.hset(stream.partitions[1].roster, "t:0", "1")
+            return run_script(client, script, *call)
+
+        monkeypatch.setattr(positions, "run_script", trimmed_at_last)
+        with pytest.raises(ReplayTruncated, match="from position 16: group 'g' had acknowledged all below 88"):
+            rewind(any_client, who, manifest, 16)
+        assert position_of(any_client, 0) == 88
+
     def test_start_earliest_reads_again(self, any_url: str) -> None:
         """A second run of the same group over what is retained."""
         plan(any_url, [40], epochs=2)
@@ -435,6 +458,31 @@ class TestRetention:
             Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9)
         assert not retained_epochs(any_client, stream)
         assert not [key for key in any_client.keys("*") if b":pos:" in key]
+
+
+@pytest.mark.parametrize("fields", [{"floor": -1, "0": 8}, {"0": 8, "1": -3}, {"-1": 8}])
+def test_a_position_that_no_rank_can_have_is_named_as_damage(
+    any_url: str, any_client: Client, fields: dict[str, int]
+) -> None:
+    """Everything above it would be read again, or kept for ever."""
+    plan(any_url, [8])
+    stream = open_stream(any_client, "t")
+    key = stream.partitions[0].positions(0, "g")
+    any_client.hset(key, mapping={"floor": 0, "0": 0})
+    assert known_positions(any_client, stream, 0, "g").minimum(1) == 0
+    any_client.hset(key, mapping=fields)
+    with pytest.raises(DamagedKey, match="a rank or a position is below 0"):
+        known_positions(any_client, stream, 0, "g")
+
+
+def test_a_report_of_an_epoch_whose_state_is_damaged_is_no_refusal(any_url: str, any_client: Client) -> None:
+    """The member would join again, for ever."""
+    plan(any_url, [8])
+    stream = open_stream(any_client, "t")
+    who, manifest = rank(any_client, 0, world=1), load_manifest(any_client, stream, 0)
+    any_client.set(stream.partitions[0].state(0), "nonsense")
+    with pytest.raises((DamagedKey, redis.ResponseError), match=r"damaged state|did not write"):
+        report(any_client, who, manifest, 8)
 
 
 def test_the_start_of_an_ordered_epoch_stays_though_it_is_acknowledged(any_url: str, any_client: Client) -> None:

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from redis.exceptions import ResponseError
 
-from penstock_common.stream.groups.positions import PositionReport, Positions, done_below, kept_head, starts_of
+from penstock_common.errors import GroupNotFound, MemberReplaced, PenstockError
+from penstock_common.stream.groups.positions import (
+    PositionReport,
+    Positions,
+    done_below,
+    has_lost_place,
+    kept_head,
+    refusal_of,
+    starts_of,
+)
 from penstock_common.stream.groups.roster import (
+    STALE_MS,
     GroupRecord,
     IdleReport,
+    Membership,
+    RankOrder,
     Roster,
+    WaitingWriter,
     find_silent,
     merge_rosters,
     parse_roster,
+    parse_waiting,
+    rank_member,
 )
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import Manifest
@@ -87,7 +104,7 @@ def test_rosters_together_forget_no_group_and_close_only_what_all_have_closed() 
     held, free = group(first=1), group(first=2, holds=False)
     one = Roster(
         "1", {"a": free, "b": held, "c": held}, epochs={0: "", 1: "", 2: ""}, pinned=frozenset({1}),
-        closed=frozenset({("a", 0), ("b", 0), ("b", 1), ("c", 2)}), replays={"x": (0, 5)}, bytes=7,
+        closed=frozenset({("a", 0), ("a", 2), ("b", 0), ("b", 1), ("c", 1), ("c", 2)}), replays={"x": (0, 5)}, bytes=7,
     )  # fmt: skip
     other = Roster(
         "2", {"a": held, "b": free}, epochs={0: "", 1: ""}, pinned=frozenset({2}),
@@ -95,10 +112,54 @@ def test_rosters_together_forget_no_group_and_close_only_what_all_have_closed() 
     )  # fmt: skip
     merged = merge_rosters([one, other])
     assert merged.groups == {"a": held, "b": held, "c": held}
-    assert merged.closed == {("a", 0), ("b", 1), ("c", 2)}
+    assert merged.closed == {("a", 0), ("a", 2), ("b", 1), ("c", 1), ("c", 2)}
     assert merged.pinned == {1, 2}
     assert merged.replays == {"x": (0, 5), "y": (1, 6)}
     assert (merged.generation, merged.bytes, merged.epochs) == ("1", 7, one.epochs)
+
+
+def test_a_note_of_a_waiting_writer_that_is_not_renewed_does_not_count() -> None:
+    """Its writer died. Readers would be blamed for a budget that nobody waits for."""
+    note = {"since": 5, "seen": 100, "need": 7, "held": 8, "why": "budget", "next": True}
+    notes = {"9:3": json.dumps(note), "10:0": json.dumps(note | {"seen": 101, "next": False})}
+    other = WaitingWriter(5, 101, 7, 8, "budget", is_next=False)
+    assert parse_waiting(notes, 100 + STALE_MS) == {
+        (9, 3): WaitingWriter(5, 100, 7, 8, "budget", is_next=True), (10, 0): other,
+    }  # fmt: skip
+    assert parse_waiting(notes, 101 + STALE_MS) == {(10, 0): other}
+
+
+def test_a_membership_says_the_kind_of_its_group_if_it_knows_it() -> None:
+    """A declaration alone is for a group of either kind."""
+    stream: Any = None
+    for member, order, kind in (
+        ("", None, ""), ("m", None, "shared"), ("", RankOrder(0, 0, 0), "ordered"),
+        (rank_member(3), RankOrder(3, 4, 8), "ordered"),
+    ):  # fmt: skip
+        assert Membership(stream, "g", member, "i", order).kind == kind
+    assert rank_member(3) == "rank-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("PENSTOCK replaced", MemberReplaced, "another process joined group 'g' as 'rank-0': this one stops"),
+        ("PENSTOCK rank 3", MemberReplaced, "another number of ranks now: this one, 'rank-0', stops"),
+        ("PENSTOCK gone", GroupNotFound, "'g' is no longer on the roster of 't': it was dropped"),
+        ("NOPERM no permissions", None, ""),
+    ],
+)
+def test_a_refused_report_is_told_in_words(text: str, kind: type[PenstockError] | None, words: str) -> None:
+    """What another member may have caused is looked at once more. Everything else is raised as it is."""
+    who: Any = SimpleNamespace(group="g", member="rank-0", stream=SimpleNamespace(name="t"))
+    error = ResponseError(text)
+    assert has_lost_place(error) is (kind is not None)
+    refusal = refusal_of(error, who)
+    if kind is None:
+        assert refusal is None
+    else:
+        assert type(refusal) is kind
+        assert words in str(refusal)
 
 
 @pytest.mark.parametrize(
