@@ -32,12 +32,14 @@ BATCHES = (64, 256)
 COLD = {size: SAMPLES // size // 4 + 1 for size in BATCHES}
 """The batches of a pass before the clock starts."""
 NUMPY, DATASET, PREFETCHED, BARE, ALONE = "numpy", "dataset", "prefetched", "bare", "alone"
+OTHER = (tfdata_variants.NUMPY_FUNCTION, tfdata_variants.DLPACK)
 LIMITS = {
     PREFETCHED: "behind a transformation, prefetch(1)",
     BARE: "a bare from_generator over the loader",
+    **{variant: f"{variant}, over the loader" for variant in OTHER},
     ALONE: "from_generator over arrays that are there",
 }
-"""The last two do not acknowledge by the step."""
+"""Those behind the first one do not acknowledge by the step."""
 READY = 4
 """The arrays that `ALONE` gives in turn, as many as a loader has in memory when tf.data reads it."""
 
@@ -59,7 +61,7 @@ def read(rounds: int, sides: Iterable[str]) -> dict[int, dict[str, list[Pass]]]:
         passes: dict[tuple[int, str], list[Pass]] = {(size, side): [] for size in BATCHES for side in sides}
         for number in range(rounds + 1):
             for turn, (size, side) in enumerate([*passes, *reversed(passes)]):  # a drift affects all sides alike
-                passes[size, side].append(_pass(server.url, side, size, f"{side}-{size}-{number}-{turn}"))
+                passes[size, side].append(_pass(server.url, side, size, f"{size}-{number}-{turn}"))
     return {size: {side: _rounds(passes[size, side])[1:] for side in sides} for size in BATCHES}
 
 
@@ -106,6 +108,10 @@ def _batches(side: str, loader: Loader) -> Iterable[Any]:
     made: Iterable[Any] = loader
     if side == BARE:
         made = _from_generator(loader)
+    elif side in OTHER:
+        made = tfdata_variants.generated(
+            side, ((batch["x"], batch["y"]) for batch in loader), (*_signature().values(),)
+        )
     elif side == DATASET:
         made = dataset(loader)
     elif side == PREFETCHED:
@@ -113,11 +119,16 @@ def _batches(side: str, loader: Loader) -> Iterable[Any]:
     return made
 
 
+def _signature() -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"x": tf.TensorSpec((None, *SHAPE), tf.uint8), "y": tf.TensorSpec((None,), tf.int64)}
+
+
 def _from_generator(batches: Iterable[Any]) -> Any:
     import tensorflow as tf
 
-    signature = {"x": tf.TensorSpec((None, *SHAPE), tf.uint8), "y": tf.TensorSpec((None,), tf.int64)}
-    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=_signature())
 
 
 def _ready(batch: int) -> Iterator[dict[str, Any]]:

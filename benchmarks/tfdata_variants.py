@@ -1,4 +1,4 @@
-"""Other ways for arrays of Python into a tf.data.Dataset, without a loader: ``python -m benchmarks.tfdata --variants``.
+"""Other ways for arrays of Python into a tf.data.Dataset. ``python -m benchmarks.tfdata --variants`` has no loader.
 
 Each way gives the same existing arrays. It shows the CPU time of a batch relative to `from_generator`, in turns. Only
 ``tf.raw_ops`` is public here. A dataset of it needs a subclass of ``tf.data.Dataset`` with two private methods.
@@ -73,10 +73,16 @@ def _made(name: str, ready: Callable[[], Iterator[Any]]) -> Any:
     if name == FROM_GENERATOR:
         return tf.data.Dataset.from_generator(ready, output_signature=spec)
 
+    return generated(name, ready(), spec)
+
+
+def generated(name: str, batches: Iterator[Iterable[Any]], spec: tuple[Any, ...]) -> Any:
+    """Return a dataset of one pass over tuples of arrays, by a variant other than `from_generator`."""
+    import tensorflow as tf
+
     def imported() -> list[Any]:
         return [tf.experimental.dlpack.from_dlpack(array.__dlpack__()) for array in next(batches)]
 
-    batches = ready()
     call, function = {
         NUMPY_FUNCTION: (tf.numpy_function, lambda: next(batches)),
         PY_FUNCTION: (tf.py_function, lambda: list(next(batches))),
