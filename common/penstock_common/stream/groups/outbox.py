@@ -357,9 +357,8 @@ class Outbox:
             self._take_refusal(reply)
             return
         self._unanswered.popleft()
-        if (
-            isinstance(reply, int) and reply >= 0
-        ):  # else the epoch has ended, and nothing of it is acknowledged any more
+        # below 0 the epoch has ended, and nothing of it is acknowledged any more
+        if isinstance(reply, int) and reply >= 0:
             self._answered.append(sent)
         self._outage.over()
 
