@@ -270,6 +270,16 @@ class TestSteps:
         assert reader._connection._channel is None, "a connection is left"
         assert (reader.filled, reader.bad_entries, reader.loss) == (0, 0, "")
 
+    def test_records_that_were_read_are_forgotten(self, any_url: str, ranks: Ranks) -> None:
+        """An epoch of a billion samples has millions of them."""
+        plan(any_url, [SIZE], block_samples=BLOCK)
+        reader = ranks.reader(batch=2 * BLOCK)
+        known = reader._plan.index.walk._known
+        for number, is_known in ((1, True), (2, False)):  # a record is half of a batch
+            while reader._plan._received < number * BLOCK:
+                reader._turn()
+            assert (known.at(0) is not None) is is_known
+
 
 class TestMissingEntries:
     """An entry that is in the index and not in the stream is a loss, unless it is not needed."""
@@ -298,9 +308,10 @@ class TestMissingEntries:
         assert caught.value.missing == [(0, 0, BLOCK)]
 
     def test_one_that_cannot_be_read_is_counted_told_and_replaced(
-        self, any_url: str, any_client: Client, ranks: Ranks
+        self, any_url: str, any_client: Client, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What was asked for behind it is read in its place."""
+        """What was asked for behind it, or planned, is read in its place, once."""
+        monkeypatch.setattr(ordered, "AHEAD_ENTRIES", 2)
         plan(any_url, [SIZE], block_samples=BLOCK)
         partition = open_stream(any_client, "t").partitions[0]
         whole = dict(entries(any_client, "t", 0))

@@ -40,15 +40,15 @@ from penstock_common.stream.groups.roster import (
     rank_member,
 )
 from penstock_common.stream.keys import RELEASED
-from penstock_common.stream.manifest import abandon_epoch, load_manifest
+from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import claims, shared
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.dead_letters import DeadLetters
-from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner
+from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.ordered import OrderedReader, RowPlan
-from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReceivedEntry
+from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReaderConnection, ReceivedEntry
 from penstock_consumer.read.shared import ServerClock, SharedReader, SharedReaders
 from penstock_consumer.stages.batch import ArrayPool, Lease
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
@@ -289,6 +289,116 @@ class TestAnswers:
         assert looks == [(reader._partitions, reader._await_acknowledged)] * len(answers)
         assert len(answers) > 1
 
+    def test_answers_of_before_an_outage_say_nothing_of_now(
+        self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A partition that had nothing then may have entries now. The members that share them may be others, too."""
+        events, take_answer = list[str](), SharedReader._take_answer
+
+        def broken_once(reader: SharedReader) -> int:
+            if "outage" not in events:
+                events.append("outage")
+                raise ServerUnavailable("away")
+            return take_answer(reader)
+
+        monkeypatch.setattr(SharedReader, "_take_answer", broken_once)
+        monkeypatch.setattr(FetchPlanner, "restart", lambda _: events.append("restart"))
+        monkeypatch.setattr(FetchPlanner, "share", lambda _, members: events.append(f"share of {members}"))
+        reader._read()
+        assert events[:5] == ["restart", "share of 1", "outage", "restart", "share of 1"]
+
+    @pytest.mark.parametrize(("state", "is_ended"), [("open", False), ("produced", True)])
+    def test_answers_of_before_the_end_was_known_do_not_end_an_epoch(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, state: str, is_ended: bool
+    ) -> None:
+        """Entries may have come between an answer and the end."""
+        any_client.hset(claim.stream.keys.manifest(0), "state", state)
+        reader._planner.answered(FetchRequest(0, 1, None), 0, 0.0, 0.0)
+        assert reader._planner.ends_sweep
+        reader._look_again()
+        assert reader._planner.ends_sweep is not is_ended
+
+    def test_space_is_needed_for_what_is_asked_for_already(
+        self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While an answer is under way, the reader does not rest: it takes that first."""
+        asked = list[tuple[int, float]]()
+
+        def wait_for_space(pending_bytes: int, timeout_s: float) -> bool:
+            asked.append((pending_bytes, timeout_s))
+            return True
+
+        monkeypatch.setattr(queue, "wait_for_space", wait_for_space)
+        reader._fetch_or_ask()
+        reader._fetch_or_ask()
+        assert asked == [(0, 0.2), (2 * reader._planner.request_bytes, 0)]
+
+    def test_a_request_that_cannot_be_sent_is_not_waited_for(
+        self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No answer comes, and the next answer would be taken for its own."""
+        opened, real = list[int](), ReaderConnection.open
+
+        def broken_once(connection: ReaderConnection) -> Channel:
+            opened.append(1)
+            if len(opened) == 1:
+                raise ServerUnavailable("away")
+            return real(connection)
+
+        monkeypatch.setattr(ReaderConnection, "open", broken_once)
+        reader._ask()
+        assert not reader._asked
+
+    @pytest.mark.parametrize("what", ["", "asked", "ended", "alone", "partitions"])
+    def test_a_reader_pauses_only_where_entries_may_gather(
+        self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """Otherwise the pause is a wait."""
+        if what != "ended":
+            any_client.hset(claim.stream.keys.manifest(0), "state", "open")
+        reader._look_again()
+        if what == "asked":
+            reader._asked.append(FetchRequest(0, 1, None))
+        if what == "partitions":
+            monkeypatch.setattr(type(claim.stream), "partitions", claim.stream.partitions * 2)
+        monkeypatch.setattr(FetchPlanner, "rest_s", lambda *_: 0.0 if what == "alone" else 60.0)
+        assert reader._rests() is not bool(what)
+        assert bool(reader._pause.commands()) is not bool(what)
+
+    def test_a_reader_waits_for_producers_where_it_was_told_that_nothing_is_there(
+        self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else for the server, and in a pause for producers."""
+        told = list[tuple[str, bool]]()
+        monkeypatch.setattr(queue.reader_times, "to", lambda doing: told.append((doing, reader._planner.is_waiting)))
+        reader._server_clock.compare()
+        reader._pause.begin(0.02)
+        reader._ask()
+        reader._take_answer()
+        assert told == [("producers", False), ("server", False)]
+        told.clear()
+        reader._planner.answered(FetchRequest(0, 1, None), 0, 0.0, 0.0)
+        reader._take_answer()
+        assert told == [("producers", True)]
+
+    @pytest.mark.parametrize("what", ["damaged", "gone"])
+    def test_an_answer_that_is_an_error_ends_the_epoch_by_it(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client, what: str
+    ) -> None:
+        """The error names the key, or the epoch with all that may have become of it."""
+        key = claim.stream.partitions[0].entries(0)
+        if what == "gone":
+            any_client.xgroup_destroy(key, "g")
+        else:
+            any_client.set(key, "rubbish")
+        reader.run()
+        expected: tuple[type[PenstockError], str] = (
+            (EpochNotFound, "epoch 0 of 't' was released, or its group dropped") if what == "gone" else
+            (DamagedKey, "entries|string")
+        )  # fmt: skip
+        with pytest.raises(expected[0], match=expected[1]):
+            queue.get(0)
+
     def test_a_pause_is_told_of_the_newest_entry(
         self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -440,12 +550,10 @@ class TestReadersOfSeveralServers:
     def readers(
         self, any_url: str, any_client: Client, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[SharedReaders]:
-        """Yield the readers of an epoch of three partitions on three servers."""
-        plan(any_url, [COUNT] * 3, partitions=3)
+        """Yield the readers of an epoch of two partitions on two servers."""
+        plan(any_url, [COUNT] * 2, partitions=2)
         stream = open_stream(any_client, "t")
-        placement = Placement(any_client, stream, monkeypatch)
-        placement.move("b", 1)
-        placement.move("c", 2)
+        Placement(any_client, stream, monkeypatch).move("b", 1)
         with closing(LeaseClaim(any_client, Membership(stream, "g", "m", "life"), 10.0, print)) as claim:
             claim.join("resume")
             yield SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)
@@ -453,7 +561,7 @@ class TestReadersOfSeveralServers:
     def test_together_they_read_the_epoch(self, readers: SharedReaders, queue: PrefetchQueue) -> None:
         """The queue ends with the last of them."""
         readers.run()
-        assert sorted(numbers_in(queue)) == list(range(3 * COUNT))
+        assert sorted(numbers_in(queue)) == list(range(2 * COUNT))
         assert queue.is_ended
 
     def test_they_end_with_the_last_thread_and_hold_up_no_program_that_ends(
@@ -471,13 +579,13 @@ class TestReadersOfSeveralServers:
 
         monkeypatch.setattr(SharedReader, "run", run)
         readers.run()
-        assert ended == [False, True, True]
+        assert ended == [False, True]
 
     def test_one_that_still_reads_says_what_is_waited_for(self, readers: SharedReaders) -> None:
         """What the others waited for has come."""
         for number, reader in enumerate(readers._readers):
             reader._silent = {f"member {number}"}
-        for number in range(3):
+        for number in range(2):
             assert f"what member {number} was given" in readers.why_waiting(1)
             readers._readers[number].has_ended = True
         assert "what member 0 was given" in readers.why_waiting(1)
@@ -487,8 +595,24 @@ class TestReadersOfSeveralServers:
         assert (readers.loss, readers.bad_entries, readers.filled) == ("", 0, 0)
         readers._readers[1].loss = "lost"
         for number, dead_letters in enumerate(readers._dead_letters):
-            dead_letters.count = number
+            dead_letters.count = number + 1
         assert (readers.loss, readers.bad_entries) == ("lost", 3)
+
+    def test_the_manifest_of_another_server_is_asked_for_in_another_thread(
+        self, readers: SharedReaders, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first server has it. If it is silent, the entries of the others go on."""
+        asked = list[bool]()
+
+        def look(_: object, __: object, manifest: Manifest) -> Manifest:
+            asked.append(threading.current_thread() is threading.main_thread())
+            return manifest
+
+        monkeypatch.setattr(shared, "renewed", look)
+        for reader in readers._readers:
+            reader._look_again()
+        until(lambda: len(asked) == 2)
+        assert asked == [True, False]
 
 
 class TestLostPartition:
@@ -590,8 +714,15 @@ class TestAfterAnOutage:
     ) -> None:
         """The loop may be in a long step, and the acknowledgement comes behind it."""
         monkeypatch.setattr(shared, "ACKNOWLEDGED_S", 0.3)
-        monkeypatch.setattr(Outboxes, "is_empty_for", lambda *_: False)
+        looks = list[int]()
+
+        def is_empty_for(_: Outboxes, number: int) -> bool:
+            looks.append(number)
+            return False
+
+        monkeypatch.setattr(Outboxes, "is_empty_for", is_empty_for)
         assert 0.3 <= self.waited_s(reader) < 5
+        assert len(looks) < 20, "it rests between two looks"
 
     def test_a_loop_that_ends_is_not_held_up(
         self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
@@ -807,7 +938,11 @@ class TestClaimedEntries:
         acknowledge(claim.client, claim.stream.partitions[0], manifest, "g", [], {0: [(1, 3)]})
         claim.heartbeat.claims += [ClaimedEntry(0, 1, ids[1][0]), ClaimedEntry(0, 1, ids[1][1])]
         second._fetch_claims()
-        assert self.taken(queue) == [(1, [0, 3, 4, 5]), (1, [6, 7])]
+        first = queue.get(0)
+        assert first is not None
+        assert [first["y"].tolist(), *self.taken(queue)] == [[0, 3, 4, 5], (1, [6, 7])]
+        lease = first.spans[0].lease
+        assert (lease.unacknowledged, lease.acknowledged) == (2, [(1, 3)])
 
     def test_those_that_are_gone_are_held_no_more(
         self, second: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, ids: dict[int, list[bytes]]
@@ -940,9 +1075,14 @@ class TestTheEnd:
         return found
 
     def test_what_a_dead_member_holds_is_waited_for(
-        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client
+        self,
+        reader: SharedReader,
+        claim: LeaseClaim,
+        queue: PrefetchQueue,
+        any_client: Client,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """It is handed out here, in this pass of the epoch, once its lease has lapsed."""
+        """It is handed out here, in this pass of the epoch, once its lease has lapsed. Until then the reader rests."""
         any_client.xreadgroup("g", "dead", {self.entries(claim): ">"}, count=1)
         ended = list[bool]()
         thread = threading.Thread(target=lambda: ended.append(reader._is_over()))
@@ -951,6 +1091,15 @@ class TestTheEnd:
         until(lambda: queue.reader_times.doing == "producers")
         assert "what dead was given of epoch 0 of 't' and did not acknowledge" in reader.why_waiting(1)
         assert ended == []
+        looks, other_holders = list[int](), claim.other_holders
+
+        def counted(*given: Any) -> set[str]:
+            looks.append(1)
+            return other_holders(*given)
+
+        monkeypatch.setattr(claim, "other_holders", counted)
+        time.sleep(0.3)
+        assert len(looks) < 15
         claim.heartbeat.claims.append(ClaimedEntry(0, 0, b"1-1"))
         thread.join(20)
         assert ended == [False], "there is something to fetch"
@@ -1025,10 +1174,12 @@ class TestTheEnd:
         """Whoever abandons an epoch writes several keys, and a reader may come in between."""
         damaged = [DamagedKey("state")] * looks + [None]
         monkeypatch.setattr(shared, "STATE_LOOKS", 2)
-        monkeypatch.setattr(shared, "STATE_LOOK_S", 0.0)
+        monkeypatch.setattr(shared, "STATE_LOOK_S", 0.05)
+        began_s = time.monotonic()
         monkeypatch.setattr(shared, "find_state_damage", lambda *_: damaged.pop(0))
         with pytest.raises(DamagedKey) if is_error else nullcontext():
             assert reader._is_over()
+        assert time.monotonic() - began_s >= 0.1
 
     def test_a_state_that_differs_because_the_epoch_is_being_abandoned_is_no_error(
         self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,10 @@ def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
         epoch.flush()
         assert scope.wanted(header, any_client.xinfo_stream(partition.entries(0))["last-generated-id"]) is None
         assert calls == ["at the failover"]
+        header.is_repair = True
+        repaired = scope.wanted(header, any_client.xinfo_stream(partition.entries(0))["last-generated-id"])
+        assert repaired is not None
+        assert repaired.tolist() == [True, False], "a repair is given to groups that had acknowledged a part"
 
 
 def test_members_of_other_groups_and_silent_members_are_not_live(any_url: str, any_client: redis.Redis) -> None:
