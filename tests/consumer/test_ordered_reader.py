@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from types import SimpleNamespace
@@ -23,9 +24,9 @@ from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.fetch_plan import StepPlanner
 from penstock_consumer.read.index_walk import CanonicalIndex, IndexWalk
 from penstock_consumer.read.ordered import BLOCK_MS, END_MS, ExpectedEntry, OrderedReader, RowPlan
-from penstock_consumer.stages.batch import ArrayPool
+from penstock_consumer.stages.batch import ArrayPool, Batch
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
-from tests.contracts.feed import SAMPLE_BYTES, entries, open_stream, sample
+from tests.contracts.feed import SAMPLE_BYTES, entries, numbers, open_stream, sample
 from tests.contracts.ordered import expected, plan, planned_writer
 
 BLOCK, SIZE = 4, 16
@@ -47,14 +48,18 @@ class Ranks:
         settings = {"remainder": "pad", **settings}
         return OrderedReader(claim, 0, self.queue, ArrayPool(4), start=start, views=False, **settings)
 
-    def numbers(self) -> list[int]:
-        """Return the samples that wait in the queue."""
-        found = list[int]()
+    def batches(self) -> list[Batch]:
+        """Return the batches that wait in the queue."""
+        found = list[Batch]()
         while self.queue.holds_batches:
             batch = self.queue.get(0)
             assert batch is not None
-            found += batch["y"].tolist()
+            found.append(batch)
         return found
+
+    def numbers(self) -> list[int]:
+        """Return their samples."""
+        return numbers(self.batches())
 
 
 @pytest.fixture
@@ -132,12 +137,27 @@ class TestAsking:
 
         monkeypatch.setattr(IndexWalk, "reach", counted)
         with planned_writer(any_url, block_samples=BLOCK) as writer:
-            write_some(writer, BLOCK, sizes=[SIZE])
-            reader = ranks.reader(world=2)
+            write_some(writer, 2 * BLOCK, sizes=[SIZE])
+            reader = ranks.reader()
             for _ in range(2):
                 reader._plan.extend(0)
-            assert looks == [2 * BLOCK]
+            assert looks == [BLOCK, 3 * BLOCK], "the second step was seen with the first"
+            assert [take.piece.start for take in reader._plan.todo] == [0, BLOCK]
+            reader._plan.wait(reader._connection)
+            reader._plan.extend(0)
+            assert looks == [BLOCK, 3 * BLOCK, 3 * BLOCK]
+
+    def test_a_plan_by_an_index_that_is_read_again_begins_at_once(self, any_url: str, ranks: Ranks) -> None:
+        """The entries are there, under other ids."""
+        with planned_writer(any_url, block_samples=BLOCK) as writer:
+            write_some(writer, 3 * BLOCK, sizes=[SIZE])
+            reader = ranks.reader()
+            reader._plan.extend(0)
+            take = reader._plan.todo[1]
+            reader._plan.go_by(reader._index(reader._plan.index.manifest, BLOCK, []), take)
             assert not reader._plan.todo
+            reader._plan.extend(0)
+            assert [take.piece.start for take in reader._plan.todo] == [BLOCK, 2 * BLOCK]
 
 
 class TestWaiting:
@@ -189,10 +209,13 @@ class TestWaiting:
     ) -> None:
         """A loop that is told another cause looks for it in the wrong place."""
         plan(any_url, [SIZE], block_samples=BLOCK)
-        reader, doing = ranks.reader(), list[str]()
+        ranks.queue = PrefetchQueue(1)
+        reader, doing, began_s = ranks.reader(), list[str](), time.monotonic()
+        ranks.queue.put(Batch({"y": np.arange(9)}, 0, []))
         monkeypatch.setattr(RowPlan, "wait", lambda *_: doing.append(ranks.queue.reader_times.doing))
         reader._await_more()
         assert [*doing, ranks.queue.reader_times.doing] == ["producers", "reader"]
+        assert time.monotonic() - began_s < 0.9, "it waits for no space"
         ranks.queue.stop()
         with pytest.raises(QueueStopped):
             reader._await_more()
@@ -254,19 +277,39 @@ class TestSteps:
             reader = ranks.reader()
             assert not any(reader.is_last(position) for position in (0, 8, 16))
 
-    @pytest.mark.parametrize(("size", "end"), [(0, 0), (10, 12), (12, 12)])
+    @pytest.mark.parametrize(
+        ("remainder", "size", "end", "sizes"),
+        [
+            ("pad", 0, 0, []),
+            ("pad", 10, 12, [4, 4, 4]),
+            ("pad", 12, 12, [4, 4, 4]),
+            ("keep", 10, 12, [4, 4, 2]),
+            ("keep", 12, 12, [4, 4, 4]),
+            ("drop", 10, 8, [4, 4]),
+        ],
+    )
     def test_a_rank_that_has_read_an_epoch_knows_where_it_ends(
-        self, any_url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int, end: int
+        self,
+        any_url: str,
+        ranks: Ranks,
+        monkeypatch: pytest.MonkeyPatch,
+        remainder: str,
+        size: int,
+        end: int,
+        sizes: list[int],
     ) -> None:
-        """It closes once all up to the last step is acknowledged."""
+        """It closes once all up to the last step is acknowledged. A batch has the position where its step ends."""
         plan(any_url, [size], block_samples=BLOCK)
         ended = list[tuple[int, int, int]]()
         monkeypatch.setattr(RankClaim, "ended", lambda _, *given: ended.append(given))
-        reader = ranks.reader()
+        reader = ranks.reader(remainder=remainder)
         reader.run()
         assert ended == [(0, end, size)]
         assert ranks.queue.is_ended
-        assert ranks.numbers() == expected(size, frozenset(), 0, end)
+        batches = ranks.batches()
+        assert [batch.size for batch in batches] == sizes
+        assert [batch.position for batch in batches] == [BLOCK * number for number in range(1, len(sizes) + 1)]
+        assert numbers(batches) == expected(size, frozenset(), 0, sum(sizes))
         assert reader._connection._channel is None, "a connection is left"
         assert (reader.filled, reader.bad_entries, reader.loss) == (0, 0, "")
 
@@ -295,6 +338,26 @@ class TestMissingEntries:
         self.lose(any_client)
         reader.run()
         assert ranks.numbers() == expected(SIZE, frozenset(range(BLOCK)), SIZE - 1, SIZE + 3)
+
+    def test_one_that_its_writer_sent_again_is_read_by_its_new_id(
+        self, any_url: str, any_client: Client, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server came back older, and the plan is by records that it has no more."""
+        plan(any_url, [SIZE], block_samples=BLOCK)
+        monkeypatch.setattr(ordered, "AHEAD_ENTRIES", 1)
+        (partition,), reader = open_stream(any_client, "t").partitions, ranks.reader()
+        reader._plan.extend(0)
+        reader._ask()
+        reader._take_answer()
+        whole, records = entries(any_client, "t", 0), any_client.xrange(partition.index(0, 0))
+        any_client.delete(partition.entries(0), partition.index(0, 0))
+        again = {entry_id: any_client.xadd(partition.entries(0), fields) for entry_id, fields in whole}
+        for record_id, fields in records:
+            any_client.xadd(partition.index(0, 0), fields | {b"e": again[fields[b"e"]]}, id=record_id)
+        monkeypatch.setattr(ordered, "AHEAD_ENTRIES", 3)
+        reader.run()
+        assert ranks.numbers() == list(range(SIZE))
+        assert ranks.said == []
 
     def test_one_of_an_epoch_without_an_end_is_named(self, any_url: str, any_client: Client, ranks: Ranks) -> None:
         """Replaced by others, it would be lost without a word."""
@@ -327,6 +390,11 @@ class TestMissingEntries:
         assert any_client.hkeys(partition.dead(0, "g")) == [bad]
         (line,) = ranks.said
         assert line.startswith(f"entry {bad.decode()} of epoch 0 is a dead letter: ")
+        ranks.queue = PrefetchQueue(1 << 20)
+        other = ranks.reader()
+        other.run()
+        assert ranks.numbers() == expected(SIZE, frozenset(range(BLOCK, 2 * BLOCK)), 0, SIZE)
+        assert (other.bad_entries, other.filled) == (0, BLOCK), "the group has given it up"
 
 
 def test_an_entry_that_is_not_the_one_of_the_index_is_refused(any_url: str, any_client: Client) -> None:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
+from penstock_common.server.channel import ReplyError
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.events import hint_command
@@ -43,7 +45,9 @@ def test_a_pause_is_spent_at_the_server_to_its_last_millisecond(any_client: Clie
     now_s = [10.0]
     pause = FetchPause(any_client, KEYS, lambda: now_s[0])
     assert not pause.is_under_way
+    assert not pause.is_told
     assert (pause.commands(), pause.is_under_way) == ([], False)
+    pause.received(b"1-0")
     pause.begin(0.05)
     for now_s[0], left_ms in ((10.0, 50), (10.02, 30), (10.049, 1)):
         assert (pause.commands(), pause.is_under_way) == ([hint_command(KEYS, (0, 0), left_ms)], True)
@@ -171,6 +175,18 @@ def test_a_rest_begins_when_the_answer_came_and_not_when_there_is_room_for_the_n
     now = 0.2
     assert resting.commands() == []
     assert not resting.is_under_way
+
+
+def test_an_error_at_the_end_of_a_rest_is_not_lost(any_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right may have been taken from the user. A reader that goes on would never hear of an end."""
+
+    def refuse(*_: Any) -> Any:
+        raise ReplyError(ResponseError("NOPERM no right"), "the server")
+
+    monkeypatch.setattr("penstock_consumer.read.fetch_plan.read_hint", refuse)
+    pause: Any = FetchPause(any_client, KEYS)
+    with pytest.raises(ReplyError, match="NOPERM"):
+        pause.end(None)
 
 
 def test_a_rest_ends_by_a_hint_or_by_its_time_also_where_the_key_holds_something_else(any_client: Client) -> None:
