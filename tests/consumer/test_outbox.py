@@ -24,10 +24,13 @@ from penstock_common.stream.groups.outbox import (
     SHORTEST_S,
     UNANSWERED,
     Outbox,
+    Outboxes,
     OutboxThread,
+    Probe,
     is_confirmed,
     no_probe,
 )
+from penstock_common.waiting import LEAVE_S
 from tests.clusters import until
 
 SCRIPT = "return 1"
@@ -87,6 +90,11 @@ class Server:
     """A server, its client, and an outbox of it."""
 
     where = "here"
+    moves = 0
+    partitions = (SimpleNamespace(number=0, roster="a"), SimpleNamespace(number=1, roster="b"))
+    stream = SimpleNamespace(name="t", partitions=partitions, named=lambda numbers: f"partitions {numbers}")
+    who: Any = SimpleNamespace(group="g", member="m", stream=stream)
+    runs: Any = SimpleNamespace(is_replaced=lambda _: True, explained=lambda error, _: error)
     connection_pool = SimpleNamespace(connection_kwargs={"host": "here"}, connection_class=object)
 
     def __init__(self) -> None:
@@ -100,6 +108,9 @@ class Server:
         self.written: Any = 1
         self.replicas: Any = 1
         self.timeouts: list[float] = []
+        self.silent: set[str] = set()
+        """The places that answer no ping."""
+        self.pinged: list[str] = []
         self.loaded: list[tuple[str, str]] = []
         """Place and text of each script that was loaded."""
         self.limits: list[int] = []
@@ -108,15 +119,16 @@ class Server:
         self.damage: PenstockError | None = None
         self.box = self.new_box()
 
-    def new_box(self) -> Outbox:
+    def new_box(self, probe: Probe | None = None) -> Outbox:
         """Return an outbox."""
-        partition = SimpleNamespace(number=0, roster="roster")
-        who: Any = SimpleNamespace(group="g", member="m", stream=SimpleNamespace(name="t", partitions=[partition]))
-        runs: Any = SimpleNamespace(is_replaced=lambda _: True, explained=lambda error, _: error)
         return Outbox(
-            self, who, notify=self.said.append, what="partition 0", probe=self.probe, clock=lambda: self.now_s,
-            runs=runs,
+            self, self.who, notify=self.said.append, what="partition 0", probe=probe or self.probe,
+            clock=lambda: self.now_s, runs=self.runs,
         )  # fmt: skip
+
+    def boxes(self, servers: Sequence[Sequence[int]]) -> Outboxes:
+        """Return the outboxes of a member."""
+        return Outboxes(self, self.who, servers, notify=self.said.append, probe_of=lambda _: self.probe, runs=self.runs)
 
     def probe(self, limit_ms: int) -> Sequence[Command]:
         """See `Probe`."""
@@ -137,10 +149,16 @@ class Server:
         """Cut the newest connection."""
         self.connections[-1].is_cut = True
 
-    def node_of(self, key: bytes) -> Any:
+    def node_of(self, key: bytes | str) -> Any:
         """See `StreamClient.node_of`."""
-        place = key.decode()
-        return SimpleNamespace(where=place, script_load=lambda script: self.loaded.append((place, script)))
+        place = key.decode() if isinstance(key, bytes) else key
+
+        def ping() -> None:
+            self.pinged.append(place)
+            if place in self.silent:
+                raise ServerUnavailable("it does not answer")
+
+        return SimpleNamespace(where=place, script_load=lambda script: self.loaded.append((place, script)), ping=ping)
 
     def explain_refusal(self, error: Exception, command: Command) -> PenstockError | None:
         """See `StreamClient.explain_refusal`."""
@@ -430,6 +448,58 @@ class TestReplicas:
 class TestServers:
     """Partitions may move to another server, which gets an outbox of its own."""
 
+    @pytest.mark.parametrize(
+        ("patience_s", "has_unanswered", "is_silent", "timeout_s"),
+        [(0.5, True, False, LEAVE_S), (0.5, True, True, 0.5), (0.5, False, False, 0.5), (5.0, True, False, 5.0)],
+    )
+    def test_an_end_gives_a_server_that_is_back_the_time_to_answer(
+        self, server: Server, patience_s: float, timeout_s: float, *, has_unanswered: bool, is_silent: bool
+    ) -> None:
+        """It was away a moment ago, and what it owes an answer would be handed out twice."""
+        boxes, server.silent = server.boxes([[1]]), {"b"} if is_silent else set()
+        boxes.send(1, Note(1, "b"))
+        if not has_unanswered:
+            boxes.flush()
+            server.timeouts.clear()
+        boxes.hurry(patience_s)
+        boxes.send(1, Note(2, "b"))
+        boxes.flush()
+        assert set(server.timeouts) == {timeout_s}
+        assert set(server.pinged) <= {"b"}
+        boxes.close()
+
+    def test_each_server_is_asked_and_waited_for_alone(self, server: Server) -> None:
+        """One that lost its connection says nothing of the others."""
+        boxes = server.boxes([[0], [1]])
+        for number, place in enumerate("ab"):
+            boxes.send(number, Note(number, place))
+            boxes.flush()
+        assert server.got == [[0], [1]]
+        assert boxes.is_empty
+        server.replicas = 0
+        boxes.confirm()
+        assert server.got == [[0, "HSET", "WAIT"], [1, "HSET", "WAIT"]]
+        server.connections[0].is_cut = True
+        assert not boxes.is_empty
+        assert [boxes.is_empty_for(number) for number in (0, 1)] == [False, True]
+        boxes.attend()
+        until(lambda: boxes.is_empty)
+        assert server.got[2:] == [[0]]
+        boxes.forget()
+        for connection in server.connections:
+            connection.is_cut = True
+        assert boxes.is_empty
+        boxes.close()
+        until(lambda: all(connection.is_closed for connection in server.connections))
+
+    def test_an_outbox_without_replicas_asks_for_none(self, server: Server) -> None:
+        """Most streams need none, and all that is kept is sent again after a failover."""
+        box = server.new_box(no_probe)
+        for server.now_s in (0.0, 5.0):
+            box.send(Note(int(server.now_s)))
+        box.confirm()
+        assert server.got == [[0, 5]]
+
     def test_an_outbox_hands_over_what_another_server_has_now(self, server: Server) -> None:
         """The other one sends it again, because its server may lack it. The first keeps the rest."""
         other, probes = server.new_box(), list[int]()
@@ -526,8 +596,9 @@ def thread_of(box: Box, every_s: float = 0.0) -> OutboxThread:
 
 
 @pytest.fixture
-def box() -> Iterator[Box]:
-    """Return a box, whose thread ends afterwards."""
+def box(monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    """Return a box, whose thread ends afterwards. The thread looks at nothing that it is not told of."""
+    monkeypatch.setattr(module, "LOOK_S", 3600.0)
     made = Box()
     yield made
     made.may_go.set()
@@ -568,12 +639,15 @@ class TestThread:
         """A replica is asked once, after the last of them."""
         thread = thread_of(box)
         thread.send(Note(1))
+        assert all(one.daemon for one in threading.enumerate() if one.name == "penstock-outbox")
         thread.flush()
         assert box.calls == ["send 1", "flush"]
         thread.confirm()
         assert box.calls == ["send 1", "flush", "confirm"]
         thread.forget()
         assert box.calls[3:] == ["forget"]
+        thread.send(Note(2))
+        until(lambda: box.calls[4:] == ["send 2", "flush"])
         thread.close()
 
     def test_a_replica_is_asked_after_all_that_was_sent_before(self, box: Box) -> None:
@@ -612,10 +686,12 @@ class TestThread:
         thread.send(Note(3))
         thread.flush()
         assert box.calls == ["send 1", "send 3", "flush"]
-        box.errors.append(MemberReplaced("by another"))
-        thread.send(Note(4))
-        with pytest.raises(MemberReplaced):
-            thread.flush()
+        for call in (thread.flush, thread.attend):
+            box.errors.append(MemberReplaced("by another"))
+            thread.send(Note(4))
+            until(lambda: thread._error is not None)
+            with pytest.raises(MemberReplaced):
+                call()
         thread.close()
 
     def test_what_comes_soon_after_something_was_sent_is_sent_together(self, box: Box) -> None:

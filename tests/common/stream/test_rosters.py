@@ -26,6 +26,7 @@ from penstock_common.stream.groups.roster import (
     IdleReport,
     Membership,
     RankOrder,
+    Rejoining,
     WaitingWriter,
     beat,
     beat_each,
@@ -274,7 +275,76 @@ class TestRejoining:
         assert not rejoin(any_client, who, partition, lambda _: True, sleep=slept.append)
         join_group(any_client, Membership(stream, "g", "", ""), declared=True)
         assert not rejoin(any_client, who, partition, sleep=slept.append)
+        assert Rejoining(any_client, who).is_back(partition) is False
         assert slept == []
+
+    def test_a_roster_gets_the_group_of_the_lowest_partition(self, any_url: str, any_client: Client) -> None:
+        """All members of a group take the same one, whichever of them is first."""
+        stream, now_s = planned(any_url, partitions=4), [0.0]
+        who, before = Membership(stream, "g", "m", "i"), partition_slot(any_client, stream, 3)
+        join_group(any_client, who)
+        before.restore(any_client)
+        for number, read in ((0, 5), (1, 6), (2, 7)):
+            key = stream.partitions[number].roster
+            any_client.hset(key, "g:g", json.dumps(json.loads(any_client.hget(key, "g:g")) | {"read": read}))
+        rejoining = Rejoining(any_client, who, lambda: now_s[0])
+        assert rejoining.is_back(stream.partitions[3]) is None
+        now_s[0] = roster.REJOIN_SETTLE_S
+        assert rejoining.is_back(stream.partitions[3])
+        assert group_at(any_client, stream, 3).read == 5
+
+    @pytest.mark.parametrize("first_end", [True, False])
+    def test_a_roster_that_loses_a_member_again_is_looked_at_twice_again(
+        self, any_url: str, any_client: Client, *, first_end: bool
+    ) -> None:
+        """The first look was long ago, so it says nothing of who drops the group now."""
+        stream, now_s = planned(any_url), [0.0]
+        who, before = Membership(stream, "g", "m", "i"), partition_slot(any_client, stream, 1)
+        first, second = stream.partitions
+        join_group(any_client, who)
+        before.restore(any_client)
+        rejoining = Rejoining(any_client, who, lambda: now_s[0])
+        assert rejoining.is_back(second) is None
+        now_s[0] = 100.0
+        if not first_end:
+            any_client.hdel(first.roster, "g:g")
+        assert rejoining.is_back(second) is first_end
+        join_group(any_client, who)
+        before.restore(any_client)
+        now_s[0] = 200.0
+        assert rejoining.is_back(second) is None
+
+    @pytest.mark.parametrize(("number", "answer"), [(0, False), (1, None), (2, None)])
+    def test_of_two_processes_that_live_the_one_that_a_lower_partition_names_goes_on(
+        self, any_url: str, any_client: Client, number: int, answer: bool | None
+    ) -> None:
+        """Both would end, or both would read the same samples."""
+        stream, now_s = planned(any_url, partitions=3), [0.0]
+        older, newer = (Membership(stream, "g", "m", one) for one in ("older", "newer"))
+        join_group(any_client, older)
+        partition, before = stream.partitions[number], partition_slot(any_client, stream, number)
+        join_group(any_client, newer)
+        before.restore(any_client)
+        any_client.hset(partition.roster, "m:g:m", json.dumps({"inc": "older", "seen": 0}))
+        rejoining = Rejoining(any_client, newer, lambda: now_s[0])
+        assert rejoining.is_back(partition) is None
+        now_s[0] = roster.REJOIN_QUIET_S
+        beat(any_client, older, partition, {})
+        assert rejoining.is_back(partition) is answer
+        assert load_roster(any_client, partition).incarnations == {("g", "m"): "older"}
+
+    def test_ranks_of_another_number_keep_a_roster_of_a_server_that_went_on(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """They joined later than this one, which ends."""
+        stream = planned(any_url)
+        older, newer = (Membership(stream, "g", "rank-0", str(world), RankOrder(0, world, 4)) for world in (1, 2))
+        join_group(any_client, older)
+        before = partition_slot(any_client, stream, 1)
+        join_group(any_client, newer)
+        before.restore(any_client)
+        assert Rejoining(any_client, newer).is_back(stream.partitions[1]) is False
+        assert group_at(any_client, stream, 1).world == 1
 
 
 class TestNotes:
