@@ -31,6 +31,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
+from tests.common.stream.test_roster_values import manifest_of
 from tests.contracts.feed import SPEC, entries, open_stream, produce, writer_of
 from tests.contracts.ordered import plan, write_shard, write_shards
 
@@ -178,6 +179,17 @@ def test_one_call_acknowledges_one_epoch_of_one_partition_and_so_many_entries(an
     assert both.ids == [b"0-0", b"0-0", b"1-0"]
 
 
+def test_ranges_that_touch_are_sent_as_one() -> None:
+    """A call for hundreds of small batches is then as short as one for a large one."""
+    partition, manifest = PartitionKeys("t", "tag", 0), manifest_of((20, 20, 20))
+    due = Acknowledgement(partition, manifest, "g", [b"1-0"], {0: [(0, 4)]})
+    for ranges in ({0: [(9, 14)], 1: [(3, 5)]}, {0: [(4, 8)], 2: [(6, 8)]}, {2: [(2, 6)]}):
+        assert due.add(Acknowledgement(partition, manifest, "g", [b"2-0"], ranges))
+    keys = [partition.state(0), partition.entries(0), *(partition.ledger(0, "g", shard) for shard in range(3))]
+    spans = [2, 0, 8, 9, 14, 1, 3, 5, 1, 2, 8]
+    assert due.call()[1:] == (keys, ["live:id0", "g", 4, b"1-0", b"2-0", b"2-0", b"2-0", *spans])
+
+
 def test_an_epoch_that_is_no_longer_live_takes_no_acknowledgement(url: str, client: Client) -> None:
     """A late trainer must not write keys of a released epoch, because nothing would remove them."""
     with Writer("t", url=url, spec=SPEC) as writer:
@@ -208,9 +220,9 @@ def test_dead_letters_and_holes_are_covered_and_the_rest_is_named(any_url: str, 
     for group in ("g", "other"):
         join_group(any_client, Membership(stream, group, "", ""))
     assert uncovered(any_client, stream, manifest, "g") == [(0, 0, 3), (0, 4, 20), (1, 0, 3), (1, 4, 20)]
-    acknowledge(any_client, stream.partitions[0], manifest, "g", [], {0: [(0, 3), (4, 20)]})
+    assert acknowledge(any_client, stream.partitions[0], manifest, "g", [], {0: [(0, 3), (4, 20)]})
     last = any_client.xrevrange(stream.partitions[1].entries(0), count=1)[0][0]
-    add_dead_letter(any_client, stream.partitions[1], manifest, "g", last, "ChecksumMismatch: x")
+    assert add_dead_letter(any_client, stream.partitions[1], manifest, "g", last, "ChecksumMismatch: x")
     assert dead_letters(any_client, stream.partitions[1], 0, "g") == {last: "ChecksumMismatch: x"}
     assert uncovered(any_client, stream, manifest, "g") == [(1, 0, 3), (1, 4, 11)]
     assert len(uncovered(any_client, stream, manifest, "other")) == 4

@@ -644,10 +644,11 @@ class TestThread:
         assert box.calls == ["send 1", "flush"]
         thread.confirm()
         assert box.calls == ["send 1", "flush", "confirm"]
-        thread.forget()
-        assert box.calls[3:] == ["forget"]
         thread.send(Note(2))
-        until(lambda: box.calls[4:] == ["send 2", "flush"])
+        thread.forget()
+        assert box.calls[3:] == ["send 2", "flush", "forget"]
+        thread.send(Note(3))
+        until(lambda: box.calls[6:] == ["send 3", "flush"])
         thread.close()
 
     def test_a_replica_is_asked_after_all_that_was_sent_before(self, box: Box) -> None:

@@ -205,7 +205,7 @@ def test_shards_begin_where_those_before_them_end() -> None:
     for minimum, start, lo, hi, done in (
         (7, 3, 0, 6, [1, 1, 1, 1, 0, 0]),
         (7, 3, 3, 5, [1, 0]),
-        (7, None, 0, 2, [0, 0]),
+        (7, None, 3, 5, [0, 0]),
         (0, 0, 0, 2, [0, 0]),
     ):
         found = done_below(minimum, start, lo, hi)

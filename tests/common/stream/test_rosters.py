@@ -266,6 +266,7 @@ class TestRejoining:
         before.restore(any_client)
         assert rejoin(any_client, who, stream.partitions[1], sleep=slept.append)
         assert slept == [REJOIN_LOOK_S]
+        assert Rejoining(any_client, who, lambda: 0.0).is_back(stream.partitions[1]), "another thread was first"
         beat(any_client, who, stream.partitions[1], {})
 
     def test_a_member_whose_group_was_dropped_does_not_come_back(self, any_url: str, any_client: Client) -> None:
@@ -277,6 +278,19 @@ class TestRejoining:
         assert not rejoin(any_client, who, partition, sleep=slept.append)
         assert Rejoining(any_client, who).is_back(partition) is False
         assert slept == []
+
+    def test_a_member_that_its_only_server_forgot_comes_back_to_its_group(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """The server is known to be another run, so nobody need have dropped the member."""
+        stream, now_s = planned(any_url, partitions=1), [0.0]
+        who, (partition,) = Membership(stream, "g", "m", "i"), stream.partitions
+        join_group(any_client, Membership(stream, "g", "", ""), declared=True)
+        rejoining = Rejoining(any_client, who, lambda: now_s[0], lambda _: True)
+        assert rejoining.is_back(partition) is None
+        now_s[0] = roster.REJOIN_SETTLE_S
+        assert rejoining.is_back(partition)
+        beat(any_client, who, partition, {})
 
     def test_a_roster_gets_the_group_of_the_lowest_partition(self, any_url: str, any_client: Client) -> None:
         """All members of a group take the same one, whichever of them is first."""
@@ -292,6 +306,21 @@ class TestRejoining:
         now_s[0] = roster.REJOIN_SETTLE_S
         assert rejoining.is_back(stream.partitions[3])
         assert group_at(any_client, stream, 3).read == 5
+
+    def test_what_a_roster_still_has_of_a_group_stays(self, any_url: str, any_client: Client) -> None:
+        """Another roster's first epoch would pass over epochs that are kept here for it."""
+        stream, now_s = planned(any_url, epochs=2), [0.0]
+        who = Membership(stream, "g", "m", "i")
+        first, second = (partition.roster for partition in stream.partitions)
+        join_group(any_client, who)
+        any_client.hset(first, "g:g", json.dumps(json.loads(any_client.hget(first, "g:g")) | {"first": 1}))
+        any_client.hdel(second, "m:g:m")
+        rejoining = Rejoining(any_client, who, lambda: now_s[0])
+        assert rejoining.is_back(stream.partitions[1]) is None
+        now_s[0] = roster.REJOIN_SETTLE_S
+        assert rejoining.is_back(stream.partitions[1])
+        record = group_at(any_client, stream, 1)
+        assert (record.first, record.declared, record.holds) == (0, False, True)
 
     @pytest.mark.parametrize("first_end", [True, False])
     def test_a_roster_that_loses_a_member_again_is_looked_at_twice_again(
