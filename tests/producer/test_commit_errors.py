@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,21 +143,6 @@ def test_a_block_whose_answer_was_lost_with_its_connection_is_not_taken_for_anot
             if number == 0:
                 monkeypatch.setattr(Channel, "read_all", cut)
     assert cuts
-    require_once_each(any_url, any_client)
-
-
-def test_a_forked_process_is_refused_at_its_first_sample(any_url: str, any_client: Client) -> None:
-    """A sample that fills no block would reach no connection, and be lost without a word."""
-    with shard_of(any_url) as (_, shard):
-        fill(shard, 5)
-        if (pid := os.fork()) == 0:
-            try:
-                shard.write(sample(5))
-            except PenstockError as error:
-                os._exit(7 if "a fork copied it" in str(error) else 1)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     require_once_each(any_url, any_client)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -23,6 +24,7 @@ from penstock_producer.write.shard import (
     MAX_BLOCK_SAMPLES,
     ShardSlot,
     ShardWriter,
+    _Copied,
     _tell_lost,
 )
 
@@ -44,6 +46,8 @@ class Notes:
         """The errors of the next calls."""
         self.sent: list[tuple[Block, Mapping[int, str]]] = []
         self.dropped: list[Block] = []
+        self.places = 0
+        """How often memory of a segment was asked for."""
         self.during: Callable[[], None] = lambda: None
         """What another thread does during a commit."""
 
@@ -78,7 +82,8 @@ class Notes:
         self.calls.append("close")
 
     def place(self, _: int) -> None:
-        """See Committer."""
+        """See Committer. There are no segments."""
+        self.places += 1
 
     def reserve(self, spec: Spec, count: int) -> NDArray[np.uint8]:
         """See Committer."""
@@ -93,10 +98,10 @@ class Notes:
         return self.sent
 
 
-def shard_of(notes: Notes, size: int | None, **settings: Any) -> ShardWriter:
+def shard_of(notes: Notes, size: int | None, *, spec: Spec = SPEC, **settings: Any) -> ShardWriter:
     """Return a writer of shard 3, which declares its end to the notes."""
     given = {"finish": lambda end: notes.calls.append(f"finish({end})"), "clock": lambda: 0.0, **settings}
-    return ShardWriter(cast("Committer", notes), SPEC, block_bytes=BLOCK_BYTES, shard=3, size=size, **given)
+    return ShardWriter(cast("Committer", notes), spec, block_bytes=BLOCK_BYTES, shard=3, size=size, **given)
 
 
 def write(shard: ShardWriter, upto: int) -> None:
@@ -167,6 +172,8 @@ def test_a_shard_without_a_plan_has_a_limit_and_ends_where_it_is_closed() -> Non
     with shard_of(short, None) as shard:
         write(shard, 3)
     assert "finish(3)" in short.calls
+    for tried in (lambda: write(shard, 4), lambda: shard.write_batch(rows(1)), lambda: shard.quarantine("bad")):
+        refused(ShardMismatch, "shard 3 is closed", tried)
 
 
 def test_a_planned_shard_is_not_complete_before_its_last_sample() -> None:
@@ -261,6 +268,34 @@ class TestRefusedBlocks:
         assert [samples for _, samples, _ in notes.blocks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_a_forked_process_sends_nothing_of_its_parents_shard() -> None:
+    """Two processes on one connection would tear the stream, and a sample that fills no block be lost in silence."""
+    notes = Notes()
+    shard = shard_of(notes, 9)
+    write(shard, 2)
+    if (pid := os.fork()) == 0:
+        try:
+            shard.write({"y": 2})
+        except PenstockError as error:
+            os._exit(7 if "a fork copied it" in str(error) else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    shard._owner += 1  # as in a forked process
+    for tried in (
+        shard.flush,
+        shard.commit_all,
+        lambda: shard.write_batch(rows(1, 2)),
+        lambda: shard.quarantine("bad"),
+        lambda: _Copied.write(cast("_Copied", shard), {"y": 2}),
+    ):
+        refused(PenstockError, "a fork copied it", tried)
+    assert (notes.blocks, shard.position) == ([], 2)
+    shard._owner -= 1
+    write(shard, 9)
+    shard.close()
+
+
 class TestHoles:
     """Samples that could not be made."""
 
@@ -325,11 +360,12 @@ class TestReserved:
     """Samples that are made in place."""
 
     def test_they_are_committed_as_one_block_behind_what_was_written(self) -> None:
-        """What was gathered before has the offsets before them."""
+        """What was gathered before has the offsets before them, and does not wait until they are made."""
         notes = Notes()
         shard = shard_of(notes, 9)
         write(shard, 2)
         with shard.reserve(3) as arrays:
+            assert notes.blocks == [(0, [0, 1], {})]
             arrays["y"][...] = [7, 8, 9]
         assert notes.blocks == [(0, [0, 1], {}), (2, [7, 8, 9], {})]
         assert (shard.position, shard.bytes_written) == (5, 5 * 8)
@@ -345,6 +381,7 @@ class TestReserved:
         """It would get their offsets."""
         notes = Notes()
         shard = shard_of(notes, 9)
+        write(shard, 6)
         arrays = shard.reserve(1)
         for tried in (
             lambda: shard.write({"y": 0}),
@@ -352,15 +389,22 @@ class TestReserved:
             lambda: shard.quarantine("bad"),
             lambda: shard.reserve(1),
             shard.close,
+            lambda: shard.write({"y": 0}),  # once more, after a flush
         ):
             refused(PenstockError, "1 reserved samples are neither", tried)
             shard.flush()
         arrays.drop()
         assert [block.count for block in notes.dropped] == [1]
-        assert (notes.blocks, shard.position) == ([], 0)
+        assert (notes.position, shard.position) == (6, 6)
         write(shard, 9)
         refused(ShardMismatch, "9 samples are planned", lambda: shard.write({"y": 9}))
         shard.close()
+
+    def test_they_have_one_size(self) -> None:
+        """The place of the next one is not known else."""
+        shard = shard_of(Notes(), 9, spec=Spec.of({"y": ("int64", (None,))}))
+        refused(PenstockError, "'y' is ragged: use write", lambda: shard.reserve(1))
+        shard.abort()
 
     def test_their_number_has_bounds(self) -> None:
         """A block has at least one sample, and no more than its readers take."""
@@ -437,7 +481,9 @@ class TestTakenShards:
         shard.flush()
         assert new.blocks == [(10, [0, 1, 2, 3], {}), (14, [], {14: "four"})]
         assert (shard.position, shard.is_over) == (15, False)
+        before = old.places
         write(shard, 16)
+        assert (old.places, new.places) == (before, 1), "the old one's segment is given back"
         shard.close()
         assert new.blocks[-1] == (15, [15], {})
 

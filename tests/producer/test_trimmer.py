@@ -9,7 +9,7 @@ import pytest
 
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.ledger import acknowledge
-from penstock_common.stream.groups.positions import report
+from penstock_common.stream.groups.positions import kept_head, report
 from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.servers.confirmed import Confirmer
@@ -111,8 +111,11 @@ def test_entries_beside_others_that_go_stay_until_the_next_time_if_asked_for(
     assert left(any_client)[0] == []
 
 
-def test_what_another_writer_removed_is_not_counted_as_freed(any_client: Client, stream: Stream) -> None:
-    """A writer would send more than the budget allows."""
+def test_what_another_writer_removed_is_not_counted_as_freed(
+    any_client: Client, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer would send more than the budget allows. What it needs may be in a later page."""
+    monkeypatch.setattr(trimming, "FIRST_PAGE", 3)
     trained(any_client, stream, (20, 0, 0, 0))
     roster, trimmer = load_roster(any_client, stream.partitions[0]), trimmer_of(any_client, stream)
     assert trimmer_of(any_client, stream).trim(roster, 0, 2 * BLOCK) == 2 * BLOCK
@@ -160,6 +163,19 @@ def test_nothing_goes_by_positions_that_another_server_may_lose(any_client: Clie
         answers.is_on_replicas = True
     assert trimmer.trim(roster, 0, 10**6) == sum(SIZES) * SAMPLE_BYTES
     assert answers.asked[-1] == ([] if kinds == "shared" else [first])
+
+
+def test_the_start_of_an_epoch_that_ranks_still_read_stays(any_client: Client, stream: Stream) -> None:
+    """It fills their last steps."""
+    any_client.hdel(stream.partitions[0].roster, "g:g", "m:g:m")
+    rank = Membership(stream, "ranks", "rank-0", "1", RankOrder(0, 1, 1))
+    join_group(any_client, rank)
+    report(any_client, rank, load_manifest(any_client, stream, 0), 33)
+    roster = load_roster(any_client, stream.partitions[0])
+    head = kept_head(roster.groups["ranks"])
+    assert 0 < head <= 4
+    assert trimmer_of(any_client, stream).trim(roster, 0, 10**6) == 7 * BLOCK + SAMPLE_BYTES
+    assert left(any_client) == [[0, 1, 2, 3], [], [], list(range(8))]
 
 
 def test_the_next_shards_of_a_partition_are_looked_at_each_time_and_those_beyond_now_and_then(
