@@ -697,17 +697,20 @@ class TestThread:
 
     def test_what_comes_soon_after_something_was_sent_is_sent_together(self, box: Box) -> None:
         """It waits until its time, or until somebody waits for it. Then the next has its own time."""
-        thread, notes = thread_of(box, 600.0), joined(1, 2, 4, 8, 16)
+        thread, notes = thread_of(box, 600.0), joined(1, 2, 4, 8, 16, 32)
         thread.send(notes[0])
         until(lambda: box.calls == ["send 1", "flush"])
         for note in notes[1:4]:
             thread.send(note)
+            time.sleep(0.01)  # the loop's step
         assert not thread.is_empty
         thread.flush()
         assert box.calls[2:] == ["send 14", "flush"]
-        thread.send(notes[4])
+        for note in notes[4:]:
+            thread.send(note)
+            time.sleep(0.01)
         thread.attend()
-        until(lambda: box.calls[4:] == ["send 16", "flush"])
+        until(lambda: box.calls[4:] == ["send 48", "flush"])
         thread.close()
 
     @pytest.mark.parametrize("every_s", [0.0, 600.0])

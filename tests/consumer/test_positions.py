@@ -475,13 +475,18 @@ def test_a_position_that_no_rank_can_have_is_named_as_damage(
         known_positions(any_client, stream, 0, "g")
 
 
-def test_a_report_of_an_epoch_whose_state_is_damaged_is_no_refusal(any_url: str, any_client: Client) -> None:
+def test_a_report_that_is_refused_for_another_reason_raises_that(
+    any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The member would join again, for ever."""
+
+    def refuse(*_: object) -> None:
+        raise redis.ResponseError("NOPERM this user has no permissions")
+
     plan(any_url, [8])
-    stream = open_stream(any_client, "t")
-    who, manifest = rank(any_client, 0, world=1), load_manifest(any_client, stream, 0)
-    any_client.set(stream.partitions[0].state(0), "nonsense")
-    with pytest.raises((DamagedKey, redis.ResponseError), match=r"damaged state|did not write"):
+    who, manifest = rank(any_client, 0, world=1), load_manifest(any_client, open_stream(any_client, "t"), 0)
+    monkeypatch.setattr(positions, "run_script", refuse)
+    with pytest.raises(redis.ResponseError, match="NOPERM"):
         report(any_client, who, manifest, 8)
 
 

@@ -146,12 +146,13 @@ class TestHeartbeats:
         beat(any_client, who, first, {})
         beat_each(any_client, who, [(second, {})])
         assert [load_roster(any_client, one).idle for one in (first, second)] == [{}, {}]
-        beat(any_client, who, first, {}, idle_ms=0)
-        beat_each(any_client, who, [(second, {})], idle_ms=5000, handed_bytes=7)
-        rosters = [load_roster(any_client, one) for one in (first, second)]
-        seen = [one.members["g", "m"] for one in rosters]
-        idle = [one.idle["g", "m"] for one in rosters]
-        assert idle == [IdleReport(seen[0], 0), IdleReport(seen[1] - 5000, 7)]
+        for idle_ms, more in ((0, {}), (5000, {"handed_bytes": 7})):
+            beat(any_client, who, first, {}, idle_ms=idle_ms, **more)
+            beat_each(any_client, who, [(second, {})], idle_ms=idle_ms, **more)
+            for partition in stream.partitions:
+                found = load_roster(any_client, partition)
+                seen_ms = found.members["g", "m"]
+                assert found.idle["g", "m"] == IdleReport(seen_ms - idle_ms, more.get("handed_bytes", 0))
 
     @pytest.mark.parametrize("number", [0, 1])
     def test_a_partition_that_refuses_a_heartbeat_says_why(self, any_url: str, any_client: Client, number: int) -> None:
@@ -161,6 +162,7 @@ class TestHeartbeats:
         join_group(any_client, who)
         held: list[tuple[Any, dict[int, list[bytes]]]] = [(partition, {0: [b"1-0"]}) for partition in stream.partitions]
         assert beat_each(any_client, who, held) == [{0: [b"1-0"]}] * 2, "no entry is held"
+        assert beat(any_client, who, *held[number]) == {0: [b"1-0"]}
         key = stream.partitions[number].roster
         any_client.hset(key, "m:g:m", json.dumps({"inc": "another", "seen": 0}))
         with pytest.raises(MemberReplaced, match="another process joined group 'g' as member 'm'"):
@@ -342,6 +344,30 @@ class TestRejoining:
         before.restore(any_client)
         now_s[0] = 200.0
         assert rejoining.is_back(second) is None
+
+    def test_a_roster_of_another_number_of_ranks_takes_the_new_one_and_keeps_the_rest(
+        self, any_url: str, any_client: Client
+    ) -> None:
+        """Its server is another run, and none of the ranks that it names lives."""
+        stream, now_s = planned(any_url, epochs=2), [0.0]
+        older, newer = (Membership(stream, "g", "rank-0", str(world), RankOrder(0, world, 4)) for world in (1, 2))
+        join_group(any_client, older)
+        before, partition = partition_slot(any_client, stream, 1), stream.partitions[1]
+        join_group(any_client, newer)
+        before.restore(any_client)
+        for one, field, more in (
+            (stream.partitions[0], "g:g", {"first": 1}),
+            (partition, "g:g", {"lost": [0, 0], "holds": False}),
+            (partition, "m:g:rank-0", {"seen": 0}),
+        ):
+            any_client.hset(one.roster, field, json.dumps(json.loads(any_client.hget(one.roster, field)) | more))
+        rejoining = Rejoining(any_client, newer, lambda: now_s[0], lambda _: True)
+        assert rejoining.is_back(partition) is None
+        now_s[0] = roster.REJOIN_QUIET_S
+        assert rejoining.is_back(partition)
+        record = replace(group_at(any_client, stream, 1), seen_ms=0)
+        assert record == GroupRecord(0, False, True, 0, -1, None, kind="ordered", world=2, batch=4)
+        beat(any_client, newer, partition, {})
 
     @pytest.mark.parametrize(("number", "answer"), [(0, False), (1, None), (2, None)])
     def test_of_two_processes_that_live_the_one_that_a_lower_partition_names_goes_on(
