@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,8 +34,8 @@ from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.writer import Writer
 from tests.common.stream.test_roster_values import manifest_of
-from tests.contracts.feed import SPEC, entries, open_stream, produce, writer_of
-from tests.contracts.ordered import plan, write_shard, write_shards
+from tests.contracts.feed import SPEC, entries, open_stream, produce, sample, writer_of
+from tests.contracts.ordered import plan, planned_writer, write_shard, write_shards
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -99,7 +101,7 @@ def test_a_group_is_done_with_what_its_ledgers_or_its_positions_say(
     rank = Membership(stream, "ordered", "rank-0", "1", RankOrder(0, 1, 8))
     join_group(any_client, rank)
     join_group(any_client, Membership(stream, "shared", "", ""))
-    groups, spans = load_roster(any_client, stream.partitions[0]).groups, {1: (3, 29), 0: (5, 38)}
+    groups = load_roster(any_client, stream.partitions[0]).groups
     for shard, lo, hi in ((0, 9, 33), (1, 8, 20)):
         acknowledge(any_client, stream.partition_of(shard), manifest, "shared", [], {shard: [(lo, hi)]})
     report(any_client, rank, manifest, 48)
@@ -111,7 +113,7 @@ def test_a_group_is_done_with_what_its_ledgers_or_its_positions_say(
         return (head if may_go else 0) <= 40 * shard + offset < 48
 
     for group, record in groups.items():
-        for may_go in (False, True):
+        for spans, may_go in product(({1: (3, 29), 0: (5, 38)}, {1: (17, 26), 0: (17, 26)}), (False, True)):
             found = bits_of_shards(any_client, stream, manifest, group, record, spans, may_go=may_go)
             assert list(found) == list(spans)
             for shard, (lo, hi) in spans.items():
@@ -119,6 +121,23 @@ def test_a_group_is_done_with_what_its_ledgers_or_its_positions_say(
                 assert found[shard].tolist() == expected, (group, shard, may_go)
         alone = group_bits(any_client, stream, manifest, group, record, 0, 0, 40)
         assert alone.tolist() == [is_done(group, 0, offset, may_go=False) for offset in range(40)]
+
+
+def test_what_lies_behind_an_unfinished_shard_is_not_acknowledged(any_url: str, any_client: Client) -> None:
+    """Its position is not known before the shard in front of it has ended."""
+    with planned_writer(any_url, block_samples=5) as writer:
+        epoch = writer.epoch()
+        for shard in (epoch.shard(0), epoch.shard(1)):
+            for number in range(5):
+                shard.write(sample(number))
+            shard.commit_all()
+            shard.abort()
+        stream, manifest = writer.stream, load_manifest(any_client, writer.stream, 0)
+    rank = Membership(stream, "g", "rank-0", "1", RankOrder(0, 1, 4))
+    join_group(any_client, rank)
+    report(any_client, rank, manifest, 4)
+    record = load_roster(any_client, stream.partitions[0]).groups["g"]
+    assert behind(any_client, stream, manifest, "g", record) == [(0, 4, 5), (1, 0, 5)]
 
 
 def test_shards_without_a_sample_are_missed_whole(any_url: str, any_client: Client) -> None:

@@ -177,9 +177,10 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    """Return a server whose outbox has sent nothing."""
+    """Return a server whose outbox has sent nothing. A thread looks at nothing that it is not told of."""
     made = Server()
     monkeypatch.setattr(module, "open_channels", made.connect)
+    monkeypatch.setattr(module, "LOOK_S", 3600.0)
     return made
 
 

@@ -34,6 +34,7 @@ from penstock_common.stream.groups.roster import (
     end_replay,
     end_wait,
     expire_silent,
+    find_silent,
     hold_for_replay,
     join_group,
     known_groups,
@@ -218,6 +219,18 @@ class TestHeartbeats:
         monkeypatch.setattr(any_client, "info", lambda *_, **__: {"uptime_in_seconds": 10})
         assert expire_silent(any_client, partition, silent_ms) == (["g"] if is_looked_at else [])
         assert bool(load_roster(any_client, partition).members) != is_looked_at
+
+    def test_a_member_that_was_renewed_since_the_first_look_stays(self, any_url: str, any_client: Client) -> None:
+        """The server's clock may have jumped, and only a silent process has the same record twice."""
+        (partition,) = (stream := planned(any_url, partitions=1)).partitions
+        for member in ("silent", "alive"):
+            join_group(any_client, Membership(stream, "g", member, "i"))
+        looked = find_silent(partition, any_client.hgetall(partition.roster), 1 << 50)
+        any_client.hset(partition.roster, "m:g:alive", json.dumps({"inc": "i", "seen": 0}))
+        assert expire_silent(any_client, partition, -1000, {}) == []
+        assert len(load_roster(any_client, partition).members) == 2
+        assert expire_silent(any_client, partition, -1000, looked) == ["g"]
+        assert list(load_roster(any_client, partition).members) == [("g", "alive")]
 
 
 SHARED_GROUP = {"kind": "shared", "first": 0, "declared": False, "holds": True}

@@ -142,7 +142,7 @@ def group_bits(
 
 def bits_of_shards(
     client: Client, stream: Stream, manifest: Manifest, group: str, record: GroupRecord,
-    spans: Mapping[int, tuple[int, int]], *, may_go: bool = False,
+    spans: Mapping[int, tuple[int, int]], *, may_go: bool,
 ) -> dict[int, NDArray[np.bool_]]:  # fmt: skip
     """Return shard -> the same for its [lo, hi) in ``spans``, in one round trip."""
     epoch = manifest.epoch
