@@ -468,8 +468,9 @@ class TestLeases:
         assert claim._held_bytes(partition) == BLOCK * SAMPLE_BYTES
         claim.leases.add(Lease(0, 0, -1, b"1-1", unacknowledged=1))
         ids = [entry_id for entry_id, _ in claim.client.xrange(partition.entries(0))]
-        claim.leases.add(Lease(0, 0, 1, ids[-1], unacknowledged=1))
-        assert claim._held_bytes(partition) == 2 * BLOCK * SAMPLE_BYTES
+        for entry_id, shard in ((ids[1], 0), (ids[-1], 1)):
+            claim.leases.add(Lease(0, 0, shard, entry_id, unacknowledged=1))
+        assert claim._held_bytes(partition) == 3 * BLOCK * SAMPLE_BYTES
 
 
 class TestPositions:
@@ -582,7 +583,9 @@ class TestPositions:
         rank.rewind(0, 0)
         assert done == ["flush", "forget", "rewind"]
 
-    def test_what_a_server_lost_of_an_epoch_is_not_remembered(self, rank: RankClaim) -> None:
+    def test_what_a_server_lost_of_an_epoch_is_not_remembered(
+        self, rank: RankClaim, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It may come back with less, and the rank has to reach its end again."""
         rank.acknowledge(Batch({}, 0, [], COUNT))
         rank.flush()
@@ -591,6 +594,19 @@ class TestPositions:
         assert not rank.has_unacknowledged(0)
         rank.forget(0)
         assert rank.has_unacknowledged(0)
+        sent = list[Any]()
+        monkeypatch.setattr(Outboxes, "send", lambda *given: sent.append(given))
+        rank.client.delete(rank.stream.keys.manifest(0))
+        rank.acknowledge(Batch({}, 0, [], COUNT))
+        assert sent == [], "its manifest is gone"
+
+    def test_a_group_that_goes_back_before_its_first_epoch_reads_from_there(self, rank: RankClaim) -> None:
+        """It had begun later, and a checkpoint may be older."""
+        rank.first = 3
+        rank.rewind(1, 0)
+        assert rank.first == 1
+        rank.rewind(2, 0)
+        assert rank.first == 1
 
     def test_entries_that_are_known_are_compared_after_a_failover_and_else_the_position(
         self, rank: RankClaim, monkeypatch: pytest.MonkeyPatch

@@ -74,3 +74,11 @@ def test_an_entry_of_holes_only_has_a_size() -> None:
     planner = rank_of(2, each_s=0.001)
     planner.received(BUDGET_SHARE << 30, 0)
     assert planner.steps() == 1
+
+
+def test_an_entry_of_one_sample_tells_the_size_of_a_sample() -> None:
+    """Large samples have entries of their own."""
+    planner = rank_of(2, each_s=0.001, budget_bytes=2 * BUDGET_SHARE * STEP_BYTES)
+    for nbytes, steps in ((SAMPLE_BYTES, 2), (SAMPLE_BYTES + 1, 1)):
+        planner.received(nbytes, 1)
+        assert planner.steps() == steps

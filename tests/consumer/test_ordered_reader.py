@@ -16,6 +16,7 @@ from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import IndexRecord
 from penstock_common.stream.groups.forgetting import drop_group
 from penstock_common.stream.groups.roster import Membership, RankOrder, note_wait, rank_member
+from penstock_common.stream.index import EpochIndexes
 from penstock_common.stream.manifest import abandon_epoch, load_manifest
 from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import ordered
@@ -146,6 +147,23 @@ class TestAsking:
             reader._plan.wait(reader._connection)
             reader._plan.extend(0)
             assert looks == [BLOCK, 3 * BLOCK, 3 * BLOCK]
+
+    def test_records_of_several_steps_are_read_together(
+        self, any_url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The records of a rank's batches lie apart. One round trip for each would take longer than the training."""
+        plan(any_url, [16 * SIZE], block_samples=BLOCK)
+        trips, read = list[int](), EpochIndexes.read
+
+        def counted(*given: Any) -> Any:
+            trips.append(1)
+            return read(*given)
+
+        monkeypatch.setattr(EpochIndexes, "read", counted)
+        reader = ranks.reader(world=8)
+        reader._plan.extend(0)
+        assert len(reader._plan.todo) == 8
+        assert len(trips) < 4
 
     def test_a_plan_by_an_index_that_is_read_again_begins_at_once(self, any_url: str, ranks: Ranks) -> None:
         """The entries are there, under other ids."""

@@ -45,7 +45,7 @@ from penstock_common.stream.removal.deletion import release_epoch
 from penstock_consumer.read import claims, shared
 from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.dead_letters import DeadLetters
-from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
+from penstock_consumer.read.fetch_plan import REQUEST_BYTES, FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.ordered import OrderedReader, RowPlan
 from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReaderConnection, ReceivedEntry
@@ -318,6 +318,18 @@ class TestAnswers:
         reader._look_again()
         assert reader._planner.ends_sweep is not is_ended
 
+    def test_claimed_entries_make_a_reader_ask_all_partitions_again(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, any_client: Client
+    ) -> None:
+        """They may be of a server that came back older. It has new entries again where it said that there are none."""
+        given: Any = any_client.xreadgroup("g", "m", {claim.stream.partitions[0].entries(0): ">"}, count=1)
+        claim.heartbeat.claims.append(ClaimedEntry(0, 0, given[0][1][0][0]))
+        reader._planner.answered(FetchRequest(0, 1, None), 0, 0.0, 0.0)
+        assert reader._planner.ends_sweep
+        reader._fetch_or_ask()
+        assert not reader._planner.ends_sweep
+        assert numbers_in(queue) == list(range(4))
+
     def test_space_is_needed_for_what_is_asked_for_already(
         self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -332,6 +344,13 @@ class TestAnswers:
         reader._fetch_or_ask()
         reader._fetch_or_ask()
         assert asked == [(0, 0.2), (2 * reader._planner.request_bytes, 0)]
+
+    def test_a_lone_reader_of_entries_asks_for_as_little_as_others(self, claim: LeaseClaim) -> None:
+        """The server copies all of an answer. Payloads in segments are not copied, and only they are asked for more."""
+        queue = PrefetchQueue(1 << 30)
+        (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)._readers
+        reader._planner.share(1)
+        assert reader._planner.request_bytes == REQUEST_BYTES
 
     def test_a_request_that_cannot_be_sent_is_not_waited_for(
         self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
@@ -700,6 +719,7 @@ class TestAfterAnOutage:
     def test_a_lone_member_goes_on_once_its_own_are_there(self, reader: SharedReader) -> None:
         """Nobody else has any."""
         assert self.waited_s(reader) < 5
+        assert reader.queue.reader_times.doing == "server"
 
     def test_other_members_have_a_time_for_theirs(
         self, reader: SharedReader, claim: LeaseClaim, monkeypatch: pytest.MonkeyPatch

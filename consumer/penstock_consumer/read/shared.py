@@ -265,7 +265,6 @@ class SharedReader:
             try:
                 if self._is_late:
                     self._recover()
-                    self._is_late = False
                 self._read_to_the_end()
                 return
             except ServerUnavailable as error:
