@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_common.errors import BudgetFull, EpochAbandoned, ServerUnavailable
+from penstock_common.errors import BudgetFull, EpochAbandoned, PenstockError, ServerUnavailable, StreamDeleted
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
 from penstock_common.stream.groups.losses import SENT_AGAIN
-from penstock_common.stream.manifest import abandon_epoch
+from penstock_common.stream.manifest import abandon_epoch, open_epoch
+from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.durability import MEMORY, Durability, ReplicaWatch
 from penstock_common.wire.block import Block, BlockBuilder
 from penstock_common.wire.spec import Spec
@@ -154,6 +155,8 @@ def test_a_block_is_sent_before_the_one_ahead_of_it_is_answered(any_url: str, mo
         assert said() == ["read_all"]
         run.commit_all()
         assert said() == []
+        monkeypatch.delattr("penstock_producer.write.commit.find_forged")  # its own blocks are not read again
+        run.require_whole(5)
         run.close()
 
 
@@ -188,6 +191,39 @@ class TestOtherServers:
                     run.commit(block(first, first + 4))
             run.close()
         assert not stored(any_client, "t", 0)
+
+    @pytest.mark.parametrize(
+        ("what", "error", "words"),
+        [
+            ("it is released", EpochAbandoned, r"takes no more samples \(it is released\)"),
+            ("it is lost", EpochAbandoned, "is gone: .* before it was opened; start again"),
+            ("it is lost, of a feed", ShardTaken, "is gone: .* before it was opened; start again"),
+            ("it is opened anew", EpochAbandoned, "is gone: .*; another one has its number since; start again"),
+            ("it is opened anew, of a feed", ShardTaken, "is gone: .*; another one has its number since; start again"),
+            ("the stream is deleted", StreamDeleted, "'t'"),
+        ],
+    )
+    def test_an_epoch_that_is_not_there_is_told_with_its_cause(
+        self, any_url: str, any_client: Client, what: str, error: type[PenstockError], words: str
+    ) -> None:
+        """A user starts again, or has nothing to do. A feed goes on in the next epoch."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            stream, before = writer.stream, partition_slot(any_client, writer.stream, 0)
+            run = committer_of(writer, is_feed="feed" in what)
+            if "released" in what:
+                release_epoch(any_client, stream, 0)
+            elif "deleted" in what:
+                delete_stream(any_client, "t")
+            else:
+                any_client.delete(stream.keys.manifest(0))
+                before.restore(any_client)
+                if "anew" in what:
+                    open_epoch(any_client, stream, 0)
+            with pytest.raises(error, match=words):
+                for first in (0, 4, 8):
+                    run.commit(block(first, first + 4))
+            run.close()
+            assert not stored(any_client, "t", 0) if "deleted" not in what else True
 
     @pytest.mark.parametrize("under_way", ["nothing", "the first", "the last", "a new one"])
     def test_a_shard_that_another_writer_has_is_left_with_all_that_it_lost(

@@ -446,8 +446,8 @@ class Committer:
         )
 
     def _require_writable(self) -> None:
-        if not self._progress.state and self._is_lost_here():
-            self._progress = self._look()
+        if not self._progress.state:
+            self._open_again_here()
         if self._progress.state != self._manifest.live_state.encode():
             if damage := state_damage(self._partition, self._manifest, self._progress.state):
                 raise damage
@@ -455,15 +455,13 @@ class Committer:
         if self._is_anothers:
             raise self._taken()
 
-    def _is_lost_here(self) -> bool:
-        """Return True if the partition's server alone lost the epoch, which is open there again now."""
+    def _open_again_here(self) -> None:
+        """Open the epoch again if the partition's server alone lost it."""
         found = find_manifest(self._client, self._stream, self._manifest.epoch)
-        if found is None or found.id != self._manifest.id or found.state == ABANDONED:
-            return False
-        with suppress(EpochNotFound):  # it is released at this moment
-            open_again(self._client, self._stream, found)
-            return True
-        return False
+        if found is not None and found.id == self._manifest.id and found.state != ABANDONED:
+            with suppress(EpochNotFound):  # it is released at this moment
+                open_again(self._client, self._stream, found)
+                self._progress = self._look()
 
     def _taken(self) -> ShardTaken:
         return ShardTaken(
