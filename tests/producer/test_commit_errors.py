@@ -146,8 +146,12 @@ def test_a_block_whose_answer_was_lost_with_its_connection_is_not_taken_for_anot
     require_once_each(any_url, any_client)
 
 
+@pytest.mark.parametrize(
+    ("right", "blocks", "kept"),
+    [("xrevrange", 1, 8), ("xrevrange", 2, 8), ("hincrby", 1, 12)],  # the last is used once the index names the entry
+)
 def test_a_block_whose_script_fails_for_want_of_a_right_is_taken_back(
-    any_url: str, any_client: Client, any_server: Any
+    any_url: str, any_client: Client, any_server: Any, right: str, blocks: int, kept: int
 ) -> None:
     """The entry is appended before the script fails, and readers would be given samples that are written again."""
     any_client.execute_command("ACL", "SETUSER", "w", "reset", "on", ">pw", "~*", "&*", "+@all")
@@ -155,11 +159,11 @@ def test_a_block_whose_script_fails_for_want_of_a_right_is_taken_back(
         with shard_of(f"redis://w:pw@127.0.0.1:{any_server.port}") as (_, shard):
             fill(shard, 8)
             shard.commit_all()
-            any_client.execute_command("ACL", "SETUSER", "w", "-xrevrange")
-            fill(shard, 12)
-            with pytest.raises(Unauthorized, match=r"\+xrevrange"):
+            any_client.execute_command("ACL", "SETUSER", "w", f"-{right}")
+            with pytest.raises(Unauthorized, match=rf"\+{right}"):
+                fill(shard, 8 + 4 * blocks)
                 shard.commit_all()
-            assert stored(any_client, "t", 0).total() == 8
+            assert stored(any_client, "t", 0).total() == kept
             any_client.execute_command("ACL", "SETUSER", "w", "+@all")
         require_once_each(any_url, any_client)
     finally:
