@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,11 @@ servers.
 
 def _label(executable: Path | None) -> str:
     return server_label(executable) if executable else "no-server"
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what collection made from garbage collection: a look at these 900,000 objects takes 0.5 s of CPU."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
