@@ -18,6 +18,7 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
 from penstock_common.stream.groups.roster import Membership, RankOrder, rank_member
 from penstock_common.stream.reported_rates import RateReporter, trainer_field
+from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_consumer.read.heartbeat import FIRST_BATCHES, UnusedRankCheck
 from tests.contracts.feed import produce
@@ -56,14 +57,28 @@ def test_a_data_loader_that_would_batch_batches_is_refused(kind: Any, workers: i
 # --- rank 0 reading for all -------------------------------------------------------------------------------------------
 
 
-def train(url: str, rank: str, port: str, way: str) -> None:
-    """Run one rank under Accelerate. It prints the labels of its steps, and the loader's report on the peers."""
+WAYS = ("own", "dispatched")
+"""Each rank reads its own part of an epoch, or rank 0 reads for all."""
+
+
+def train(rank: str, port: str, *urls: str) -> None:
+    """Run one rank under Accelerate, in each of WAYS on its server.
+
+    It prints the labels of its steps, and the loader's report on the peers.
+    """
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {"MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
     from accelerate import Accelerator
 
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
+    for way, url in zip(WAYS, urls, strict=True):
+        sys.stdout.write(json.dumps(train_on(url, int(rank), way, accelerator)) + "\n")
+    accelerator.end_training()
+
+
+def train_on(url: str, rank: int, way: str, accelerator: Any) -> dict[str, list[Any]]:
+    """Train on an epoch, and return the labels of the steps and the loader's report."""
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-10)
     said: list[str] = []
@@ -75,7 +90,7 @@ def train(url: str, rank: str, port: str, way: str) -> None:
             heard.set()
 
     seen: list[int] = []
-    with rank_of(url, int(rank), WORLD, BATCH, timeout_s=60, lease_s=6, notify=notify) as loader:
+    with rank_of(url, rank, WORLD, BATCH, timeout_s=60, lease_s=6, notify=notify) as loader:
         batches: Any = DataLoader(dataset(loader), batch_size=None)
         if way == "dispatched":
             model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
@@ -86,35 +101,42 @@ def train(url: str, rank: str, port: str, way: str) -> None:
             accelerator.backward((model(batch["x"]).squeeze(1) - batch["y"]).pow(2).mean())
             optimizer.step()
             seen += batch["y"].tolist()
-            if rank == "0" and way == "dispatched" and len(seen) > FIRST_BATCHES * BATCH:
+            if rank == 0 and way == "dispatched" and len(seen) > FIRST_BATCHES * BATCH:
                 heard.wait(0.5)  # a step; if no report comes at the epoch's end, the test fails
-    accelerator.end_training()
-    sys.stdout.write(json.dumps({"seen": seen, "said": said}) + "\n")
+    return {"seen": seen, "said": said}
 
 
-def trained(url: str, way: str) -> list[dict[str, Any]]:
-    """Return the output of both ranks."""
-    plan(url, [SAMPLES])
+@pytest.fixture(scope="module")
+def trained() -> dict[str, list[dict[str, Any]]]:
+    """Return the output of both ranks for each of WAYS. The same processes do both, because each imports torch."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ExitStack() as stack:
-        ranks = [stack.enter_context(child(train, url, rank, port, way)) for rank in range(WORLD)]
-        return [json.loads(rank.rest(timeout_s=120)[-1]) for rank in ranks]
+        urls = [stack.enter_context(EmbeddedServer()).url for _ in WAYS]
+        for url in urls:
+            plan(url, [SAMPLES])
+        ranks = [stack.enter_context(child(train, rank, port, *urls)) for rank in range(WORLD)]
+        told = [[json.loads(line) for line in rank.rest(timeout_s=120)] for rank in ranks]
+    return {way: list(both) for way, both in zip(WAYS, zip(*told, strict=True), strict=True)}
 
 
 @pytest.mark.slow
-def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(any_url: str) -> None:
+def test_a_data_loader_that_accelerate_prepared_is_reported_with_the_fix(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
     """Accelerate reads on rank 0 and distributes its batches: half of each epoch is silently never trained on."""
-    zero, one = trained(any_url, "dispatched")
+    zero, one = trained["dispatched"]
     assert len(set(zero["seen"] + one["seen"])) <= SAMPLES // 2 + WORLD * BATCH
     assert [len(found["said"]) for found in (zero, one)] == [1, 0]
 
 
 @pytest.mark.slow
-def test_ranks_that_each_read_train_on_the_whole_epoch_under_accelerate(any_url: str) -> None:
+def test_ranks_that_each_read_train_on_the_whole_epoch_under_accelerate(
+    trained: dict[str, list[dict[str, Any]]],
+) -> None:
     """The reported remedy is right, and then nothing is reported."""
-    zero, one = trained(any_url, "own")
+    zero, one = trained["own"]
     assert sorted(zero["seen"] + one["seen"]) == list(range(SAMPLES))
     assert zero["said"] == one["said"] == []
 
