@@ -22,7 +22,7 @@ import penstock
 from penstock.__main__ import main
 from penstock.cli import COMMANDS
 from tests.house.lua import LUA_FILES, loads_of, parse_lua, sent_to_read
-from tests.house.rules import RULES, excepted, found, list_of
+from tests.house.rules import RULES, excepted, found, list_of, parsed
 from tests.house.shrink import shrunk
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,13 +168,13 @@ def _writes_output(node: ast.AST) -> bool:
 def test_only_settings_reads_the_environment() -> None:
     """What a variable changes is documented in one place, and a library call means the same in every shell."""
     rooms = {"common/penstock_common/settings.py"}
-    found = {_name(p) for p in _package_files() if any(map(_reads_environment, ast.walk(ast.parse(p.read_text()))))}
+    found = {_name(p) for p in _package_files() if any(map(_reads_environment, ast.walk(parsed(p))))}
     assert found <= rooms
 
 
 def test_only_the_command_prints() -> None:
     """A library that prints breaks a user's pipe."""
-    found = {_name(p) for p in _package_files() if any(map(_writes_output, ast.walk(ast.parse(p.read_text()))))}
+    found = {_name(p) for p in _package_files() if any(map(_writes_output, ast.walk(parsed(p))))}
     rooms = ("front/penstock/cli/", "front/penstock/demo/", "front/penstock/__main__.py")
     assert {name for name in found if not name.startswith(rooms)} == set()
 
@@ -182,7 +182,7 @@ def test_only_the_command_prints() -> None:
 def test_only_one_module_spells_keys() -> None:
     """docs/redis-keys.md can be believed, because there is one place to compare it with."""
     rooms = {"common/penstock_common/stream/keys.py"}
-    found = {_name(p) for p in _package_files() if any(map(KEY_SPELLING.search, _strings(ast.parse(p.read_text()))))}
+    found = {_name(p) for p in _package_files() if any(map(KEY_SPELLING.search, _strings(parsed(p))))}
     assert found <= rooms
 
 
@@ -191,7 +191,7 @@ OF_A_CLUSTER = re.compile(r"(SlotMap|MapWatcher|RoutedChannel|RedisCluster|redis
 
 def _used_of_others(path: Path) -> Iterator[str]:
     """Yield the names that a file imports, and the attributes that it uses."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Attribute | ast.alias):
             yield node.attr if isinstance(node, ast.Attribute) else node.name
 

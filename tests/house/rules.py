@@ -35,13 +35,19 @@ class Scope(NamedTuple):
     node: Definition
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file of the four packages, which every rule looks at."""
+    return ast.parse(path.read_text())
+
+
 def modules(root: Path = ROOT) -> dict[str, ast.Module]:
     """Return the syntax tree of every file of the four packages, by module name."""
     trees = {}
     for side in SIDES:
         for path in sorted((root / side).glob("penstock*/**/*.py")):
             parts = path.relative_to(root / side).with_suffix("").parts
-            trees[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
+            trees[".".join(parts).removesuffix(".__init__")] = parsed(path)
     return trees
 
 
