@@ -148,7 +148,12 @@ def test_a_block_whose_answer_was_lost_with_its_connection_is_not_taken_for_anot
 
 @pytest.mark.parametrize(
     ("right", "blocks", "kept"),
-    [("xrevrange", 1, 8), ("xrevrange", 2, 8), ("hincrby", 1, 12)],  # the last is used once the index names the entry
+    [
+        ("xadd", 1, 8),
+        ("xrevrange", 1, 8),
+        ("xrevrange", 2, 8),
+        ("hincrby", 1, 12),
+    ],  # the last is used once the index names the entry
 )
 def test_a_block_whose_script_fails_for_want_of_a_right_is_taken_back(
     any_url: str, any_client: Client, any_server: Any, right: str, blocks: int, kept: int

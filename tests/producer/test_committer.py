@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from penstock_producer.write.commit import Committer, SentBlock, ShardTaken
 from penstock_producer.write.segments import FolderFull, ShardPayloads
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, sample, stored, writer_of
+from tests.producer.test_commit_errors import once
 from tests.torn_slots import partition_slot
 
 
@@ -61,7 +62,7 @@ def test_what_another_run_committed_of_a_block_is_left_out_and_counted(any_url: 
         ours.commit(block(0, 8, [2, 6]), {2: "ours", 6: "ours"})
         ours.commit_all()
         assert (ours.position, ours.left_out) == (8, 6)
-        theirs.commit(block(6, 20, [9]), {9: "theirs"})
+        theirs.commit(block(6, 20, [9]), {9: 600 * "t"})
         theirs.commit_all()
         assert (theirs.position, theirs.left_out) == (20, 2)
         ours.commit(block(8, 16, [9]), {9: "ours"})
@@ -70,7 +71,7 @@ def test_what_another_run_committed_of_a_block_is_left_out_and_counted(any_url: 
         assert (ours.position, ours.left_out) == (24, 6 + 8 + 4)
         for run in (ours, theirs):
             run.require_whole(24)
-    assert reasons(any_client) == {2: "theirs", 6: "ours", 9: "theirs"}
+    assert reasons(any_client) == {2: "theirs", 6: "ours", 9: 500 * "t"}
     there = [offset for offset in range(24) if offset not in (2, 6, 9)]
     assert stored(any_client, "t", 0) == {(0, offset): 1 for offset in there}
 
@@ -191,6 +192,51 @@ class TestOtherServers:
                     run.commit(block(first, first + 4))
             run.close()
         assert not stored(any_client, "t", 0)
+
+    @pytest.mark.parametrize("is_over", [False, True])
+    def test_a_feeds_shard_is_taken_again_unless_its_epoch_went_on(
+        self, any_url: str, any_client: Client, is_over: bool
+    ) -> None:
+        """A server came back that had forgotten who writes it, and the epoch would be complete without it."""
+        with writer_of(any_url, spec=SPEC) as writer:
+            run, manifest = committer_of(writer, is_feed=True), writer.stream.keys.manifest(0)
+            run.commit(block(0, 4))
+            run._drain()
+            (taken,) = (name for name in any_client.hkeys(manifest) if name.startswith(b"w:"))
+            any_client.hdel(manifest, taken)
+            if is_over:
+                any_client.hset(manifest, "state", "produced")
+            any_client.client_kill_filter(_type="normal", skipme=True)
+            with pytest.raises(ShardTaken) if is_over else nullcontext():
+                run.commit(block(4, 8))
+                run.commit_all()
+            assert any_client.hget(manifest, taken) == (None if is_over else b"0")
+            assert run.position == (4 if is_over else 8)
+            run.close()
+
+    def test_each_connection_is_closed_before_the_next_is_made(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that restarts for a minute would be left with hundreds of them."""
+        made: list[Channel] = []
+
+        def opened(*what: Any) -> Channel:
+            made.append(open_channel(*what))
+            return made[-1]
+
+        monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
+        with writer_of(any_url, spec=SPEC) as writer:
+            once(monkeypatch, "read_all", ServerUnavailable("cut"))
+            run = committer_of(writer, is_feed=False)
+            run.commit(block(0, 4))
+            once(monkeypatch, "read_all", ServerUnavailable("cut"))
+            run.commit_all()
+            assert len(made) == 3
+            for one in made[:2]:
+                with pytest.raises(ServerUnavailable):
+                    one.send([(b"PING",)])
+            run.require_whole(4)
+            run.close()
 
     @pytest.mark.parametrize(
         ("what", "error", "words"),
@@ -437,6 +483,26 @@ class TestWaits:
             assert run.position == 4
             assert {nbytes for nbytes, _ in admits.asked} == {4 * SAMPLE_BYTES}
             run.close()
+
+    def test_full_files_are_reported_when_nothing_is_under_way(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch, now_s: list[float]
+    ) -> None:
+        """They may be used again then, which is space for a writer that waits."""
+        reports: list[int] = []
+        monkeypatch.setattr(ShardPayloads, "seal_now", lambda *_: reports.append(1))
+        with writer_of(any_url, spec=SPEC) as writer:
+            run = committer_of(writer, is_feed=False)
+            run._admission = admits = cast("Any", Admits(now_s, 3))
+            run.commit(block(0, 4))
+            assert len(reports) == 3
+            run.close()
+            assert len(reports) == 3, "its block may be under way"
+            run = committer_of(writer, is_feed=False)
+            run.commit(block(0, 4))
+            run.commit_all()
+            assert len(reports) == 4
+            run.close()
+            assert (len(reports), admits.ends) == (5, 1)
 
     def test_a_block_that_a_full_server_refused_is_sent_again(
         self, any_url: str, any_client: Client, now_s: list[float]
