@@ -332,6 +332,23 @@ class TestConfirmation:
             run.finish()
         assert not any("no replica" in line for line in said)
 
+    def test_a_server_that_lost_its_place_counts_as_one_with_a_replica(
+        self, any_url: str, monkeypatch: pytest.MonkeyPatch, waits: Callable[[], int]
+    ) -> None:
+        """The map names its successor, which was its replica and may lack what is written to it now."""
+        monkeypatch.setattr("penstock_common.stream.servers.durability._online", lambda *_: 0)
+        monkeypatch.setattr(Durability, "shortfall", lambda *_: "")
+        with writer_of(any_url, spec=SPEC, durability="auto") as writer:
+            run, before = committer_of(writer, is_feed=False), waits()
+            run.commit(block(0, 4))
+            run.commit_all()
+            assert waits() == before
+            run._server = "127.0.0.1:1"  # as before a failover
+            run.commit(block(4, 8))
+            run.commit_all()
+            assert waits() > before
+            run.close()
+
     def test_a_replica_that_does_not_answer_is_given_up_and_told_once(
         self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch, waits: Callable[[], int]
     ) -> None:
