@@ -48,7 +48,7 @@ from penstock_consumer.read.dead_letters import DeadLetters
 from penstock_consumer.read.fetch_plan import REQUEST_BYTES, FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.ordered import OrderedReader, RowPlan
-from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReaderConnection, ReceivedEntry
+from penstock_consumer.read.receive import CommitCheck, DeliveryCheck, ReaderConnection, ReceivedEntry, read_by_id
 from penstock_consumer.read.shared import ServerClock, SharedReader, SharedReaders
 from penstock_consumer.stages.batch import ArrayPool, Lease
 from penstock_consumer.stages.queue import PrefetchQueue, QueueStopped
@@ -304,8 +304,10 @@ class TestAnswers:
         monkeypatch.setattr(SharedReader, "_take_answer", broken_once)
         monkeypatch.setattr(FetchPlanner, "restart", lambda _: events.append("restart"))
         monkeypatch.setattr(FetchPlanner, "share", lambda _, members: events.append(f"share of {members}"))
+        before = reader._connection.open()
         reader._read()
         assert events[:5] == ["restart", "share of 1", "outage", "restart", "share of 1"]
+        assert reader._connection.open() is not before
 
     @pytest.mark.parametrize(("state", "is_ended"), [("open", False), ("produced", True)])
     def test_answers_of_before_the_end_was_known_do_not_end_an_epoch(
@@ -351,6 +353,15 @@ class TestAnswers:
         (reader,) = SharedReaders(claim, 0, queue, ArrayPool(4), batch_size=4, views=False)._readers
         reader._planner.share(1)
         assert reader._planner.request_bytes == REQUEST_BYTES
+
+    def test_the_ledger_is_not_asked_of_new_entries(
+        self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be a round trip for each of them. Nobody was given them before."""
+        asked = list[Any]()
+        monkeypatch.setattr(shared, "done_bits", lambda *given: asked.append(given))
+        reader.run()
+        assert asked == []
 
     def test_a_request_that_cannot_be_sent_is_not_waited_for(
         self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
@@ -1005,6 +1016,35 @@ class TestClaimedEntries:
             found += numbers_in(queue)
         thread.join(20)
         assert found == list(range(COUNT))
+
+    def test_one_whose_connection_breaks_is_fetched_again_on_another(
+        self,
+        second: SharedReader,
+        claim: LeaseClaim,
+        queue: PrefetchQueue,
+        ids: dict[int, list[bytes]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An outage is told and has an end, which a mere repetition has not."""
+        errors, reconnect = [ServerUnavailable("away")], SharedReader._reconnect
+
+        def fetch(*given: Any) -> int:
+            if len(errors) == 1:
+                raise errors[0]
+            return read_by_id(*given)
+
+        def noted(reader: SharedReader, error: ServerUnavailable) -> None:
+            errors.append(error)
+            reconnect(reader, error)
+
+        monkeypatch.setattr(shared, "read_by_id", fetch)
+        monkeypatch.setattr(SharedReader, "_reconnect", noted)
+        claim.heartbeat.claims.append(ClaimedEntry(0, 1, ids[1][0]))
+        thread = threading.Thread(target=second._fetch_claims, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert errors[:1] == errors[1:]
+        assert self.taken(queue) == [(1, [0, 1, 2, 3])]
 
     def test_what_could_not_be_fetched_stays_claimed(
         self,
