@@ -94,7 +94,6 @@ class Server:
     partitions = (SimpleNamespace(number=0, roster="a"), SimpleNamespace(number=1, roster="b"))
     stream = SimpleNamespace(name="t", partitions=partitions, named=lambda numbers: f"partitions {numbers}")
     who: Any = SimpleNamespace(group="g", member="m", stream=stream)
-    runs: Any = SimpleNamespace(is_replaced=lambda _: True, explained=lambda error, _: error)
     connection_pool = SimpleNamespace(connection_kwargs={"host": "here"}, connection_class=object)
 
     def __init__(self) -> None:
@@ -117,6 +116,9 @@ class Server:
         self.said: list[str] = []
         self.now_s = 0.0
         self.damage: PenstockError | None = None
+        self.explained: list[int] = []
+        """The partition of each refusal that was explained by the runs of the servers."""
+        self.runs: Any = SimpleNamespace(is_replaced=lambda _: True, explained=self._explained)
         self.box = self.new_box()
 
     def new_box(self, probe: Probe | None = None) -> Outbox:
@@ -129,6 +131,10 @@ class Server:
     def boxes(self, servers: Sequence[Sequence[int]]) -> Outboxes:
         """Return the outboxes of a member."""
         return Outboxes(self, self.who, servers, notify=self.said.append, probe_of=lambda _: self.probe, runs=self.runs)
+
+    def _explained(self, error: PenstockError, partition: Any) -> PenstockError:
+        self.explained.append(partition.number)
+        return error
 
     def probe(self, limit_ms: int) -> Sequence[Command]:
         """See `Probe`."""
@@ -351,6 +357,7 @@ class TestRefusals:
         server.cut()
         server.box.flush()
         assert server.got == [[1, 2, 3], [1, 3]]
+        assert server.explained == ([0] if "PENSTOCK" in str(refusal) else []), "the first partition has the positions"
 
     def test_a_member_that_a_roster_lost_joins_again_and_goes_on(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
