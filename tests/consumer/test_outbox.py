@@ -721,6 +721,14 @@ class TestThread:
         until(lambda: box.calls[4:] == ["send 48", "flush"])
         thread.close()
 
+    def test_what_waits_for_its_time_is_sent_though_nobody_waits(self, box: Box) -> None:
+        """The loop's next step may be long, and the quota of writers may depend on it."""
+        thread = thread_of(box, 0.05)
+        for number in (1, 2):
+            thread.send(Note(number))
+        until(lambda: "send 2" in box.calls)
+        thread.close()
+
     @pytest.mark.parametrize("every_s", [0.0, 600.0])
     def test_what_cannot_be_joined_is_sent_one_by_one(self, box: Box, every_s: float) -> None:
         """Each is of another epoch or partition, for example."""

@@ -323,12 +323,13 @@ class TestRejoining:
         assert group_at(any_client, stream, 3).read == 5
 
     def test_what_a_roster_still_has_of_a_group_stays(self, any_url: str, any_client: Client) -> None:
-        """Another roster's first epoch would pass over epochs that are kept here for it."""
+        """Another roster's first epoch would pass over epochs that are kept here. From now on it holds data again."""
         stream, now_s = planned(any_url, epochs=2), [0.0]
         who = Membership(stream, "g", "m", "i")
         first, second = (partition.roster for partition in stream.partitions)
         join_group(any_client, who)
-        any_client.hset(first, "g:g", json.dumps(json.loads(any_client.hget(first, "g:g")) | {"first": 1}))
+        for key, more in ((first, {"first": 1}), (second, {"holds": False})):
+            any_client.hset(key, "g:g", json.dumps(json.loads(any_client.hget(key, "g:g")) | more))
         any_client.hdel(second, "m:g:m")
         rejoining = Rejoining(any_client, who, lambda: now_s[0])
         assert rejoining.is_back(stream.partitions[1]) is None
