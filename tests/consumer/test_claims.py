@@ -369,9 +369,13 @@ class TestLeases:
         """Return who holds entries of the epoch."""
         return set(pending_members(claim.client, [(claim.stream.partitions[0], 0)], "g"))
 
-    def test_a_batch_that_was_trained_on_is_acknowledged(self, held: tuple[LeaseClaim, Lease]) -> None:
-        """The entry goes with its last sample."""
+    def test_a_batch_that_was_trained_on_is_acknowledged(
+        self, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The entry goes with its last sample. What was trained on is compared with a server that is replaced."""
         claim, lease = held
+        noted = list[Any]()
+        monkeypatch.setattr(LossDetector, "acknowledged", lambda _, __, entries: noted.extend(entries))
         for lo, hi, members in ((0, 3, {"m"}), (3, BLOCK, set[str]())):
             claim.acknowledge(Batch({}, 0, [BatchSpan(lease, lo, hi)]))
             claim.flush()
@@ -380,6 +384,7 @@ class TestLeases:
             assert claim.has_unacknowledged(0) is bool(members)
         assert claim.is_all_acknowledged()
         assert claim.is_all_acknowledged(claim.stream.partitions[0])
+        assert noted == [(lease, 0, 3, 3), (lease, 3, BLOCK, 1)]
 
     def test_a_batch_of_an_epoch_that_was_released_is_not_sent(
         self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
