@@ -15,7 +15,7 @@ from penstock_common.errors import BudgetFull, EpochAbandoned, PenstockError, Se
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.groups.losses import SENT_AGAIN
+from penstock_common.stream.groups.losses import SENT_AGAIN, LossDetector
 from penstock_common.stream.manifest import abandon_epoch, open_epoch
 from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.durability import MEMORY, Durability, ReplicaWatch
@@ -214,17 +214,19 @@ class TestOtherServers:
             assert run.position == (4 if is_over else 8)
             run.close()
 
-    def test_each_connection_is_closed_before_the_next_is_made(
+    def test_each_connection_is_closed_before_the_next_is_made_or_with_its_writer(
         self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A server that restarts for a minute would be left with hundreds of them."""
         made: list[Channel] = []
+        compared: list[int] = []
 
         def opened(*what: Any) -> Channel:
             made.append(open_channel(*what))
             return made[-1]
 
         monkeypatch.setattr("penstock_producer.write.commit.open_channel", opened)
+        monkeypatch.setattr(LossDetector, "check", lambda _: compared.append(len(made)))
         with writer_of(any_url, spec=SPEC) as writer:
             once(monkeypatch, "read_all", ServerUnavailable("cut"))
             run = committer_of(writer, is_feed=False)
@@ -232,11 +234,13 @@ class TestOtherServers:
             once(monkeypatch, "read_all", ServerUnavailable("cut"))
             run.commit_all()
             assert len(made) == 3
+            assert {*compared} >= {1, 2, 3}, "what a server lost is noted before it is written again"
             for one in made[:2]:
                 with pytest.raises(ServerUnavailable):
                     one.send([(b"PING",)])
             run.require_whole(4)
-            run.close()
+        with pytest.raises(ServerUnavailable):  # it is closed with the writer, though nobody closed the shard
+            made[2].send([(b"PING",)])
 
     @pytest.mark.parametrize(
         ("what", "error", "words"),
