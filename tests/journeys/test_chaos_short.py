@@ -15,6 +15,8 @@ import pytest
 from chaos.networks import why_not
 
 ROOT = Path(__file__).parents[2]
+EPOCH = ("--epoch-samples", "2000")
+"""Epochs whose end comes soon after the last fault. Of longer ones, most samples are read when nothing fails."""
 LIMIT_S = 420
 """The time limit, much longer than needed. A hang shows earlier, with stacks, after ``--patience``."""
 
@@ -47,8 +49,9 @@ def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -
     of one holds for both.
     """
     result = chaos(
-        tmp_path, "--seed", "7", "--minutes", "0.4", "--members", "2", "--node", "1", "--workers", "2", "--pause", "1"
-    )
+        tmp_path, *EPOCH, "--seed", "7", "--minutes", "0.4", "--members", "2", "--node", "1", "--workers", "2",
+        "--pause", "1",
+    )  # fmt: skip
     require_all_delivered(result)
     assert result["bad"] > 0
     assert any("server" in kind for kind in result["faults"])
@@ -60,7 +63,8 @@ def test_chaos_loses_nothing_and_repeats_only_what_a_crash_may(tmp_path: Path) -
 def test_chaos_with_faulty_links(tmp_path: Path) -> None:
     """Hosts lose packets and each other, while processes are killed and come back."""
     result = chaos(
-        tmp_path, "--seed", "13", "--minutes", "0.3", "--networks", "--members", "2", "--workers", "2", "--pause", "1",
+        tmp_path, *EPOCH, "--seed", "13", "--minutes", "0.3", "--networks", "--members", "2", "--workers", "2",
+        "--pause", "1",
     )  # fmt: skip
     require_all_delivered(result)
     assert any("link" in kind or "host" in kind for kind in result["faults"])
@@ -70,8 +74,8 @@ def test_chaos_with_faulty_links(tmp_path: Path) -> None:
 def test_chaos_on_a_cluster(tmp_path: Path) -> None:
     """A slot moves and a master is killed, while processes are killed and come back."""
     result = chaos(
-        tmp_path, "--seed", "8922", "--minutes", "0.15", "--cluster", "--members", "2", "--workers", "2", "--node", "0",
-        "--pause", "1",
+        tmp_path, *EPOCH, "--seed", "8922", "--minutes", "0.15", "--cluster", "--members", "2", "--workers", "2",
+        "--node", "0", "--pause", "1",
     )  # fmt: skip
     require_all_delivered(result)
     assert {"kill a master", "move a slot"} & result["faults"].keys()
