@@ -129,9 +129,9 @@ def test_a_block_shows_the_name_of_its_file(site: Site) -> None:
     fences = {page: re.findall(r"^ *```\w+ (\S+\.[a-z]\w*)$", page.read_text(), re.MULTILINE) for page in pages()}
     assert len([name for names in fences.values() for name in names]) > 40
     for page, names in fences.items():
-        html = BeautifulSoup((site.folder / page.relative_to(ROOT)).with_suffix(".html").read_text(), "html.parser")
-        captions = html.select(".literal-block-wrapper .code-block-caption .caption-text")
-        assert [caption.get_text() for caption in captions] == names, page
+        html = (site.folder / page.relative_to(ROOT)).with_suffix(".html").read_text()  # parsing all takes 6 s of CPU
+        shown = re.findall(r'<div class="code-block-caption"><span class="caption-text">(.*?)</span>', html)
+        assert shown == names, page
 
 
 def test_every_link_leads_somewhere(site: Site) -> None:
