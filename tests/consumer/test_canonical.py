@@ -110,6 +110,12 @@ def test_entries_of_two_partitions_that_are_called_alike_are_two_fetches() -> No
     assert [(take.piece.shard, take.rows.tolist()) for take in takes] == [(0, [2, 3]), (1, [0, 1])]
 
 
+def test_a_bad_entry_behind_the_rows_needs_no_row() -> None:
+    """The sample that replaces a bad one may lie behind it. With a row more, all later batches would be shifted."""
+    takes = list(resolve(pieces_of([4, 4, 4], {3, *range(4, 8)}), 0, 4, 0, 12, lambda _: False))
+    assert [(take.piece.start, take.rows.tolist()) for take in takes] == [(0, [0, 1, 2]), (8, [0])]
+
+
 def test_an_epoch_without_a_good_sample_is_said() -> None:
     """Without a good sample none can replace a bad one, and an endless search would be a silent hang."""
     with pytest.raises(NoGoodSample):
