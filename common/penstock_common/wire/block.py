@@ -524,7 +524,9 @@ __all__ = ["BYTES", "MAX_HOLES", "Block", "BlockBuilder", "Column", "check_rows"
 # --- memory of blocks -------------------------------------------------------------------------------------------------
 
 POOL_BYTES = 16 << 20
-"""Bytes that a process keeps. A map beyond them is freed with its last reference."""
+"""Bytes that a process keeps, if `POOL_BLOCKS` need no more. A map beyond them is freed with its last reference."""
+POOL_BLOCKS = 2
+"""The blocks of the newest size that are kept, however large they are: one is gathered while another is sent."""
 
 
 def _references(maps: list[mmap]) -> int:
@@ -553,10 +555,9 @@ class MapPool:
             if len(found) == nbytes and getrefcount(found) == _UNUSED:
                 return found
         made = mmap(-1, nbytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        if nbytes <= self._kept_bytes:
-            while self.kept_bytes + nbytes > self._kept_bytes:
-                del self._maps[:1]  # a slice, since another thread may have emptied the list
-            self._maps.append(made)
+        while self.kept_bytes + nbytes > max(self._kept_bytes, POOL_BLOCKS * nbytes):
+            del self._maps[:1]  # a slice, since another thread may have emptied the list
+        self._maps.append(made)
         return made
 
     @property
