@@ -299,7 +299,6 @@ class Committer:
                 )
                 if is_stray:
                     self._client.xdel(self._partition.entries(self._manifest.epoch), sent.entry_id)
-        self._channel.close()
 
     def _has_committed(self) -> None:
         self._sent = self._wait = None
@@ -588,7 +587,6 @@ class Committer:
         self._was_cut = True
         self._channel.close()
         self._come_back(error)
-        self._unconfirmed.came_back(self._progress.end)
 
     def _begin(self) -> None:
         """Read what is committed, on the connection of an earlier shard or on a new one."""

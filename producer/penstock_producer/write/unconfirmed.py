@@ -126,10 +126,6 @@ class UnconfirmedBlocks:
         while self._blocks and self._blocks[0].block.end <= end:
             self._drop_oldest()
 
-    def came_back(self, end: int) -> None:
-        """Take the end of what the server has after a connection broke."""
-        self.confirmed = min(self.confirmed, end)
-
     def must_wait(self, nbytes: int) -> bool:
         """Return True if an explicit level allows no further block of ``nbytes`` before some are confirmed."""
         is_full = bool(self._blocks) and self._bytes + nbytes > UNCONFIRMED_BYTES
