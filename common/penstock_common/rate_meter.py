@@ -10,10 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import exp2
 
 HALF_LIFE_S = 10.0
 """The age at which work counts half. It evens out blocks and steps, and still shows a change of the load within half a
 minute."""
+LONGEST = 100
+"""The half-lives after which weights begin at 1 again, far below the largest number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,10 @@ class RateMeter:
         self._uncounted_s = 0.0
         """Work since the last count. Many samples are counted at once, and their seconds with them."""
         self._worked_s = self._weight = 0.0
+        self._age_s = 0.0
+        """The seconds of work and waiting since the weights of `_spent` began at 1."""
         self._spent: dict[str, float] = {}
+        """Kind -> its seconds, each with a weight that doubles in a half-life. Older ones need not be changed then."""
         self._ever: dict[str, float] = {}
         self._samples = 0
 
@@ -66,7 +72,7 @@ class RateMeter:
         with self._lock:
             self._pass()
             self.kind = then or self.kind
-            fade = self._fade(self._uncounted_s)
+            fade = exp2(-self._uncounted_s / self._half_life_s)
             self._worked_s = self._worked_s * fade + self._uncounted_s
             self._weight = self._weight * fade + samples
             self._uncounted_s = 0.0
@@ -91,11 +97,11 @@ class RateMeter:
             return
         if self.kind == self._work:
             self._uncounted_s += gone
-        fade = self._fade(gone)
-        for kind in self._spent:
-            self._spent[kind] *= fade
-        self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone
+        self._age_s += gone
+        if self._age_s > LONGEST * self._half_life_s:
+            fade = exp2(-self._age_s / self._half_life_s)
+            self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
+            self._age_s = 0.0
+        weight = exp2(self._age_s / self._half_life_s)
+        self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone * weight
         self._ever[self.kind] = self._ever.get(self.kind, 0.0) + gone
-
-    def _fade(self, seconds: float) -> float:
-        return float(0.5 ** (seconds / self._half_life_s))

@@ -48,7 +48,7 @@ def test_an_entry_is_due_with_its_last_batch_and_brings_the_bits_of_the_others()
     first = plan_acknowledgement(batch_of((lease, 0, 1), (lease, 2, 3)))
     assert (first[0].ids, first[0].ranges) == ([], {3: [(0, 1), (2, 3)]})
     last = plan_acknowledgement(batch_of((lease, 1, 2), (lease, 3, 4)))
-    assert (last[0].ids, last[0].ranges) == ([b"1-0"], {3: [(0, 4)]})
+    assert (last[0].ids, last[0].ranges) == ([b"1-0"], {3: [(1, 2), (3, 4), (0, 1), (2, 3)]})
     assert (first[0].entries, last[0].entries) == ([(lease, 0, 3, 2)], [(lease, 1, 4, 2)])
 
 
@@ -155,8 +155,8 @@ def test_a_batch_of_several_partitions_is_one_request_to_each() -> None:
     spans = [(lease, offset, offset + 1) for offset in (1, 0) for lease in leases[: 3 if offset else 4]]
     plan = plan_acknowledgement(batch_of(*spans))
     assert {number: (due.ids, due.ranges) for number, due in plan.items()} == {
-        0: ([b"0-0", b"2-0"], {0: [(0, 2)], 2: [(0, 2)]}),
-        1: ([b"1-0"], {1: [(0, 2)], 3: [(0, 1)]}),
+        0: ([b"0-0", b"2-0"], {0: [(1, 2), (0, 1)], 2: [(1, 2), (0, 1)]}),
+        1: ([b"1-0"], {1: [(1, 2), (0, 1)], 3: [(0, 1)]}),
     }
     assert plan[0].entries == [(leases[0], 0, 2, 2), (leases[2], 0, 2, 2)]
     assert [lease.unacknowledged for lease in leases] == [0, 0, 0, 1]

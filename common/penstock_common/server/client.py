@@ -694,7 +694,7 @@ class FailoverDetector:
         raised, and the next check calls it again. Raises ServerUnavailable.
         """
         now, at_s = (self._connections.made, self._client.moves), time.monotonic()
-        if any(self._looks.get(key) != now for key in keys):
+        if set(map(self._looks.get, keys)) != {now}:
             found = self._sightings(keys)
             lost = [number for number, key in enumerate(keys) if self._may_lack(key, found[number])]
             if lost:

@@ -44,7 +44,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import ABANDONED, Manifest, find_manifest, retained_epochs
 from penstock_common.stream.ranges import parse_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
-from penstock_common.stream.streams import Stream, is_released, read_counters, require_there
+from penstock_common.stream.streams import is_released, read_counters, require_there
 from penstock_common.waiting import Notify, Outage, Wait
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.heartbeat import (
@@ -76,7 +76,7 @@ class Claim:
     """The threads that keep the claim."""
 
     def __init__(self, client: Client, who: Membership, notify: Notify, acknowledge_every_s: float) -> None:
-        self.client, self.who = client, who
+        self.client, self.who, self.stream = client, who, who.stream
         self.first = 0
         """The first epoch that the group reads."""
         self.unclosed: set[int] = set()
@@ -100,11 +100,6 @@ class Claim:
         self._known: dict[int, Manifest] = {}
         self._returned: set[int] = set()
         """The epochs with returned samples that are not read again yet."""
-
-    @property
-    def stream(self) -> Stream:
-        """The stream that is read."""
-        return self.who.stream
 
     def learn(self, manifest: Manifest) -> None:
         """Learn what is known already of an epoch that is to be read."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from penstock_common.stream.entries import PendingEntry
 from penstock_common.stream.groups.losses import AcknowledgedSamples
 from penstock_common.stream.keys import RELEASED
-from penstock_common.stream.ranges import merge_ranges
 from penstock_consumer.stages.batch import Batch, Lease
 
 REMEMBERED = 64
@@ -24,13 +23,9 @@ class AckRequest:
     ids: list[bytes] = field(default_factory=list)
     """The entries whose last samples this call acknowledges."""
     ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Shard -> offsets [lo, hi)."""
+    """Shard -> offsets [lo, hi), in any order. They may overlap."""
     entries: list[AcknowledgedSamples] = field(default_factory=list)
     """The samples of each entry that it acknowledges."""
-
-    def merge(self) -> None:
-        """Merge neighbours. A shuffled batch has single samples, and the last one of an entry completes it."""
-        self.ranges = {shard: merge_ranges(ranges, gap=0) for shard, ranges in self.ranges.items()}
 
 
 def acknowledged_entries(batch: Batch) -> list[AcknowledgedSamples]:
@@ -62,8 +57,6 @@ def plan_acknowledgement(batch: Batch) -> dict[int, AckRequest]:
             # and what was acknowledged of it before, here or by others: a server may have lost those bits alone
             due.ranges[lease.shard] += lease.acknowledged
         lease.acknowledge(ranges, done.samples)
-    for due in plan.values():
-        due.merge()
     return plan
 
 

@@ -438,7 +438,8 @@ class Receiver:
         try:
             header = parse_header(data, self._spec, takes_refs=self._segments is not None)
             self._scope.check(header)
-            require_codecs(header)
+            if header.compression is not None:
+                require_codecs(header)
             self._entry.open(header, data, self._scope.wanted(header, self._entry.entry_id))
             if self._index is not None:
                 self._index.ask(header)

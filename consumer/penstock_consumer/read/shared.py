@@ -178,7 +178,7 @@ class SharedReceivers:
         where = SharedScope(self._claim, manifest, partition, is_claimed, self._claim.deliveries)
 
         def report(one: ReceivedEntry) -> None:
-            if one.lease is not None:
+            if one.lease is not None and where.acknowledged:
                 one.lease.acknowledge(where.acknowledged, 0)
             self.received.append(one)
 

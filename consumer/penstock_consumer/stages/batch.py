@@ -153,12 +153,18 @@ class Batch(dict[str, Any]):
             with suppress(TypeError):  # one number for all of them
                 return len(next(iter(self.values()), ()))
             return 0
-        return sum([hi - lo for _, lo, hi in self.spans])
+        samples = 0
+        for _, lo, hi in self.spans:
+            samples += hi - lo
+        return samples
 
     @property
     def nbytes(self) -> int:
         """Return the payload bytes."""
-        return sum([int(value.nbytes) for value in self.values()])
+        nbytes = 0
+        for value in self.values():
+            nbytes += int(value.nbytes)
+        return nbytes
 
     def identities(self) -> Iterator[tuple[int, int, int]]:
         """Yield (epoch, shard, offset) of each row, which names the sample for as long as the stream exists."""

@@ -135,14 +135,16 @@ class PrefetchQueue:
         self._is_less = False
         self._batches: deque[tuple[Batch, int]] = deque()
         self._bytes = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """The lock of `_changed`. Taking it directly is cheaper, and each batch takes it several times."""
+        self._changed = threading.Condition(self._lock)
         self._ended = False
         self._error: BaseException | None = None
         self._stopped = False
 
     def inlet(self) -> QueueInlet:
         """Return an end of the queue for one of several readers. Others may follow until all readers have ended."""
-        with self._changed:
+        with self._lock:
             self._inlets.append(QueueInlet(self, ReaderTimes(self._clock) if self._inlets else self.reader_times))
             return self._inlets[-1]
 
@@ -156,7 +158,7 @@ class PrefetchQueue:
 
     def put(self, batch: Batch) -> None:
         """Add a batch without a limit. The reader calls `wait_for_space` before it reads more."""
-        with self._changed:
+        with self._lock:
             if self._stopped:
                 return
             nbytes = batch.nbytes
@@ -169,7 +171,7 @@ class PrefetchQueue:
 
         More may be read while less than the limit waits here, or nothing at all. Raises QueueStopped.
         """
-        with self._changed:
+        with self._lock:
             if not self._has_space(pending_bytes):
                 self._prefetch_limit.refused()
                 if timeout_s > 0:
@@ -184,7 +186,7 @@ class PrefetchQueue:
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Return whether every batch was taken. Raises QueueStopped."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
             if self._stopped:
                 raise QueueStopped
@@ -205,13 +207,13 @@ class PrefetchQueue:
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no more batches will come. The training loop gets ``error`` after those that wait here."""
-        with self._changed:
+        with self._lock:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def inlet_changed(self) -> None:
         """Take note of several readers: of their outages, of the first error of one, and of the end of all."""
-        with self._changed:
+        with self._lock:
             self.tell_trouble("; ".join(dict.fromkeys(one.trouble for one in self._inlets if one.trouble)))
             if self._ended:
                 return
@@ -233,7 +235,7 @@ class PrefetchQueue:
 
     def get(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None at the timeout or if `is_over`. Raises the reader's error."""
-        with self._changed:
+        with self._lock:
             if not self._batches and not self._ended:
                 self._wait(timeout_s)
             if self._batches:
@@ -258,7 +260,7 @@ class PrefetchQueue:
 
     def _booked(self) -> tuple[TimeSpent, Cause]:
         """Return the times of the readers, and what they spend the present one on: their work, if one works."""
-        if not self._inlets:
+        if len(self._inlets) < 2:  # the first has the times of this queue
             return self.reader_times.spent, self.reader_times.doing
         spent, busy = TimeSpent(), [one for one in self._inlets if not one.is_over]
         for one in self._inlets:
@@ -269,7 +271,7 @@ class PrefetchQueue:
     @property
     def is_over(self) -> bool:
         """Return whether every batch was taken and no more will come."""
-        with self._changed:
+        with self._lock:
             return self._ended and not self._batches and self._error is None
 
     @property
@@ -279,7 +281,7 @@ class PrefetchQueue:
 
     def stop(self) -> None:
         """Tell the reader's thread to end, and drop the batches. A view would keep its segment from being reused."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._batches.clear()
             self._bytes = 0

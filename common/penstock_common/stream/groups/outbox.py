@@ -134,7 +134,8 @@ class Outboxes:
 
     def send(self, partition: int, due: Due) -> None:
         """Send a script whose keys are of a partition. See `Outbox.send`."""
-        self._split()
+        if self._client.moves != self._moves:
+            self._split()
         self._of_partitions[partition].send(due)
 
     @property
