@@ -755,6 +755,16 @@ class TestAfterAnOutage:
         assert 0.3 <= self.waited_s(reader) < 5
         assert len(looks) < 20, "it rests between two looks"
 
+    def test_those_of_every_partition_are_waited_for(
+        self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each server may have lost some."""
+        reader._partitions *= 2
+        answers = [True, False, True, True]
+        monkeypatch.setattr(Outboxes, "is_empty_for", lambda *_: answers.pop(0))
+        self.waited_s(reader)
+        assert answers == []
+
     def test_a_loop_that_ends_is_not_held_up(
         self, reader: SharedReader, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -981,11 +991,12 @@ class TestClaimedEntries:
         """Otherwise the member would renew them for ever, and its group would wait for it."""
         for epoch in (0, 1):
             claim.leases.add(Lease(0, epoch, -1, ids[epoch][0], 1))
-            claim.heartbeat.claims.append(ClaimedEntry(0, epoch, ids[epoch][0]))
         abandon_epoch(claim.client, claim.stream, 0)
         assert release_epoch(claim.client, claim.stream, 0)
         claim.client.xdel(claim.stream.partitions[0].entries(1), ids[1][0])
-        second._fetch_claims()
+        for epoch in (0, 1):
+            claim.heartbeat.claims.append(ClaimedEntry(0, epoch, ids[epoch][0]))
+            second._fetch_claims()
         assert self.taken(queue) == []
         assert 0 not in claim.leases.ids(0)
         assert not claim.heartbeat.claims
