@@ -192,6 +192,19 @@ def test_a_trainer_tells_how_fast_it_would_be_if_it_never_waited(any_url: str, o
         assert not load_reported_rates(client, load_stream(client, "train")).trainers
 
 
+def test_shares_stay_right_for_days() -> None:
+    """A worker runs for months, and a laptop sleeps for a week."""
+    now = [0.0]
+    pace = RateMeter("busy", clock=lambda: now[0], half_life_s=10.0)
+    pace.enter("busy")
+    for seconds in (1e6, *[10.0] * 50_000):
+        now[0] += seconds
+        pace.look()
+    pace.enter("room")
+    now[0] += 10.0
+    assert pace.look().shares == pytest.approx({"busy": 0.5, "room": 0.5})
+
+
 def test_shares_of_the_last_ten_seconds_forget_what_was_before(any_url: str, stream: Stream) -> None:
     """The monitor judges by them: what two seconds show is chance, and what half a minute shows may be over."""
     now = [0.0]
