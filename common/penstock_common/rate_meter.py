@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import exp2
+from typing import Protocol
 
 HALF_LIFE_S = 10.0
 """The age at which work counts half. It evens out blocks and steps, and still shows a change of the load within half a
@@ -33,8 +34,18 @@ class RateReading:
     """Seconds of work and of each kind of waiting, since the process began."""
 
 
+class Measured(Protocol):
+    """A process whose rate is measured."""
+
+    def look(self) -> RateReading:
+        """Return the rate at this moment. Any thread may call it."""
+
+
 class RateMeter:
-    """The rate meter of one process, for any thread. `enter` sets what it does now, `count` adds what it has done."""
+    """The rate meter of one process, for any thread. `enter` sets what it does now, `count` adds what it has done.
+
+    `add` is for a process that measures its own times.
+    """
 
     def __init__(
         self, work: str = "work", clock: Callable[[], float] = time.monotonic, half_life_s: float = HALF_LIFE_S
@@ -72,11 +83,15 @@ class RateMeter:
         with self._lock:
             self._pass()
             self.kind = then or self.kind
-            fade = exp2(-self._uncounted_s / self._half_life_s)
-            self._worked_s = self._worked_s * fade + self._uncounted_s
-            self._weight = self._weight * fade + samples
+            self._count(samples, self._uncounted_s)
             self._uncounted_s = 0.0
-            self._samples += samples
+
+    def add(self, spent_s: Mapping[str, float], samples: int, worked_s: float) -> None:
+        """Add the seconds of each kind, the samples that are done, and the seconds of work that went into them."""
+        with self._lock:
+            for kind, seconds in spent_s.items():
+                self._spend(kind, seconds)
+            self._count(samples, worked_s)
 
     def look(self) -> RateReading:
         """Return the rate at this moment."""
@@ -97,11 +112,20 @@ class RateMeter:
             return
         if self.kind == self._work:
             self._uncounted_s += gone
-        self._age_s += gone
+        self._spend(self.kind, gone)
+
+    def _spend(self, kind: str, seconds: float) -> None:
+        self._age_s += seconds
         if self._age_s > LONGEST * self._half_life_s:
             fade = exp2(-self._age_s / self._half_life_s)
             self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
             self._age_s = 0.0
         weight = exp2(self._age_s / self._half_life_s)
-        self._spent[self.kind] = self._spent.get(self.kind, 0.0) + gone * weight
-        self._ever[self.kind] = self._ever.get(self.kind, 0.0) + gone
+        self._spent[kind] = self._spent.get(kind, 0.0) + seconds * weight
+        self._ever[kind] = self._ever.get(kind, 0.0) + seconds
+
+    def _count(self, samples: int, worked_s: float) -> None:
+        fade = exp2(-worked_s / self._half_life_s)
+        self._worked_s = self._worked_s * fade + worked_s
+        self._weight = self._weight * fade + samples
+        self._samples += samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -165,6 +166,73 @@ def test_epochs_are_told_apart_and_together() -> None:
         counter.end()
     assert (counter.stats().epoch, counter.stats().samples, counter.stats().elapsed_s) == (1, 8, 5.0)
     assert (counter.stats(total=True).samples, counter.stats(total=True).elapsed_s, counter.batches) == (16, 6.0, 2)
+
+
+class TestRate:
+    """Producers are told how fast the loop would be if it never waited."""
+
+    def trained(self, counter: StatsCounter, clock: Clock, asked_s: float, trained_s: float, size: int = 8) -> None:
+        """Let the loop wait for a batch, and train on it."""
+        counter.ask()
+        clock.now += asked_s
+        counter.deliver(one(size))
+        clock.now += trained_s
+
+    def test_it_is_that_of_the_steps_alone(self) -> None:
+        """A step that is under way counts once it is over, or a long one would look like a slow loop."""
+        clock = Clock()
+        counter = StatsCounter(clock)
+        assert counter.look().rate is None
+        assert counter.look().shares == {}
+        self.trained(counter, clock, 6.0, 2.0)
+        assert counter.look().rate is None
+        assert counter.look().shares == pytest.approx({"asking": 0.75, "training": 0.25}, abs=0.1)
+        counter.ask()
+        assert (counter.look().rate, counter.look().samples) == (4.0, 8)
+        clock.now += 30
+        assert counter.look().rate == 4.0
+        assert counter.look().spent_s == {"asking": 36.0, "training": 2.0}
+
+    def test_it_goes_on_through_the_epochs(self) -> None:
+        """The times of an epoch begin at 0."""
+        clock = Clock()
+        counter = StatsCounter(clock)
+        for epoch in range(3):
+            counter.begin(epoch)
+            self.trained(counter, clock, 1.0, 2.0)
+            counter.ask()
+            counter.rest()
+            counter.end()
+            clock.now += 1000
+            assert counter.look().rate == pytest.approx(4.0)
+            assert counter.look().samples == 8 * (epoch + 1)
+        assert counter.look().spent_s == {"asking": 3.0, "training": 6.0}
+
+    def test_the_step_in_which_a_loop_is_broken_off_does_not_count(self) -> None:
+        """It may have lasted no time, and a rate without end would start a fleet of workers."""
+        clock = Clock()
+        counter = StatsCounter(clock)
+        self.trained(counter, clock, 1.0, 2.0)
+        self.trained(counter, clock, 1.0, 50.0)
+        counter.rest()
+        self.trained(counter, clock, 1.0, 2.0)
+        counter.ask()
+        assert (counter.look().rate, counter.look().samples) == (4.0, 16)
+
+    def test_the_work_on_a_batch_before_the_loop_has_it_is_no_step(self) -> None:
+        """A slow `map` is no reason to start fewer workers."""
+        clock = Clock()
+        counter = StatsCounter(clock)
+
+        def mapped() -> Iterator[Batch]:
+            for batch in counter.counted([one(8), one(8)]):
+                clock.now += 30
+                yield batch
+
+        for _ in counter.around(mapped()):
+            clock.now += 2
+        assert (counter.look().rate, counter.look().samples) == (4.0, 16)
+        assert counter.look().spent_s == {"asking": 60.0, "training": 4.0}
 
 
 def test_lines_on_an_endless_feed_do_not_flood() -> None:

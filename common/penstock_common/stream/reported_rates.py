@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError
-from penstock_common.rate_meter import RateMeter
+from penstock_common.rate_meter import Measured
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Arg, Client, decoded, readable, run_script, server_ms
 from penstock_common.stream.keys import is_name
@@ -108,7 +108,7 @@ class RateReporter:
         self._spent_s = deque[tuple[float, Mapping[str, float]]]([(clock(), {})])
         """(when, seconds spent on each kind by then): the newest that is as old as `RECENT_S`, and all since."""
 
-    def report(self, rate: RateMeter) -> None:
+    def report(self, rate: Measured) -> None:
         """Report the rate, if that is due."""
         if self._clock() - self._reported_s >= REPORT_EVERY_S:
             look = rate.look()

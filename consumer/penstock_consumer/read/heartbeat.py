@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from penstock_common.errors import GroupNotFound, MemberReplaced, ServerUnavailable
 from penstock_common.explain.snapshot import PartitionSnapshot, snapshot_partition
-from penstock_common.rate_meter import RateMeter
+from penstock_common.rate_meter import Measured
 from penstock_common.server.aside import Aside
 from penstock_common.stream.commands import Client, parse_id, server_ms
 from penstock_common.stream.entries import (
@@ -114,11 +114,11 @@ class LoopReport:
     def __init__(self, client: Client, who: Membership, peers: UnusedRankCheck | None) -> None:
         self._reporter = RateReporter(client, who.stream, trainer_field(who.group, who.member))
         self._peers = peers
-        self._rate: RateMeter | None = None
+        self._rate: Measured | None = None
         self.idle: IdleLoop | None = None
         """The wait of the loop, or None while it has a batch."""
 
-    def follow(self, rate: RateMeter) -> None:
+    def follow(self, rate: Measured) -> None:
         """Report the rate of the training loop from now on, to whoever starts workers."""
         self._rate = rate
 

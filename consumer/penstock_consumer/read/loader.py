@@ -361,7 +361,7 @@ class Loader(StageMethods, Passing):
         member = join_as(self._client, who, self._options)
         self._resources.join(member)
         self._acknowledger.join(member)
-        member.heartbeat.loop.follow(self._counter.rate)
+        member.heartbeat.loop.follow(self._counter)
         return member
 
     # --- iterating ---

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from penstock_common.rate_meter import RateMeter
+from penstock_common.rate_meter import RateMeter, RateReading
 
 Cause = Literal["producers", "server", "reader"]
 """The cause of a loop's wait.
@@ -302,7 +303,7 @@ class EpochCounts:
 
 
 class StatsCounter:
-    """The counter of one loop, whose thread calls it. Any thread may call `stats`."""
+    """The counter of one loop, whose thread calls it. Any thread may call `stats` and `look`."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -313,21 +314,26 @@ class StatsCounter:
         self._outside: Phase = "training"
         """The phase that begins when a batch leaves. Inside a view's `map` it is not the trainer's step."""
         self._told_s: float | None = None
-        self.rate = RateMeter("training", clock)
-        """The rate of the loop if it never waited. The producers receive it."""
-        self._in_step = 0
-        """The number of samples in the loop's current step."""
+        self._time: tuple[Phase, float, float, float] = ("off", clock(), 0.0, 0.0)
+        """The phase, its start, and the seconds of asking and training before it. It is replaced as a whole."""
+        self._in_step = self._trained = 0
+        """The numbers of samples in the loop's current step, and in all steps before it."""
+        self._broken_off_s = 0.0
+        """The seconds of steps that the loop was broken off in."""
+        self._rate, self._looking = RateMeter("training", clock), threading.Lock()
+        self._seen = (0.0, 0.0, 0.0, 0)
+        """The seconds of asking, training and whole steps, and the samples of these, at the last `look`."""
         self._restart()
 
     def _restart(self) -> None:
         self._counts = EpochCounts()
         self._known = TimeSpent()
         """Waiting with a cause that is known without the queue, and the waiting at earlier queues."""
-        self._time: tuple[Phase, float, float, float] = ("off", self._clock(), 0.0, 0.0)
-        """The phase, its start, and the seconds of asking and training before it. It is replaced as a whole."""
+        _, _, *self._before = self._time
+        """The seconds of asking and training of earlier epochs."""
 
     def _spent(self, now: float) -> tuple[float, float]:
-        """Return the seconds of asking and of training until now."""
+        """Return the seconds of asking and of training until now, in all epochs."""
         phase, since, asking_s, training_s = self._time
         if phase == "asking":
             return asking_s + max(0.0, now - since), training_s
@@ -347,11 +353,8 @@ class StatsCounter:
     def ask(self) -> None:
         """Note that the loop wants a batch."""
         self._go("asking")
-        if self._in_step:
-            self.rate.count(self._in_step, then="asking")
-            self._in_step = 0
-        else:
-            self.rate.enter("asking")
+        self._trained += self._in_step
+        self._in_step = 0
 
     def deliver(self, batch: CountedBatch) -> None:
         """Note that the loop is given a batch."""
@@ -359,13 +362,14 @@ class StatsCounter:
         self._counts.add(size, batch.nbytes)
         self._go(self._outside)
         self._in_step += size
-        self.rate.enter(self._outside)
 
     def rest(self) -> None:
         """Note that the iteration has ended or was broken off."""
+        phase, since, *_ = self._time
         self._go("off")
+        if phase == "training":
+            self._broken_off_s += self._time[1] - since
         self._in_step = 0
-        self.rate.enter(None)
 
     def around(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the same items. The work on a batch before the loop gets it counts as waiting."""
@@ -374,7 +378,6 @@ class StatsCounter:
             self.ask()
             for item in items:
                 self._go("training")
-                self.rate.enter("training")
                 yield item
                 self.ask()
         finally:
@@ -432,11 +435,10 @@ class StatsCounter:
         return True
 
     def _close(self, stats: Stats) -> None:
-        phase = self._time[0]
         self._past = summed([self._past, stats])
         self._epoch = self._queue = None
+        self._go(self._time[0])
         self._restart()
-        self._go(phase)
 
     # --- what it comes to ---
 
@@ -452,13 +454,26 @@ class StatsCounter:
         found = self.current()
         return summed([self._past, found], found.epoch) if total else found
 
+    def look(self) -> RateReading:
+        """Return the rate of the loop if it never waited. The producers receive it."""
+        with self._looking:
+            before = self._seen
+            asking_s, training_s = self._spent(self._clock())
+            now = self._seen = asking_s, training_s, self._time[3] - self._broken_off_s, self._trained
+            asked_s, trained_s, worked_s, samples = (max(0, new - old) for new, old in zip(now, before, strict=True))
+            spent_s = {"asking": asked_s, "training": trained_s}
+            self._rate.add({kind: seconds for kind, seconds in spent_s.items() if seconds}, int(samples), worked_s)
+            return self._rate.look()
+
     @property
     def _loop_waited(self) -> TimeSpent:
         return TimeSpent() if self._queue is None else self._queue.loop_waited
 
     def current(self) -> Stats:
         """Return the counts since the previous epoch ended."""
-        asking_s, training_s = self._spent(self._clock())
+        asking_s, training_s = (
+            spent_s - before_s for spent_s, before_s in zip(self._spent(self._clock()), self._before, strict=True)
+        )
         known = self._known.and_(self._loop_waited)
         if known.total > asking_s > 0:  # an error in the loop's own code broke off a wait
             known = known.times(asking_s / known.total)
