@@ -16,8 +16,6 @@ from typing import Protocol
 HALF_LIFE_S = 10.0
 """The age at which work counts half. It evens out blocks and steps, and still shows a change of the load within half a
 minute."""
-LONGEST = 100
-"""The half-lives after which weights begin at 1 again, far below the largest number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +56,7 @@ class RateMeter:
         self._uncounted_s = 0.0
         """Work since the last count. Many samples are counted at once, and their seconds with them."""
         self._worked_s = self._weight = 0.0
-        self._age_s = 0.0
-        """The seconds of work and waiting since the weights of `_spent` began at 1."""
         self._spent: dict[str, float] = {}
-        """Kind -> its seconds, each with a weight that doubles in a half-life. Older ones need not be changed then."""
         self._ever: dict[str, float] = {}
         self._samples = 0
 
@@ -115,13 +110,10 @@ class RateMeter:
         self._spend(self.kind, gone)
 
     def _spend(self, kind: str, seconds: float) -> None:
-        self._age_s += seconds
-        if self._age_s > LONGEST * self._half_life_s:
-            fade = exp2(-self._age_s / self._half_life_s)
-            self._spent = {kind: spent * fade for kind, spent in self._spent.items()}
-            self._age_s = 0.0
-        weight = exp2(self._age_s / self._half_life_s)
-        self._spent[kind] = self._spent.get(kind, 0.0) + seconds * weight
+        fade = exp2(-seconds / self._half_life_s)
+        for other in self._spent:
+            self._spent[other] *= fade
+        self._spent[kind] = self._spent.get(kind, 0.0) + seconds
         self._ever[kind] = self._ever.get(kind, 0.0) + seconds
 
     def _count(self, samples: int, worked_s: float) -> None:
