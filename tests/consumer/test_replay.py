@@ -206,7 +206,7 @@ class TestRefusals:
         """The checksum is verified again each time."""
         produce(any_url, "t", 20)
         key = open_stream(any_client, "t").partitions[0].entries(0)
-        (_, _), (last, fields) = entries(any_client, "t", 0)
+        *_, (last, fields) = entries(any_client, "t", 0)
         any_client.delete(key)
         first = f"{int(last.split(b'-')[0]) - 10**6}-0"
         any_client.xadd(key, fields, id=first)

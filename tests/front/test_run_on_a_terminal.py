@@ -83,7 +83,8 @@ def test_every_line_of_the_trainer_stays_on_the_terminal(tmp_path: Path) -> None
     expected = [f"terminal: True True {_COLUMNS}"]
     for step in range(9):
         expected += [f"step {step} of 10 samples", *(f"row {step}.{row}" for row in range(4))]
-    assert [row for row in rows if row.startswith(("terminal", "step", "row", "trained"))] == [*expected, "trained"]
+    said = [row for row in rows if row.startswith(("terminal", "step", "row", "trained"))]
+    assert said == [*expected, "trained"], output
     assert any(row.startswith("epoch 0  100%  90/90 samples") for row in rows), rows
 
 

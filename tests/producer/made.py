@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -23,6 +24,17 @@ def numbers() -> list[int]:
 def with_pid(number: int) -> dict[str, Any]:
     """Says who made it."""
     return {"x": np.full(4, number, np.int32), "pid": os.getpid()}
+
+
+def collects(number: int) -> dict[str, Any]:
+    """Collects the garbage of the process that makes it."""
+    gc.collect()
+    return with_pid(number)
+
+
+def collected() -> Iterator[dict[str, Any]]:
+    """An iterable of five samples that does the same."""
+    return map(collects, range(5))
 
 
 def slowly(number: int) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from typing import Any, Self
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
+from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
@@ -44,14 +44,10 @@ class EndlessProduction:
     def __init__(self, plan: ProductionPlan, options: WorkerOptions, *, notify: Notify = to_stderr) -> None:
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
         self._last = FeedProgress()
-        self._pipe, far = get_context("fork").Pipe(duplex=False)
-        self._child = get_context("fork").Process(target=_feed, args=(plan, options.url, far))
+        self._pipe, far = Pipe(duplex=False)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of forks in a process with threads
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._child.start()
+            self._child = forked(_feed, plan, options.url, far)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         far.close()

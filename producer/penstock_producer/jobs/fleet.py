@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import signal
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
-from typing import Literal
+from typing import Any, Literal
 
 from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import OUTAGE_S
 from penstock_producer.jobs.allowlist import PlannedTasks
+from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_part
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
@@ -180,19 +180,20 @@ class Fleet:
 
     def _add(self, start: Start) -> None:
         options = self._options.named()
-        context = get_context("fork") if start == "fork" else get_context("spawn")
         watchdog = WorkerWatchdog(self._memory_bytes)
         planned_tasks = None if self._planned_tasks is None else self._planned_tasks.cells
-        process = context.Process(target=work, args=(options, watchdog.current.cells, planned_tasks), daemon=True)
+        args = (options, watchdog.current.cells, planned_tasks)
         if start == "spawn":
             resource_tracker.ensure_running()  # if it were started below, it would unblock the signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns of forks in a process with threads. The child does not use the parent's locks and
-                # connections.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
+            process = forked(work, *args, daemon=True) if start == "fork" else _spawned(*args)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))
+
+
+def _spawned(*args: Any) -> BaseProcess:
+    process = get_context("spawn").Process(target=work, args=args, daemon=True)
+    process.start()
+    return process

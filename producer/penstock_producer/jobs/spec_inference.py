@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
-from multiprocessing import get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -17,6 +16,7 @@ from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceEr
 from penstock_common.waiting import FIRST_WORD_S, Notify
 from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, TooManyBad
+from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
 from penstock_producer.sources.protocol import Source
 
@@ -35,13 +35,9 @@ def infer_spec(source: Source, items: Any, seed: EpochSeed, limit_s: float, noti
     last = "there are none"
     for _ in range(DEATHS):
         watchdog = WorkerWatchdog(None)
-        ours, theirs = get_context("fork").Pipe(duplex=False)
+        ours, theirs = Pipe(duplex=False)
         args = (theirs, source, items, start, seed, limit_s, watchdog.current)
-        process = get_context("fork").Process(target=_make_first, args=args, daemon=True)
-        with warnings.catch_warnings():
-            # forks in a process with threads: none of their locks is used
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
+        process = forked(_make_first, *args, daemon=True)
         theirs.close()
         found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)
         current = watchdog.current.look()

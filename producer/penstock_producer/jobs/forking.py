@@ -1,0 +1,38 @@
+"""Processes forked from this one, which may have threads, and the objects of a framework."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+
+def forked(target: Callable[..., None], *args: Any, daemon: bool = False) -> BaseProcess:
+    """Fork a process that calls ``target(*args)``, and start it.
+
+    The new process never collects the garbage of this one. A framework's object may need a thread when it dies, and
+    threads do not survive a fork: TensorFlow's functions crash then.
+    """
+    was_enabled = gc.isenabled()
+    process = get_context("fork").Process(target=_run, args=(target, args, was_enabled), daemon=daemon)
+    gc.disable()  # the new process must not collect anything before it freezes what it inherits
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks in a process with threads. The child does not use the parent's locks and
+            # connections.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return process
+
+
+def _run(target: Callable[..., None], args: tuple[Any, ...], collects: bool) -> None:
+    gc.freeze()
+    if collects:
+        gc.enable()
+    target(*args)
