@@ -132,3 +132,16 @@ def test_an_epoch_that_is_being_released_is_not_registered_again(
     assert load_roster(client, stream.partitions[0]).epochs == {}
     unlink_epoch(client, stream, 0, manifest_id)
     assert retained_epochs(client, stream) == {}
+
+
+def test_a_release_leaves_alone_an_epoch_that_was_opened_under_the_same_number(url: str, client: redis.Redis) -> None:
+    """A server that lost its newest writes gives out a number again. The old epoch of this number is still on other
+    servers, and what removes it there must not take the new one's entries.
+    """
+    stream = made(url, client, good=3)
+    before = sorted(client.scan_iter())
+    unlink_epoch(client, stream, 0, "the manifest that the server lost")
+    assert sorted(client.scan_iter()) == before
+    assert load_roster(client, stream.partitions[0]).epochs == {0: manifest.load_manifest(client, stream, 0).id}
+    with penstock.Loader("train", group="g", batch_size=3, url=url) as loader:
+        assert [len(batch["x"]) for batch in loader] == [3]

@@ -3,8 +3,8 @@
 -- KEYS: roster state
 -- ARGV: gen epoch manifest_id [unused]; gen '' accepts any roster. unused is 1 if the caller found that nothing was
 --   committed to the epoch in any partition: then no group has lost it, unless this partition has a commit
--- Answer: the bytes that the epoch held; 0 if the roster does not have the epoch; -1 if the roster changed since the
---   caller read it
+-- Answer: the bytes that the epoch held; 0 if the roster does not have the epoch of this manifest; -1 if the roster
+--   changed since the caller read it
 -- Callers: penstock_common/stream/removal/deletion.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
@@ -39,7 +39,7 @@ local function mark_retired(roster, epoch)
 end
 
 if ARGV[1] ~= '' and (redis.call('HGET', KEYS[1], 'gen') or '0') ~= ARGV[1] then return -1 end
-if redis.call('HEXISTS', KEYS[1], 'e:' .. ARGV[2]) == 0 then return 0 end
+if redis.call('HGET', KEYS[1], 'e:' .. ARGV[2]) ~= ARGV[3] then return 0 end
 redis.call('SET', KEYS[2], 'gone:' .. ARGV[3])
 if ARGV[4] ~= '1' or redis.call('HEXISTS', KEYS[1], 'b:' .. ARGV[2]) == 1 then
   mark_lost(KEYS[1], tonumber(ARGV[2]))

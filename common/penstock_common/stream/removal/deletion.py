@@ -120,11 +120,8 @@ def _retire_all(client: Client, stream: Stream) -> tuple[int, int]:
     """Make every epoch ``gone`` in every partition. Returns how many were retained, and their bytes."""
     rosters = [load_roster(client, partition) for partition in stream.partitions]
     retained = retained_epochs(client, stream)
-    for epoch in {*retained, *(epoch for roster in rosters for epoch in roster.epochs)}:
-        manifest = find_manifest(client, stream, epoch)
-        known = [roster.epochs.get(epoch) for roster in rosters]
-        manifest_id = manifest.id if manifest is not None else next(filter(None, known), "")
-        for partition in stream.partitions:
+    for partition, roster in zip(stream.partitions, rosters, strict=True):
+        for epoch, manifest_id in roster.epochs.items():
             retire_epoch(client, partition, epoch, manifest_id)
     return len(retained), sum(roster.bytes for roster in rosters)
 
@@ -201,6 +198,7 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
 
 
 _RETIRE_EPOCH = load_script("retire_epoch")
+_UNLINK_RETIRED = load_script("unlink_retired")
 
 CHUNK = 512
 """Keys in one UNLINK."""
@@ -261,11 +259,14 @@ def unlink_epoch(
     unlinked = confirmer.question(partitions)
     shards: Sequence[int] = begun_shards(client, stream, ours) if ours is not None else known_shards
     _, replies = fetch_rosters(client, stream)
-    with client.pipeline(transaction=False) as pipe:
-        for partition, reply in zip(stream.partitions, replies, strict=True):
-            groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
-            _unlink(pipe, _keys_of(stream, partition, epoch, groups, shards))
-        pipe.execute()
+    unlinks: list[Call] = []
+    for partition, reply in zip(stream.partitions, replies, strict=True):
+        groups = [name[2:].decode() for name in reply if name[:2] == b"g:"]
+        keys = _keys_of(stream, partition, epoch, groups, shards)
+        unlinks += [
+            ([partition.roster, *keys[at : at + CHUNK]], [epoch, manifest_id]) for at in range(0, len(keys), CHUNK)
+        ]
+    run_scripts(client, _UNLINK_RETIRED, unlinks)
     if not unlinked.is_answered():
         return  # with the manifest, which knows the shards whose keys may come back
     if ours is not None:
@@ -314,8 +315,3 @@ def _keys_of(
     for group in groups:
         keys += [partition.dead(epoch, group), partition.positions(epoch, group)]
     return [*keys, partition.state(epoch)]
-
-
-def _unlink(pipe: Client, keys: list[str]) -> None:
-    for start in range(0, len(keys), CHUNK):
-        pipe.unlink(*keys[start : start + CHUNK])
