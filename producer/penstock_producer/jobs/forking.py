@@ -1,4 +1,4 @@
-"""Processes forked from this one, which may have threads, and the objects of a framework."""
+"""Processes that are forked from this one, which may have threads and objects of a framework."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 def forked(target: Callable[..., None], *args: Any, daemon: bool = False) -> BaseProcess:
     """Fork a process that calls ``target(*args)``, and start it.
 
-    The new process never collects the garbage of this one. A framework's object may need a thread when it dies, and
-    threads do not survive a fork: TensorFlow's functions crash then.
+    The new process never collects the garbage of this one. A framework's object may need a thread when it is
+    destroyed, and a fork copies no other threads. A function of TensorFlow crashes the process then.
     """
     was_enabled = gc.isenabled()
     process = get_context("fork").Process(target=_run, args=(target, args, was_enabled), daemon=daemon)

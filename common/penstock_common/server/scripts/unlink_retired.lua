@@ -1,5 +1,5 @@
--- Unlinks keys of an epoch in a partition whose roster notes that this epoch was retired there. Other keys of that number
--- belong to an epoch that was opened since, by a server that had lost the number.
+-- Unlinks keys of an epoch in a partition, if the roster notes that this epoch was retired there. Otherwise the keys may
+-- belong to a newer epoch: a server that lost its newest writes gives out a number again.
 --
 -- KEYS: roster key..
 -- ARGV: epoch manifest_id

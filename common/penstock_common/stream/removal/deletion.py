@@ -201,7 +201,7 @@ _RETIRE_EPOCH = load_script("retire_epoch")
 _UNLINK_RETIRED = load_script("unlink_retired")
 
 CHUNK = 512
-"""Keys in one UNLINK."""
+"""The keys that one command or script unlinks."""
 
 
 def release_epoch(
