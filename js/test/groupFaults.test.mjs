@@ -7,6 +7,7 @@ import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
+import { BlockingLine } from "../dist/stream/line.js";
 import { SharedReading } from "../dist/group/reading.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, ServerUnavailable, WaitTimeout } from "../dist/index.js";
@@ -128,6 +129,38 @@ for (const [victimIs, survivorIs] of [
     await isClean(stream);
   });
 }
+
+test("an answer that waited for longer than a lease is handed out by another member only", async () => {
+  await peer.ask("produce", { stream: "late", spec: "fixed", sizes: [200], block_bytes: 250 });
+  const { call } = BlockingLine.prototype;
+  const given = [];
+  let [calls, before] = [0, 0];
+  let taken;
+  BlockingLine.prototype.call = async function (...command) {
+    calls += 1;
+    const isThird = calls === 3;
+    const answer = await call.apply(this, command);
+    if (isThird) {
+      taken = await peer.ask("take_over", { url: peer.url, stream: "late", after_s: 0.6 });
+      before = given.length;
+    }
+    return answer;
+  };
+  const loader = begin("late", { leaseMs: 1000, prefetchBytes: 1000, timeoutMs: 1000 });
+  try {
+    const all = (async () => {
+      for await (const batch of loader) given.push([...batch.identities()]);
+    })();
+    await assert.rejects(all, WaitTimeout); // the other member holds the rest
+  } finally {
+    BlockingLine.prototype.call = call;
+  }
+  assert.ok(taken.length > 0);
+  assert.deepEqual(
+    names(given.slice(before)).filter((name) => taken.includes(Number(name.split("/").at(-1)))),
+    [],
+  );
+});
 
 test("a member that was out of its lease acknowledges nothing of what another one took", async () => {
   await peer.ask("produce", { stream: "fenced", spec: "fixed", sizes: [20], block_bytes: 5000 });

@@ -275,6 +275,17 @@ def audit(stream: str, url: str) -> list[Any]:
     return [done.returncode, done.stdout + done.stderr]
 
 
+def take_over(url: str, stream: str, after_s: float) -> list[int]:
+    """Give all that is pending in group g of epoch 0 to another member, after a time. Returns the samples' offsets."""
+    with connect(url) as client:
+        keys = load_stream(client, stream).partitions[0].entries(0)
+        time.sleep(after_s)
+        ids = [one["message_id"] for one in client.xpending_range(keys, "g", "-", "+", 1000)]
+        taken = client.xclaim(keys, "g", "another", 0, ids)
+    metas = [json.loads(fields[b"meta"]) for _, fields in taken]
+    return [offset for meta in metas for offset in range(meta["first"], meta["first"] + meta["count"])]
+
+
 WRITERS: list[penstock.Writer] = []
 """The writers that `open_shards` leaves open."""
 SERVERS: list[EmbeddedServer] = []

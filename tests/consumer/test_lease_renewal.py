@@ -19,7 +19,7 @@ from penstock_common.server.client import ControlClient
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import server_ms
-from penstock_common.stream.entries import list_held, list_overdue
+from penstock_common.stream.entries import claim, list_held, list_overdue
 from penstock_common.stream.groups import roster
 from penstock_common.stream.groups.presence import MEMBER_SILENT_MS
 from penstock_common.stream.groups.roster import Membership, beat_each, join_group, leave, load_roster
@@ -34,6 +34,7 @@ from tests.contracts.feed import open_stream, produce
 KEEPER = "penstock_consumer.read.heartbeat"
 LEASE_S = 30.0
 BEAT_S = 1.0
+FRESH_S = LEASE_S * 2 / 3
 
 
 class Scene:
@@ -308,13 +309,57 @@ class TestRenewing:
     ) -> None:
         """The server may have renewed at the first moment of a long silence, and a lease may have lapsed since."""
         scene.beat()
-        scene.now_s += LEASE_S - 1
+        scene.now_s += FRESH_S - 1
         assert scene.heartbeat.is_fresh
         scene.now_s += 1
         assert not scene.heartbeat.is_fresh
         monkeypatch.setattr(f"{KEEPER}.beat_each", scene.stalled(beat_each, LEASE_S))
         scene.beat()
         assert not scene.heartbeat.is_fresh
+        scene.beat()
+        assert scene.heartbeat.is_fresh
+
+    def test_an_answer_of_long_ago_is_renewed_before_it_is_handed_out(self, scene: Scene) -> None:
+        """A process that stood still finds it in its socket, while a renewal that does not include it is under way."""
+        scene.beat()
+        scene.hold()
+        scene.heartbeat.received(0, scene.now_s - (LEASE_S - FRESH_S))
+        assert scene.heartbeat.is_fresh
+        scene.heartbeat.received(1, scene.now_s - LEASE_S)
+        assert scene.heartbeat.is_fresh  # of a partition that has another heartbeat
+        scene.heartbeat.received(0, scene.now_s - LEASE_S)
+        assert not scene.heartbeat.is_fresh
+        scene.now_s += BEAT_S
+        scene.beat()
+        assert scene.heartbeat.is_fresh
+
+    def test_a_renewal_that_was_under_way_does_not_count_for_an_answer_of_long_ago(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It renewed what was held when it began."""
+
+        def received_meanwhile(*args: Any, **options: Any) -> Any:
+            scene.heartbeat.received(0, scene.now_s - LEASE_S)
+            return beat_each(*args, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{KEEPER}.beat_each", received_meanwhile)
+            scene.beat()
+        assert not scene.heartbeat.is_fresh
+        scene.now_s += BEAT_S
+        scene.beat()
+        assert scene.heartbeat.is_fresh
+
+    def test_an_entry_that_was_claimed_long_ago_is_renewed_before_it_is_handed_out(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """This process stood still after it had claimed it."""
+        scene.give("m")
+        monkeypatch.setattr(f"{KEEPER}.claim", scene.stalled(claim, LEASE_S - FRESH_S + 1))
+        scene.heartbeat.recover()
+        assert scene.claimed()
+        assert not scene.heartbeat.is_fresh
+        scene.now_s += BEAT_S
         scene.beat()
         assert scene.heartbeat.is_fresh
 

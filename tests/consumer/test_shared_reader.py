@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from types import SimpleNamespace
@@ -379,6 +380,18 @@ class TestAnswers:
         reader._ask()
         assert not reader._asked
 
+    @pytest.mark.parametrize("waited_s", [0.0, 20.0])
+    def test_an_answer_of_long_ago_is_not_handed_out_before_it_is_renewed(
+        self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, waited_s: float
+    ) -> None:
+        """A process that stood still finds it in its socket. Another member may have taken its entries over."""
+        reader._ask()
+        reader._asked = deque((request, asked_s - waited_s) for request, asked_s in reader._asked)
+        reader._take_answer()
+        batch = queue.get(0)
+        assert batch is not None
+        assert claim.heartbeat.is_fresh_for(batch) is not bool(waited_s)
+
     @pytest.mark.parametrize("what", ["", "asked", "ended", "alone", "partitions"])
     def test_a_reader_pauses_only_where_entries_may_gather(
         self, reader: SharedReader, claim: LeaseClaim, any_client: Client, monkeypatch: pytest.MonkeyPatch, what: str
@@ -388,7 +401,7 @@ class TestAnswers:
             any_client.hset(claim.stream.keys.manifest(0), "state", "open")
         reader._look_again()
         if what == "asked":
-            reader._asked.append(FetchRequest(0, 1, None))
+            reader._asked.append((FetchRequest(0, 1, None), 0.0))
         if what == "partitions":
             monkeypatch.setattr(type(claim.stream), "partitions", claim.stream.partitions * 2)
         monkeypatch.setattr(FetchPlanner, "rest_s", lambda *_: 0.0 if what == "alone" else 60.0)

@@ -413,17 +413,34 @@ class LeaseRenewer(Heartbeat):
         now_s = clock()
         self._began_s = self._looked_s = now_s
         self._renewed_s = now_s if renewed_s is None else renewed_s
+        self._late_s = float("-inf")
+        """When the last late answer was received. Its entries are not known to be held before the next renewal."""
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether the leases were renewed in time. If not, they may be another member's by now."""
-        return self._clock() - self._renewed_s < self._lease_s
+        """Return whether the leases were renewed in time. If not, they may be another member's by now.
+
+        An entry is received up to a third of a lease after it was given out, without a renewal. The rest of the lease
+        is the limit here.
+        """
+        limit_s = self._lease_s - self._lease_s / OUTAGES_PER_LEASE
+        return self._renewed_s > self._late_s and self._clock() - self._renewed_s < limit_s
+
+    def received(self, partition: int, asked_s: float) -> None:
+        """Note that leases of a partition were added, and when their entries were asked for.
+
+        A process that stood still finds an answer of long ago, and a renewal that is under way may not include it.
+        """
+        now_s = self._clock()
+        if now_s - asked_s > self._lease_s / OUTAGES_PER_LEASE:
+            if any(one.number == partition for one in self.partitions):
+                self._late_s = now_s
 
     def _beside(self, numbers: Sequence[int]) -> Self:
         """See `Heartbeat`."""
         beside = type(self)(
             self._client, self._who, self._leases, self._lease_s, self._notify, self._clock, partitions=numbers,
-            first=self, runs=self._runs, renewed_s=self._renewed_s,
+            first=self, runs=self._runs, renewed_s=self._renewed_s if self.is_fresh else float("-inf"),
         )  # fmt: skip
         beside.read_epoch(self.horizon)
         beside.expect_members(self.members)
@@ -569,10 +586,11 @@ class LeaseRenewer(Heartbeat):
             partition = self._who.stream.partitions[number]
             who = (self._who.group, self._who.member)
             # a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
-            counts = entry.deliveries < MANY_DELIVERIES
+            counts, asked_s = entry.deliveries < MANY_DELIVERIES, self._clock()
             if claim(self._client, partition, epoch, who, entry, min_idle_ms, counts=counts):
                 # held from now on, so that it is renewed, until the reader's lease replaces it
                 self._leases.add(Lease(number, epoch, shard=-1, entry_id=entry_id, unacknowledged=0))
+                self.received(number, asked_s)
                 self.claims.append(ClaimedEntry(number, epoch, entry_id, entry.deliveries))
 
 
@@ -670,6 +688,11 @@ class LeaseRenewers(Heartbeats[LeaseRenewer]):
         """See `Heartbeats`."""
         super().__init__(each)
         self.claims = each[0].claims
+
+    def received(self, partition: int, asked_s: float) -> None:
+        """See `LeaseRenewer.received`."""
+        for one in self._each:
+            one.received(partition, asked_s)
 
     def recover(
         self,

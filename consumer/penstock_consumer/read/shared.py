@@ -223,7 +223,8 @@ class SharedReader:
         self._commit_check.begin(claim.heartbeat.members)
         self._receivers, self._dead_letters = receivers, dead_letters
         self._take(numbers)
-        self._asked, self._pause = deque[FetchRequest](), FetchPause(claim.client, claim.stream.keys)
+        self._asked, self._pause = deque[tuple[FetchRequest, float]](), FetchPause(claim.client, claim.stream.keys)
+        """Each request under way, and when it was sent."""
         self._lost_s: dict[int, float] = {}
         """Partition -> when it was first seen that its server has lost the epoch."""
         self._server_clock = ServerClock(claim.client, self._partitions[0].roster)
@@ -416,7 +417,8 @@ class SharedReader:
         who, partitions = self.claim.who, self._partitions
         if not (requests := self._planner.next_requests(len(self._asked), is_ended=self._manifest.is_ended)):
             return
-        self._asked.extend(requests)
+        asked_s = time.monotonic()
+        self._asked.extend([(request, asked_s) for request in requests])
         commands = [
             read_group_command(partitions[number], self.epoch, who.group, who.member, most, block_ms)
             for number, most, block_ms in requests
@@ -430,7 +432,7 @@ class SharedReader:
         """Receive one answer into batches. Returns the number of entries in it."""
         # a replaced server may have answered without an error
         self.claim.deliveries.look(self._partitions, self._await_acknowledged)
-        request = self._asked.popleft()
+        request, asked_s = self._asked.popleft()
         partition = self._partitions[request.partition]
         received = self._receivers.received
         received.clear()
@@ -468,6 +470,7 @@ class SharedReader:
         waited_s = channel.waited_s - before_s
         self.queue.reader_times.received(waited_s, created_s)
         self._book(taken, self._manifest, partition)  # before recovery asks what is held
+        self.claim.heartbeat.received(partition.number, asked_s)
         self._emit(self._receivers.assembler)
         if broken is not None:
             raise broken  # no answer: it would not have meant "nothing"

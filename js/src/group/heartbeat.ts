@@ -192,6 +192,8 @@ export class LeaseRenewer extends Heartbeat {
   members = 1;
   #began = now();
   #renewed = now();
+  /** When the last late answer was received. Its entries are not known to be held before the next renewal. */
+  #late = Number.NEGATIVE_INFINITY;
   #looked = now();
   #turn: Promise<unknown> = Promise.resolve();
   readonly #looks: Aside<void>;
@@ -216,15 +218,29 @@ export class LeaseRenewer extends Heartbeat {
     const { server, who, leaseMs } = this;
     const beside = new LeaseRenewer(server, who, this.#leases, leaseMs, this.#notify, partitions);
     beside.members = this.members;
-    beside.#renewed = this.#renewed;
+    beside.#renewed = this.isFresh ? this.#renewed : Number.NEGATIVE_INFINITY;
     beside.claims = this.claims.filter(({ entry }) => partitions.includes(entry.partition));
     this.claims = this.claims.filter(({ entry }) => !partitions.includes(entry.partition));
     return beside;
   }
 
-  /** Return whether the leases were renewed in time. If not, they may be another member's by now. */
+  /**
+   * Return whether the leases were renewed in time. If not, they may be another member's by now.
+   *
+   * An entry is received up to a third of a lease after it was given out, without a renewal. The rest of the lease is the
+   * limit here.
+   */
   get isFresh(): boolean {
-    return now() - this.#renewed < this.leaseMs;
+    const limitMs = this.leaseMs - this.leaseMs / OUTAGES_PER_LEASE;
+    return this.#renewed > this.#late && now() - this.#renewed < limitMs;
+  }
+
+  /**
+   * Note that leases were added, and when their entries were asked for. A process that stood still finds an answer of long
+   * ago, and a renewal that is under way may not include it.
+   */
+  received(asked: number): void {
+    if (now() - asked > this.leaseMs / OUTAGES_PER_LEASE) this.#late = now();
   }
 
   /** Return whether a claim is due for the reader of an epoch. */
@@ -376,9 +392,11 @@ export class LeaseRenewer extends Heartbeat {
       // a suspect's turn counts when it comes, so that those that are only suspected along with it come before it
       const isSuspect = entry.deliveries >= MANY_DELIVERIES;
       const deliveries = entry.deliveries + (isSuspect ? 0 : 1);
+      const asked = now();
       if (!(await claimEntry(this.server, entry, this.who, minIdleMs, deliveries))) continue;
       // held from now on, so that it is renewed, until the reader's lease replaces it
       this.#leases.add(new Lease(entry.partition.number, entry.epoch, -1, entry.entryId, 0));
+      this.received(asked);
       this.claims.push({ entry, isSuspect });
     }
   }

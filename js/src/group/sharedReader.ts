@@ -68,6 +68,8 @@ class BrokenLine extends Error {
 
 interface Asked {
   readonly request: FetchRequest;
+  /** When it was sent, in milliseconds of the monotonic clock. */
+  readonly at: number;
   readonly answer: Promise<StreamEntry[]>;
 }
 
@@ -315,13 +317,13 @@ class SharedReader {
       const waitMs = blockMs !== null && this.#others(this.#place) ? Math.min(blockMs, SHARED_BLOCK_MS) : blockMs;
       const answer = line.call(waitMs, read, ["STREAMS", key, ">"]).then(entriesOfGroup);
       answer.catch(() => {}); // the error is raised where it is awaited
-      this.#asked.push({ request, answer });
+      this.#asked.push({ request, at: now(), answer });
     }
   }
 
   /** Receive one answer into batches. Returns the number of entries in it. */
   async #takeAnswer(): Promise<number> {
-    const { request, answer } = this.#asked[0] as Asked;
+    const { request, at, answer } = this.#asked[0] as Asked;
     const partition = this.#partitions[request.partition] as PartitionKeys;
     let entries: StreamEntry[];
     try {
@@ -329,6 +331,7 @@ class SharedReader {
       // a replaced server may have answered without an error; what cannot be judged now is claimed later
       if (this.#made.line.server.made !== null) await this.#deliveries.look(() => this.#awaitAcknowledged());
       this.#hold(entries, partition);
+      this.#renewer.received(at);
       this.#asked.shift();
     } catch (error) {
       if (error instanceof ServerUnavailable) throw new BrokenLine(error);
