@@ -8,6 +8,7 @@ import { createClient } from "@redis/client";
 import {
   BadName,
   BadOption,
+  EpochsReleased,
   GroupFinished,
   GroupKindMismatch,
   GroupNotFound,
@@ -275,6 +276,33 @@ test("start reads again from an epoch, and a group that has read all says so", a
   await again.close();
   await isClean("digits");
 });
+
+for (const options of [{}, { rank: 0, worldSize: 1 }]) {
+  const kind = "rank" in options ? "canonical" : "shared";
+  test(`a group in ${kind} order that lost an epoch goes on where it stands`, async () => {
+    const stream = `lost-${kind}`;
+    await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 500, epochs: 2 });
+    const first = begin(stream, { ...options, acknowledge: "manual" });
+    const given = [];
+    for await (const batch of first) {
+      given.push([...batch.identities()]);
+      await batch.ack();
+      if (given.length === 2) break;
+    }
+    await first.close();
+    await peer.ask("release", { stream, epoch: 1, url: peer.url });
+    await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 500 });
+    await assert.rejects(collect(begin(stream, options)), (error) => {
+      assert.ok(error instanceof EpochsReleased);
+      return /epochs 1-1 .* give start: 'remaining' to go on without them/.test(error.message);
+    });
+    const back = begin(stream, { ...options, start: "remaining" });
+    const rest = [...(await collect(back)), ...(await collect(back))];
+    await back.close();
+    const epochs = (number) => names(rest.map(([one]) => one)).filter((name) => name.startsWith(`${number}/`)).length;
+    assert.deepEqual([epochs(0) + names(given).length, epochs(1), epochs(2)], [40, 0, 40]);
+  });
+}
 
 test("a feed is read across its epochs, while it is written", async () => {
   const loader = begin("fed", { batchSize: 4 });

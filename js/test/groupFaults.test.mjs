@@ -7,10 +7,10 @@ import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
-import { BlockingLine } from "../dist/stream/line.js";
 import { SharedReading } from "../dist/group/reading.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
 import { GroupNotFound, load, MemberReplaced, ServerUnavailable, WaitTimeout } from "../dist/index.js";
+import { BlockingLine } from "../dist/stream/line.js";
 import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
 

@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock_common.errors import EpochAbandoned, EpochIncomplete, EpochNotFound, PenstockError, ServerUnsuitable
+from penstock_common.errors import (
+    EpochAbandoned,
+    EpochIncomplete,
+    EpochNotFound,
+    EpochsReleased,
+    PenstockError,
+    ServerUnsuitable,
+)
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import EpochNumberTaken
@@ -62,6 +69,7 @@ class Life:
         self._writer: penstock.Writer | None = None
         self._loader: penstock.Loader | None = None
         self._batches: Iterator[penstock.Batch] = iter(())
+        self._start = "resume"
         self._last: int | None = None
         """The epoch of the last batch of this loader."""
         self._ended: set[int] = set()
@@ -107,8 +115,15 @@ class Life:
         if self._loader is None:
             tuning = penstock.Tuning(notify=lambda _: None, prefetch_bytes=EACH * SIZE, lease_s=10.0)
             self._loader = penstock.Loader(
-                self.name, group="g", batch_size=BLOCK, url=self.url, acknowledge="manual", tuning=tuning
+                self.name,
+                group="g",
+                batch_size=BLOCK,
+                url=self.url,
+                start=self._start,
+                acknowledge="manual",
+                tuning=tuning,
             )
+            self._start = "resume"
             self._batches = iter(self._loader)
 
     def _read(self, epoch: int, count: int) -> None:
@@ -194,6 +209,8 @@ class Life:
                 return
             except PenstockError as error:
                 self.errors.append(error)
+                if isinstance(error, EpochsReleased):  # which names them, and says how to go on
+                    self._start = "remaining"
                 self.restart()
                 time.sleep(0.2)  # the next replica may not follow yet
 

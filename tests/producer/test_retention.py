@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks.cpu import page_faults
 from benchmarks.stock import StockServer
 from penstock import EmbeddedServer
-from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated
+from penstock_common.errors import EpochNotFound, EpochsReleased, ReplayTruncated, WaitTimeout
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import IndexRecord
@@ -26,6 +27,7 @@ from penstock_common.stream.groups.ledger import acknowledge
 from penstock_common.stream.groups.roster import GroupRecord, Membership, Roster, expire_silent, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.ranges import add_to_ranges, format_ranges, parse_ranges
+from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
@@ -205,6 +207,15 @@ def read(loader: Loader) -> list[int]:
     return sorted(number for batch in loader for number in batch["y"].tolist())
 
 
+def read_all(loader: Loader) -> list[int]:
+    """The next epoch's numbers, sorted, each batch acknowledged."""
+    found: list[int] = []
+    for batch in loader:
+        found += batch["y"].tolist()
+        loader.acknowledge(batch)
+    return sorted(found)
+
+
 def require_exact_books(client: Client) -> None:
     """The rosters' bytes are those of the entries that are there, epoch by epoch."""
     stream = open_stream(client, "t")
@@ -309,6 +320,30 @@ def test_a_group_that_left_holds_nothing_and_is_told_what_it_missed(any_url: str
                 pass
             with loader_of(any_url, "left", start="earliest") as back:
                 assert read(back) == list(range(20))
+
+
+@pytest.mark.parametrize("order", ["shared", "canonical"])
+def test_a_group_that_lost_an_epoch_goes_on_where_it_stands(any_url: str, any_client: Client, order: str) -> None:
+    """To read again would skip the rest of an epoch whose read half is trimmed, or call that half lost."""
+    settings: dict[str, Any] = {"acknowledge": "manual", "prefetch_bytes": 20 * BYTES}
+    if order != "shared":
+        settings["order"] = order
+    with writer_of(any_url, budget_bytes=240 * BYTES) as writer:
+        for _ in range(2):
+            write_epoch(writer, 90)
+        with loader_of(any_url, "left", **settings) as left:
+            for batch in itertools.islice(left, 5):
+                left.acknowledge(batch)
+            write_epoch(writer, 90)
+        assert load_roster(any_client, writer.stream.partitions[0]).trimmed
+        release_epoch(any_client, writer.stream, 1)
+        with pytest.raises(EpochsReleased, match=r"epochs 1-1 .* give start='remaining'"):
+            Loader("t", group="left", batch_size=10, url=any_url, **tuned("Loader", settings, Tuning()))
+        with loader_of(any_url, "left", **settings, start="remaining") as back:
+            assert [read_all(back) for _ in range(2)] == [list(range(50, 90)), list(range(90))]
+        told = "has read epochs 0,2 of 't'"
+        with loader_of(any_url, "left", **settings, timeout_s=1) as again, pytest.raises(WaitTimeout, match=told):
+            read(again)
 
 
 def test_a_declared_group_holds_what_it_has_not_read(any_url: str, any_client: Client) -> None:

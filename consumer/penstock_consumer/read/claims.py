@@ -67,6 +67,8 @@ CLOSE_S = 2.0
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone."""
 MIN_QUIET_MS = 1000
+CONTINUED = ("resume", "remaining")
+"""The values of ``start`` with which a group reads on where it stands."""
 
 
 class Claim:
@@ -108,8 +110,9 @@ class Claim:
     # --- joining ---
 
     def join(self, start: str | int) -> None:
-        """Put group and member on the roster. Any ``start`` but 'resume' makes this member read again from there.
+        """Put group and member on the roster. 'earliest' or an epoch makes this member read again from there.
 
+        'resume' and 'remaining' continue where the group stands, 'remaining' without epochs that the group lost.
         Before that it learns the runs of the servers. One that is replaced from then on may lack the member.
         """
         self._bear(self._runs.learn)
@@ -325,10 +328,11 @@ class LeaseClaim(Claim):
     def _join(self, start: str | int) -> None:
         """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
         self._bear(lambda: self.deliveries.look(self.stream.partitions))
-        force = start != "resume"
-        if force:
+        if start not in CONTINUED:
             self._restart(start)
-        self.first = self._on_replicas(lambda: join_group(self.client, self.who, first=self._floor(start), force=force))
+        self.first = self._on_replicas(
+            lambda: join_group(self.client, self.who, first=self._floor(start), force=start != "resume")
+        )
 
     def _restart(self, start: str | int) -> None:
         roster = load_roster(self.client, self.stream.partitions[0])
@@ -515,9 +519,8 @@ class RankClaim(Claim):
 
         Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.
         """
-        force = start != "resume"
-        self.first = self._enter(self._floor(start), force=force)
-        if force:
+        self.first = self._enter(self._floor(start), force=start != "resume")
+        if start not in CONTINUED:
             self.rewind(self._restart_at(start, load_roster(self.client, self.stream.partitions[0])), 0)
 
     def _enter(self, floor: int, *, force: bool) -> int:

@@ -432,9 +432,9 @@ class LeaseRenewer(Heartbeat):
         A process that stood still finds an answer of long ago, and a renewal that is under way may not include it.
         """
         now_s = self._clock()
-        if now_s - asked_s > self._lease_s / OUTAGES_PER_LEASE:
-            if any(one.number == partition for one in self.partitions):
-                self._late_s = now_s
+        is_late = now_s - asked_s > self._lease_s / OUTAGES_PER_LEASE
+        if is_late and any(one.number == partition for one in self.partitions):
+            self._late_s = now_s
 
     def _beside(self, numbers: Sequence[int]) -> Self:
         """See `Heartbeat`."""

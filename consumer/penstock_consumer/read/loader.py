@@ -211,7 +211,8 @@ class Loader(StageMethods, Passing):
             group: the group's name. Each training job has a group of its own.
             batch_size: the samples of a batch; in canonical order, of a batch of each rank.
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
-            start: 'resume' continues where the group stands. 'earliest', or the number of an epoch, makes the group
+            start: 'resume' continues where the group stands. 'remaining' does so also if epochs were released before
+                the group read them: it goes on without those. 'earliest', or the number of an epoch, makes the group
                 read again from there.
             wait: whether a stream that does not exist is waited for. A stream that the `penstock run` above this
                 process prepares is always waited for.

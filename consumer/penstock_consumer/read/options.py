@@ -77,8 +77,8 @@ def loader_options(start: str | int, batch_size: int, order: object, tuning: Tun
         seconds("timeout_s", tuning.timeout_s)
     callable_of("notify", notify, "print")
     ranked, remainder = rank_options(order, batch_size, tuning)
-    if start not in ("resume", "earliest") and (type(start) is not int or start < 0):
-        raise ValueError(f"start is {start!r}, expected 'resume', 'earliest' or an epoch's number")
+    if start not in ("resume", "remaining", "earliest") and (type(start) is not int or start < 0):
+        raise ValueError(f"start is {start!r}, expected 'resume', 'remaining', 'earliest' or an epoch's number")
     return LoaderOptions(
         start=start,
         create=chosen(tuning.create, True),

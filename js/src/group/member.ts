@@ -29,7 +29,7 @@ import { whyNoEpoch } from "./sentences.js";
 const CLOSE_MS = 2000;
 
 /** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
-export type Start = "resume" | "earliest" | number;
+export type Start = "resume" | "remaining" | "earliest" | number;
 
 /** A member of a group: it joins, finds epochs, acknowledges, closes epochs and leaves. */
 export class Member {
@@ -89,11 +89,13 @@ export class Member {
     return this.stream.partitions[0] as PartitionKeys;
   }
 
-  /** Put group and member on the roster. Any `start` but 'resume' makes the group read again from there. */
+  /**
+   * Put group and member on the roster. 'earliest' or an epoch makes the group read again from there. 'resume' and
+   * 'remaining' continue where the group stands, 'remaining' without epochs that the group lost.
+   */
   async join(start: Start): Promise<void> {
-    const force = start !== "resume";
-    if (force) await this.#restart(start);
-    this.first = await this.enter({ first: await this.floorOf(start), force });
+    if (start !== "resume" && start !== "remaining") await this.#restart(start);
+    this.first = await this.enter({ first: await this.floorOf(start), force: start !== "resume" });
   }
 
   /** Write the roster's fields, and return the first epoch. */

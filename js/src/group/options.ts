@@ -27,7 +27,10 @@ export interface LoaderOptions extends ServerOptions {
   readonly group: string;
   /** The samples of a batch; in canonical order, of a batch of each rank. */
   readonly batchSize: number;
-  /** 'resume' continues where the group stands. 'earliest', or an epoch, makes the group read again from there. */
+  /**
+   * 'resume' continues where the group stands. 'remaining' does so also if epochs were released before the group read
+   * them: it goes on without those. 'earliest', or an epoch, makes the group read again from there.
+   */
   readonly start?: Start;
   /** Whether a group that does not exist is made. Default true. */
   readonly create?: boolean;
@@ -109,8 +112,9 @@ export type Remainder = "pad" | "drop" | "keep";
 /** Return the options with their defaults. Raises BadOption, BadName. */
 export function chosen(options: LoaderOptions): Chosen {
   const { start = "resume", acknowledge = "next", leaseMs = LEASE_MS, prefetchBytes = PREFETCH_BYTES } = options;
-  if (start !== "resume" && start !== "earliest" && !(Number.isSafeInteger(start) && start >= 0)) {
-    throw new BadOption(`start is ${String(start)}, expected 'resume', 'earliest' or an epoch's number`);
+  const isWord = start === "resume" || start === "remaining" || start === "earliest";
+  if (!isWord && !(Number.isSafeInteger(start) && start >= 0)) {
+    throw new BadOption(`start is ${String(start)}, expected 'resume', 'remaining', 'earliest' or an epoch's number`);
   }
   if (acknowledge !== "next" && acknowledge !== "manual") {
     throw new BadOption(`acknowledge is '${String(acknowledge)}', expected 'next' or 'manual'`);

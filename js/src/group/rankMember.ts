@@ -59,14 +59,13 @@ export class RankMember extends Member {
   // --- joining ---
 
   /**
-   * Put group and rank on the roster. Any `start` but 'resume' makes this rank read again from there.
+   * See `Member.join`. This rank alone reads again.
    *
    * @throws GroupKindMismatch, EpochsReleased, or GroupBusy if ranks of another world size are alive.
    */
   override async join(start: Start): Promise<void> {
-    const force = start !== "resume";
-    this.first = await this.#enter(await this.floorOf(start), force);
-    if (!force) return;
+    this.first = await this.#enter(await this.floorOf(start), start !== "resume");
+    if (start === "resume" || start === "remaining") return;
     const roster = await loadRoster(this.server, this.begin);
     await this.rewind(typeof start === "number" ? start : await this.firstWhole(roster), 0);
   }

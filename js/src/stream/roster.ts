@@ -287,7 +287,8 @@ function refusal({ group, stream, order }: Membership, answer: string | null, fa
     case "lost":
       return new EpochsReleased(
         `group '${group}' had stopped holding data and epochs ${said[0]}-${said[1]} of '${stream.name}' were released ` +
-          "before it read them: give start: 'earliest' or an epoch to go on, or use a new group",
+          "before it read them: give start: 'remaining' to go on without them, start: 'earliest' or an epoch to read " +
+          "again, or use a new group",
       );
     case "kind":
       return new GroupKindMismatch(

@@ -335,7 +335,8 @@ def _refusal(who: Membership, answer: bytes, facts: list[Any]) -> PenstockError:
     if answer == b"lost":
         return EpochsReleased(
             f"group {group!r} had stopped holding data and epochs {facts[0]}-{facts[1]} of {stream!r} "
-            "were released before it read them: give start='earliest' or an epoch to go on, or use a new group"
+            "were released before it read them: give start='remaining' to go on without them, start='earliest' or an "
+            "epoch to read again, or use a new group"
         )
     if answer == b"kind":
         return GroupKindMismatch(
