@@ -160,7 +160,7 @@ OFFLINE: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "notify is 'x', a str; expected a function such as notify=print",
     ),
-    (lambda: loader(start="begin"), ValueError, "expected 'resume', 'earliest' or an epoch's number"),
+    (lambda: loader(start="begin"), ValueError, "expected 'resume', 'remaining', 'earliest' or an epoch's number"),
     (lambda: loader(order="random"), ValueError, "order is 'random', expected penstock.Canonical(rank="),
     (
         lambda: loader(rank=1, world_size=2),

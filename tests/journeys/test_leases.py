@@ -94,7 +94,7 @@ def holder(url: str, lease_s: float, run: Callable[..., None] = train) -> Any:
 
 def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url: str) -> None:
     """The stated time: lease_s since its last sign of life, and a sixth of it until the others look."""
-    lease_s = 3.0
+    lease_s = 5.0
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     with holder(any_url, lease_s, train_elsewhere) as dead, child(train, any_url, "lives", lease_s) as process:
         lives = Lines(process)
@@ -103,7 +103,8 @@ def test_what_a_dead_member_held_is_handed_out_within_a_lease_and_a_look(any_url
         began = time.monotonic()
         assert lives.end() == "done", lives.child.errors()
         took = time.monotonic() - began
-    assert lease_s * 0.8 <= took <= lease_s * (1 + 2 / LOOKS_PER_LEASE) + 2, took
+    # a machine that does much else is slow to read the rest, and two leases would be a fault
+    assert lease_s * 0.8 <= took <= lease_s * (1 + 2 / LOOKS_PER_LEASE) + 4, took
     found = numbers(dead, lives)
     assert set(found) == set(range(COUNT))
     assert found.total() - COUNT <= BATCH  # the step it died in

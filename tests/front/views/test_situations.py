@@ -130,6 +130,11 @@ def typed(remedy: str) -> list[str]:
     return shlex.split(os.path.expandvars(line))
 
 
+def committed(found: dict[str, Any]) -> int:
+    """Return the samples of all epochs that a screen counts."""
+    return sum(epoch["committed"] for epoch in found["epochs"])
+
+
 def test_slow_producers_are_named_with_the_workers_that_would_do(
     any_url: str, tmp_path: Path, until: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +151,13 @@ def test_slow_producers_are_named_with_the_workers_that_would_do(
         # only the process that queued the jobs knows these
         remedy[-4:] = ["--allow", "photos", "--root", str(tmp_path)]
         with command(tmp_path, *remedy[1:], "--queue-url", any_url):
-            before = until(any_url, "train", "producers", "balanced", workers=2)["epochs"]
-            time.sleep(4.0)  # four seconds of work are measured
-            after = until(any_url, "train", "producers", "balanced", workers=2)["epochs"]
-        made = [sum(epoch["committed"] for epoch in epochs) for epochs in (before, after)]
-        assert made[1] - made[0] > 4 * 25  # one worker makes less than 20 in a second
+            rates = list[float]()
+            while max(rates, default=0.0) <= 25:  # one worker makes less than 20 in a second
+                assert len(rates) < 10, rates
+                before, began = committed(until(any_url, "train", "producers", "balanced", workers=2)), time.monotonic()
+                time.sleep(4.0)  # a machine that does much else may be late in one of these times
+                after = committed(until(any_url, "train", "producers", "balanced", workers=2))
+                rates.append((after - before) / (time.monotonic() - began))
 
 
 def test_dead_members_are_named_and_started_again_they_go_on(any_url: str, until: Look) -> None:
