@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from penstock_common.tuning import Tuning
 from penstock_producer.jobs.fill import bad_limit
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
-from penstock_producer.jobs.progress import ProductionSummary
+from penstock_producer.jobs.progress import SHOWN_BAD, ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, LocalConfig, SourceConfig
 from penstock_producer.sources.names import register
@@ -44,6 +45,19 @@ def states(client: redis.Redis) -> Any:
     """Return the states of the epochs."""
     found: Any = client.hgetall("penstock:{train}:epochs")
     return found
+
+
+def test_a_server_that_lost_its_bad_samples_ends_no_production(url: str) -> None:
+    """It came back without its newest writes. Those that are bad again are new."""
+    asked = ProductionPlan(stream="train", source=dataset("every_tenth_fails"))
+    with Production(asked, WorkerOptions(url=url, queue_url=url), workers=2, notify=lambda _: None) as production:
+        *_, last = production.run()
+        stream, details = production._writer.stream, production._details
+        assert last.bad == BAD
+        lost = replace(last, epochs=tuple(replace(epoch, bad=0) for epoch in last.epochs))
+        assert details.explained(lost, stream, [], "").new_bad == ()
+        details._bad_reported.clear()
+        assert len(details.explained(last, stream, [], "").new_bad) == SHOWN_BAD
 
 
 @pytest.mark.parametrize(

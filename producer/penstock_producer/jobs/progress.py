@@ -161,9 +161,9 @@ class ProgressDetails:
         )
 
     def _new_bad(self, progress: ProductionProgress, stream: Stream) -> tuple[str, ...]:
-        if progress.bad == self._bad_seen or len(self._bad_reported) >= SHOWN_BAD:
+        before, self._bad_seen = self._bad_seen, progress.bad
+        if progress.bad <= before or len(self._bad_reported) >= SHOWN_BAD:  # a server may have lost some
             return ()
-        self._bad_seen = progress.bad
         newest = max(seen.epoch for seen in progress.epochs if seen.bad)
         reasons = bad_reasons(self._client, stream, newest, SHOWN_BAD)
         new = tuple(reason for reason in reasons if reason not in self._bad_reported)
