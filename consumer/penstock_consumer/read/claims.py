@@ -326,7 +326,10 @@ class LeaseClaim(Claim):
         self.deliveries = DeliveryCheck(client, who.stream)
 
     def _join(self, start: str | int) -> None:
-        """See `Claim.join`. The whole group reads again. Raises GroupBusy while other members are at work."""
+        """See `Claim.join`. With 'earliest' or an epoch the whole group reads again.
+
+        Raises GroupBusy then while other members are at work.
+        """
         self._bear(lambda: self.deliveries.look(self.stream.partitions))
         if start not in CONTINUED:
             self._restart(start)
@@ -515,7 +518,7 @@ class RankClaim(Claim):
     # --- joining ---
 
     def _join(self, start: str | int) -> None:
-        """See `Claim.join`. This rank alone reads again.
+        """See `Claim.join`. With 'earliest' or an epoch this rank alone reads again.
 
         Raises GroupKindMismatch, EpochsReleased, and GroupBusy if ranks of another world size are alive.
         """

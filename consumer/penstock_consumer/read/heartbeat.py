@@ -358,8 +358,8 @@ OVERDUE_BEATS = 2
 what a dead member held within a lease and a sixth of it."""
 MANY_DELIVERIES = 5
 OUTAGES_PER_LEASE = 3
-"""A server or process that stood still for longer than a third of a lease counts as an outage. The living keep two
-thirds of a lease for their renewals."""
+"""A server or process that stood still for longer than a third of a lease counts as an outage, and an answer that took
+longer as late. The living keep two thirds of a lease for their renewals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ export class RankMember extends Member {
   // --- joining ---
 
   /**
-   * See `Member.join`. This rank alone reads again.
+   * See `Member.join`. With 'earliest' or an epoch this rank alone reads again.
    *
    * @throws GroupKindMismatch, EpochsReleased, or GroupBusy if ranks of another world size are alive.
    */
