@@ -376,6 +376,34 @@ test("a member that waits for an epoch joins again where one roster has lost it"
   assert.deepEqual((await ofGroup(roster)).sort(), ["g:g", "m:g:m"]);
 });
 
+test("what another member is given again behind a look at the end of an epoch is not missing", async () => {
+  await peer.ask("produce", { stream: "given-again", spec: "fixed", sizes: [80], block_bytes: 250 });
+  const [entries] = await client.keys("penstock:{given-again.*}:0:entries");
+  const { closeEpochs, hasUnread } = Member.prototype;
+  let isFirst = true;
+  Member.prototype.closeEpochs = async function (epoch) {
+    if (isFirst) {
+      isFirst = false; // the server goes back to before it gave the epoch out
+      await client.xGroupDestroy(entries, "g");
+      await client.xGroupCreate(entries, "g", "0");
+      await client.del(entries.replace("entries", "ledger:g:0"));
+    }
+    await closeEpochs.call(this, epoch);
+    assert.deepEqual([...this.unclosed], [epoch]);
+  };
+  Member.prototype.hasUnread = async function (epoch) {
+    Member.prototype.hasUnread = hasUnread;
+    await client.xReadGroup("g", "other", { key: entries, id: ">" });
+    return await hasUnread.call(this, epoch);
+  };
+  try {
+    assert.equal((await collect(begin("given-again"))).flat().length, 80);
+  } finally {
+    Object.assign(Member.prototype, { closeEpochs, hasUnread });
+  }
+  assert.equal(isFirst, false);
+});
+
 test("an epoch that is released between finding and beginning it is passed", async () => {
   const stream = "passed";
   await peer.ask("produce", { stream, spec: "fixed", sizes: [40], block_bytes: 250, epochs: 2 });

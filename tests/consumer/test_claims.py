@@ -19,7 +19,7 @@ from penstock_common.errors import (
 from penstock_common.stream.commands import Client
 from penstock_common.stream.entries import pending_members
 from penstock_common.stream.groups.forgetting import drop_group
-from penstock_common.stream.groups.ledger import acknowledge, done_bits
+from penstock_common.stream.groups.ledger import acknowledge, done_bits, uncovered
 from penstock_common.stream.groups.losses import LossDetector
 from penstock_common.stream.groups.outbox import Outboxes
 from penstock_common.stream.groups.positions import known_positions, report
@@ -346,6 +346,51 @@ class TestEpochs:
             with pytest.raises(EpochIncomplete, match=f"cannot be given {COUNT} samples") as caught:
                 claim.close_epochs(0)
             assert caught.value.missing == [(0, 0, COUNT // 2), (1, 0, COUNT // 2)]
+
+    @pytest.mark.parametrize("look", ["uncovered", "has_unread", "list_pending"])
+    def test_what_another_member_takes_behind_a_look_is_not_missing(
+        self, scene: Claims, monkeypatch: pytest.MonkeyPatch, look: str
+    ) -> None:
+        """A server that was replaced gives entries out again. Another member may be given them between two looks."""
+        claim = scene.member()
+        claim.join("resume")
+        ask, taken = getattr(claims, look), list[bytes]()
+
+        def asked(*arguments: Any, **options: Any) -> Any:
+            answer = ask(*arguments, **options)
+            if not taken:
+                taken.extend(scene.deliver("other", 100))
+            return answer
+
+        monkeypatch.setattr(claims, look, asked)
+        claim.close_epochs(0)
+        assert claim.unclosed == {0}
+        monkeypatch.undo()
+        scene.client.xack(scene.stream.partitions[0].entries(0), "g", *(taken or scene.deliver("other", 100)))
+        with pytest.raises(EpochIncomplete):
+            claim.close_epochs(0)
+
+    @pytest.mark.parametrize("looks", range(1, claims.CLOSE_LOOKS))
+    def test_what_another_member_acknowledges_again_after_a_look_is_not_missing(
+        self, scene: Claims, monkeypatch: pytest.MonkeyPatch, looks: int
+    ) -> None:
+        """A server that was replaced lost the acknowledgement, and the member has sent it again since."""
+        claim, (partition,) = scene.member(), scene.stream.partitions
+        claim.join("resume")
+        manifest = load_manifest(scene.client, scene.stream, 0)
+        scene.client.xack(partition.entries(0), "g", *scene.deliver("other", 100))
+        looked = 0
+
+        def look(*arguments: Any) -> list[tuple[int, int, int]]:
+            nonlocal looked
+            if looked == looks:
+                acknowledge(scene.client, partition, manifest, "g", [], {shard: [(0, COUNT // 2)] for shard in (0, 1)})
+            looked += 1
+            return uncovered(*arguments)
+
+        monkeypatch.setattr(claims, "uncovered", look)
+        claim.close_epochs(0)
+        assert claim.unclosed == set()
 
 
 class TestLeases:

@@ -64,6 +64,8 @@ Answer = TypeVar("Answer")
 JOIN_EVERY_S = 0.2
 CLOSE_S = 2.0
 """The longest wait for a replica that has not got the end of an epoch."""
+CLOSE_LOOKS = 3
+"""The looks that must find samples missing. A server that is replaced between two gives entries out again."""
 QUIET_PER_LEASE = 6
 """Ranks of another world size that were not seen for this part of a lease, five heartbeats, are gone."""
 MIN_QUIET_MS = 1000
@@ -422,28 +424,39 @@ class LeaseClaim(Claim):
         return self.leases.holds_epoch(epoch)
 
     def _close(self, manifest: Manifest) -> bool:
-        epoch, name, group = manifest.epoch, self.stream.name, self.who.group
+        epoch = manifest.epoch
         if not manifest.is_ended:
             return False
-        is_pending = any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
-        missing = uncovered(self.client, self.stream, manifest, group)
-        if missing and self.is_released(epoch):
-            return True  # another member has closed it: the missing ledgers had gone already
-        if not missing:
-            self._close_for_group(epoch)
-            return True
-        if not is_pending and not self.has_unread(epoch):
-            require_there(self.client, self.stream)  # a deletion removes the entries first
-            ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
-            lost = describe_loss(self.client, self.stream, manifest, missing)
-            raise EpochIncomplete(
-                f"epoch {epoch} of {name!r} is produced, but group {group!r} cannot be given "
-                f"{sum(hi - lo for _, lo, hi in missing)} samples ({lost or ranges}): "
-                f"`penstock audit {name} --repair SOURCE...` makes them again, "
-                f"`penstock bad drop {name} {epoch} --group {group}` goes on without",
-                missing,
-            )
-        return False
+        missing: list[tuple[int, int, int]] = []
+        for _ in range(CLOSE_LOOKS):
+            missing = uncovered(self.client, self.stream, manifest, self.who.group)
+            if not missing:
+                self._close_for_group(epoch)
+                return True
+            if self.is_released(epoch):
+                return True  # another member has closed it: the missing ledgers had gone already
+            # in the order in which an entry goes, so that no member takes one behind these looks
+            if self.has_unread(epoch) or self._is_pending(epoch):
+                return False
+        raise self._incomplete(manifest, missing)
+
+    def _is_pending(self, epoch: int) -> bool:
+        """Return whether a member has entries of an epoch that it has not acknowledged."""
+        group = self.who.group
+        return any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
+
+    def _incomplete(self, manifest: Manifest, missing: list[tuple[int, int, int]]) -> EpochIncomplete:
+        epoch, name, group = manifest.epoch, self.stream.name, self.who.group
+        require_there(self.client, self.stream)  # a deletion removes the entries first
+        ranges = ", ".join(f"shard {shard} offsets {lo}-{hi - 1}" for shard, lo, hi in missing[:5])
+        lost = describe_loss(self.client, self.stream, manifest, missing)
+        return EpochIncomplete(
+            f"epoch {epoch} of {name!r} is produced, but group {group!r} cannot be given "
+            f"{sum(hi - lo for _, lo, hi in missing)} samples ({lost or ranges}): "
+            f"`penstock audit {name} --repair SOURCE...` makes them again, "
+            f"`penstock bad drop {name} {epoch} --group {group}` goes on without",
+            missing,
+        )
 
     def has_unread(self, epoch: int) -> bool:
         """Return whether an epoch has entries that no member was given.

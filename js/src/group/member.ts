@@ -1,7 +1,7 @@
 import { EpochIncomplete, EpochNotFound, GroupBusy, GroupFinished } from "../errors.js";
 import type { Server } from "../server/server.js";
 import type { PartitionKeys } from "../stream/keys.js";
-import { acknowledgement, uncovered } from "../stream/ledger.js";
+import { acknowledgement, type ShardRange, uncovered } from "../stream/ledger.js";
 import { isLeftOver } from "../stream/leftOver.js";
 import { begunShards, findManifest, isEnded, type Manifest, retainedEpochs } from "../stream/manifest.js";
 import { hasUnread, pendingMembers } from "../stream/pending.js";
@@ -27,6 +27,8 @@ import { whyNoEpoch } from "./sentences.js";
 
 /** The longest wait for a replica that has not got the end of an epoch. */
 const CLOSE_MS = 2000;
+/** The looks that must find samples missing. A server that is replaced between two gives entries out again. */
+const CLOSE_LOOKS = 3;
 
 /** Where a group begins: at its own position, again at the first whole epoch, or again at an epoch. */
 export type Start = "resume" | "remaining" | "earliest" | number;
@@ -316,15 +318,19 @@ export class Member {
     if (manifest === null || manifest.state === "abandoned") return true;
     if (!isEnded(manifest)) return false;
     const keys = stream.partitions.map((partition) => ({ partition, epoch }));
-    const isPending = (await pendingMembers(this.server, keys, group)).size > 0;
-    const missing = await uncovered(this.server, stream, manifest, group);
-    if (missing.length === 0) {
-      await this.closeForGroup(epoch);
-      return true;
+    let missing: ShardRange[] = [];
+    for (let look = 0; look < CLOSE_LOOKS; look += 1) {
+      missing = await uncovered(this.server, stream, manifest, group);
+      if (missing.length === 0) {
+        await this.closeForGroup(epoch);
+        return true;
+      }
+      // another member closed it meanwhile: the missing ledgers had gone already
+      if (!(await loadRoster(this.server, this.begin)).epochs.includes(epoch)) return true;
+      // in the order in which an entry goes, so that no member takes one behind these looks
+      if (await this.hasUnread(epoch)) return false;
+      if ((await pendingMembers(this.server, keys, group)).size > 0) return false;
     }
-    // another member closed it meanwhile: the missing ledgers had gone already
-    if (!(await loadRoster(this.server, this.begin)).epochs.includes(epoch)) return true;
-    if (isPending || (await this.hasUnread(epoch))) return false;
     const samples = missing.reduce((sum, { lo, hi }) => sum + hi - lo, 0);
     const ranges = missing.slice(0, 5).map(({ shard, lo, hi }) => `shard ${shard} offsets ${lo}-${hi - 1}`);
     throw new EpochIncomplete(
