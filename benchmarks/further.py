@@ -1,6 +1,6 @@
 """``python -m benchmarks.further``: the CPU time of one more trainer on views, in its process and in the server.
 
-All trainers read an epoch that lies in segments, and a batch is one block of it. The cost of a further trainer is what
+All trainers read an epoch in segments, and a batch is one block of it. The cost of a further trainer is what
 several trainers cost more than one, divided by their number less one. One trainer has read the epoch before, so that
 its checksums are checked.
 """

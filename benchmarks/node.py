@@ -1,7 +1,7 @@
-"""Node beside Python and beside process.send: ``python -m benchmarks.node``.
+"""Compare Node with Python and with process.send: ``python -m benchmarks.node``.
 
 replay: all sides replay one inline epoch of a server, in turn, until each has read ``--gigabytes``. The epoch is small
-enough for the server's memory, and is read again and again. Each side is one process for all passes. Told are the
+enough for the server's memory, and is read again and again. Each side is one process for all passes. The output is the
 ratio of rates, the CPU time, and the most memory that a process had resident.
 
 send: a producer in Node gives float32 tensors of 150 kB to a trainer in Node, by process.send and through a stream.
@@ -37,7 +37,7 @@ SIDES = (PYTHON, NODE, RELEASED, CLIENT)
 SPARE = 1.5
 """The server's memory and the stream's budget, in times of the epoch."""
 POOL_BYTES = 64 << 20
-"""Samples differ over so much memory."""
+"""The bytes of distinct samples. A larger epoch repeats them."""
 SEND_MEMORY = 2 << 30
 
 

@@ -1,6 +1,6 @@
 """The processes of ``python -m benchmarks.node``.
 
-Those that replay are started once, and replay the epoch when they are told to. Run as a program, this is the Python
+Each process that replays is started once, and replays the epoch on each request. Run as a program, this is the Python
 side. The Node sides are js/bench/replay.mjs and js/bench/pair.mjs.
 """
 
@@ -24,12 +24,12 @@ ROOT = Path(__file__).parents[1]
 PYTHON, NODE, RELEASED, CLIENT = "Python", "Node", "Node, release()", "Node, @redis/client"
 SENDS = ("process.send, json", "process.send, advanced", "a stream")
 JSON_SHARE = 8
-"""A turn of json has so many times fewer samples than the others, because it is slow."""
+"""The factor by which a turn of json has fewer samples than the others, because it is slow."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The epoch that is replayed, and by whom."""
+    """The epoch that is replayed, and the side that replays it."""
 
     url: str
     stream: str
@@ -50,7 +50,7 @@ class Pass:
 
 
 class ReplayProcess:
-    """A process that replays the epoch each time it is told to."""
+    """A process that replays the epoch on each request."""
 
     def __init__(self, job: Job, node: Path, server: int) -> None:
         python = [sys.executable, "-m", "benchmarks.node_sides"]

@@ -80,7 +80,7 @@ def warm_up() -> Photographs:
 
 
 class Ready(Photographs):
-    """The same number of samples of the same size, which need no decoding."""
+    """Samples of the same number and size, which need no decoding."""
 
     _sample = np.zeros((SIDE, SIDE, 3), np.uint8)
 

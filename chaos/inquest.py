@@ -123,7 +123,8 @@ def plan_epochs(options: Options, epochs: int) -> list[PlannedEpoch]:
 def told_epochs(directory: Path) -> set[int]:
     """Return the epochs that a dispatcher told of.
 
-    One that is killed while it begins an epoch may have taken its number without having begun it. Nobody hears of it.
+    A dispatcher that is killed while it begins an epoch may have taken the number without having begun the epoch. It
+    does not report that number.
     """
     texts = [path.read_text(errors="replace") for path in directory.glob("dispatcher-*.???")]
     numbers = [number for text in texts for number in re.findall(r'"epoch": (\d+)', text)]

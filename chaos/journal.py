@@ -10,7 +10,7 @@ the monotonic clock, which all processes of a host share. The letters:
     X seq what        a sample in it was corrupt
     D seq             its step is done
     A seq             the call that acknowledged it returned
-    F                 everything acknowledged so far has been answered by the server
+    F                 the server has answered all earlier acknowledgements
     S seconds         this process did not run for these seconds, without a fault
     O text            its checkpoint was reported as overdue, and it acknowledged what it had
     W n / C n         the feed's samples below n were given to the writer / are committed

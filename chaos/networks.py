@@ -92,7 +92,7 @@ class Network:
         self._drop(host, way, ["-m", "statistic", "--mode", "random", "--probability", f"{share:.6f}"])
 
     def cut(self, host: str, way: Way = "both") -> None:
-        """Lose all packets of a host. Nobody is told, as if a cable of a far switch were cut."""
+        """Lose all packets of a host. No host gets a notice, as if a cable of a distant switch were cut."""
         self._drop(host, way, [])
 
     def unplug(self, host: str) -> None:

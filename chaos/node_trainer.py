@@ -25,7 +25,7 @@ def is_built() -> bool:
 
 
 def settings(options: Options, stream: str, group: str, member: str, policy: str, journal: str) -> dict[str, Any]:
-    """Return what the trainer is told."""
+    """Return the settings that are passed to the trainer."""
     if group == RANKS:
         place: dict[str, Any] = {"rank": int(member), "worldSize": options.ranks, "batchSize": options.rank_batch}
     else:

@@ -32,7 +32,7 @@ class Stored:
     """Kind -> the number of planned faults."""
 
     def run_options(self, minutes: float = MINUTES, node: int = 0) -> Options:
-        """Return the options of its run, with so many trainers in Node in each group."""
+        """Return the options of its run, with ``node`` trainers in Node in each group."""
         return Options(seed=self.seed, minutes=minutes, node=node, **self.options)
 
     def planned(self) -> dict[str, int]:

@@ -135,7 +135,7 @@ def link_names(app: Sphinx, document: nodes.document) -> None:
 
 
 def begin_at_the_root(app: Sphinx, error: Exception | None) -> None:
-    """Have the first page of the output lead to the landing page, which is deeper because it lies in docs/."""
+    """Redirect the first page of the output to the landing page, which is in the subfolder docs/."""
     Path(app.outdir, "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">\n')
 
 

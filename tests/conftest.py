@@ -73,7 +73,7 @@ def usual_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def redis_cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let redis-cli be on PATH. Where none is installed, it is the one beside a server of a Python package."""
+    """Put redis-cli on PATH. If none is installed, use the one next to a server that a Python package brings."""
     beside = [executable.with_name("redis-cli") for executable in find_servers()]
     with pytest.MonkeyPatch.context() as patch:
         if shutil.which("redis-cli") is None and (found := next(filter(Path.exists, beside), None)):

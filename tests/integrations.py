@@ -69,7 +69,7 @@ FILES, ROWS = 5, 7
 
 
 def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images and labels that are told apart."""
+    """Return the images and labels of one batch. Each label is unique and fills its image."""
     labels = np.arange(number * ROWS, (number + 1) * ROWS, dtype=np.int32)
     return np.stack([np.full((8, 8, 3), label, np.uint8) for label in labels]), labels
 

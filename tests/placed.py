@@ -1,4 +1,4 @@
-"""One server whose partitions seem to lie on several, so that a test moves them without a cluster."""
+"""One server whose partitions seem to be on several, so that a test moves them without a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Placement:
         self._client, self._tags = client, [partition.tag for partition in stream.partitions]
         self._places = ["a"] * len(self._tags)
         self.looks = 0
-        """How often somebody asked the servers who holds what."""
+        """The number of times that the servers were asked which of them holds which keys."""
         self._moves = 0
         kind = type(client)
         monkeypatch.setattr(kind, "by_server", lambda _, keys: self._by_server(keys))

@@ -1,4 +1,4 @@
-"""What a release needs beyond the tests, run by `make release-check` together with test_wheel.py.
+"""Checks that a release needs beyond the tests, run by `make release-check` together with test_wheel.py.
 
 pytest collects this file only by name, because a tree between releases fails it: its changelog has no version yet.
 """
@@ -53,7 +53,7 @@ def test_a_commit_is_released_and_nothing_beside_it() -> None:
 
 
 def test_the_sdist_makes_the_same_wheel(built: Path) -> None:
-    """Who builds from source gets every module and every script."""
+    """A user who builds from source must get every module and every script."""
     (sdist,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(sdist) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}

@@ -76,7 +76,7 @@ def test_a_default_is_what_the_page_says(where: str) -> None:
 
 
 def test_a_stream_made_without_a_word_has_the_defaults_of_the_page(any_url: str) -> None:
-    """What is stored counts, not what a constant says."""
+    """A stream follows its stored settings, whatever the constants say."""
     with penstock.Writer("plain", url=any_url) as writer:
         stream = writer.stream
     assert len(stream.partitions) == parsed(CONSTANTS["stream:partitions"])
@@ -170,7 +170,7 @@ TUNING: Mapping[str, Mapping[str, Any]] = {
         "sample_limit_s": SAMPLE_LIMIT_S, "notify": to_stderr,
     },
 }  # fmt: skip
-"""What stands for None in a field of a Tuning."""
+"""The values that stand for None in the fields of a Tuning."""
 
 
 @pytest.mark.parametrize("name", ["Writer", "Loader", "Replay", "Files", "produce", "EmbeddedServer"])
@@ -237,7 +237,7 @@ PAGES_AND_TOOLS = {"test_kubernetes_page.py", "test_redis_cli.py", "test_torn.py
 
 
 def test_every_journey_proves_a_promise_or_is_named_by_a_page() -> None:
-    """A journey takes long, and nobody knows what would be lost without it if no list has it."""
+    """A journey takes long. If no list has it, no reader knows what would be lost without it."""
     texts = [path.read_text() for path in [*DOCS.rglob("*.md"), *DOCS.rglob("*.toml"), *ROOT.glob("*.md")]]
     named = {name for text in texts for name in re.findall(r"tests/journeys/(test_\w+\.py)", text)}
     assert {path.name for path in (ROOT / "tests" / "journeys").glob("test_*.py")} - named == PAGES_AND_TOOLS
@@ -259,7 +259,7 @@ def test_the_guarantees_have_the_words_and_the_mechanisms_of_the_promises() -> N
 
 
 def test_every_promise_names_the_tests_that_kill_mutants_of_its_code() -> None:
-    """A promise without such a test may be broken by a fault that nobody notices."""
+    """Without such a test, a fault may break a promise unnoticed."""
     promised = re.findall(r"^\| \[(.+?)\]\(internals/mechanisms-", (DOCS / "guarantees.md").read_text(), re.MULTILINE)
     table = {promise: tests for promise, tests in rows("internals/mutants.md", 2) if promise != "promise"}
     assert len(promised) > 10
@@ -268,7 +268,7 @@ def test_every_promise_names_the_tests_that_kill_mutants_of_its_code() -> None:
 
 
 def test_every_row_on_who_can_reach_what_names_tests_that_exist() -> None:
-    """What a stranger cannot do is believed by its test; the page begins with the table."""
+    """Readers believe that a stranger cannot do a thing if a test shows it. The page begins with the table."""
     title, table = (ROOT / "SECURITY.md").read_text().split("\n## ")[:2]
     assert title == "# Security\n"
     rows = [line for line in table.splitlines() if line.startswith("| ")][2:]

@@ -166,7 +166,7 @@ def _writes_output(node: ast.AST) -> bool:
 
 
 def test_only_settings_reads_the_environment() -> None:
-    """What a variable changes is documented in one place, and a library call means the same in every shell."""
+    """The effect of a variable is documented in one place, and a library call means the same in every shell."""
     rooms = {"common/penstock_common/settings.py"}
     found = {_name(p) for p in _package_files() if any(map(_reads_environment, ast.walk(parsed(p))))}
     assert found <= rooms
@@ -248,7 +248,7 @@ def test_a_trespass_breaks_every_contract(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_exception_is_added(rule: str) -> None:
-    """What the tree still has of old habits is listed in tests/house/exceptions/, and the lists only become shorter."""
+    """The remaining breaches are listed in tests/house/exceptions/, and the lists only become shorter."""
     new = sorted(set(found(rule)) - set(excepted(rule)))
     assert not new, f"{RULES[rule].sentence}. Moved or renamed code: run `python -m tests.house.shrink`"
 
@@ -304,7 +304,7 @@ def test_shrinking_adds_no_exception() -> None:
 ADAPTERS = {"jax", "keras", "tensorflow", "torch"}
 INSIDE = re.compile(r"\bpenstock_(common|producer|consumer)\b")
 COMPARED = ("between", "growth", "jpegs", "transports.ours")
-"""What `python -m benchmarks.between COMMIT` runs, also on the packages of other commits."""
+"""The modules that `python -m benchmarks.between COMMIT` runs, also on the packages of other commits."""
 
 
 def _knows_an_inside(code: str) -> bool:

@@ -55,7 +55,7 @@ def test_python_lines_are_counted_by_our_module_and_by_others_library() -> None:
 
 
 def test_all_else_is_counted_by_what_it_is_for_process_by_process() -> None:
-    """What the kernel copies is no more Python's than what xxh3 hashes."""
+    """Neither the time of copies in the kernel nor that of xxh3 must count as Python's."""
     found = sampling.by_purpose(SCRIPT)
     assert set(found[17]) == {
         "kernel: copying", "kernel: pages", "kernel: the rest", "interpreter", "libc: copying", "xxh3",
@@ -230,7 +230,7 @@ def test_a_bare_loop_copies_what_penstock_would_and_refuses_what_it_would() -> N
 
 
 def test_samples_one_by_one_are_told_in_microseconds_and_beside_the_bare_loop() -> None:
-    """What a call for each of them could cost at best is what a reader wants to know."""
+    """Without the bare loop, a reader does not know the least that a call for each sample could cost."""
     lines = limits.shown(ONE_BY_ONE, {limits.LOOP: [1.0], limits.BARE: [2.0], limits.WRITER: [5.0]})
     last = [cell.strip() for cell in lines[-1].strip("|").split("|")]
     assert last == [f"{ONE_BY_ONE.name}: {limits.WRITER}", "5.00", "1.28", "2.50x"]

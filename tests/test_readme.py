@@ -1,6 +1,6 @@
 """The README as its readers use it: every snippet is run, every command line is run, nothing is only shown.
 
-Snippets have names (```python train.py) and become files beside a folder of images. That the wheel alone suffices is
+Snippets have names (```python train.py) and become files next to a folder of images. That the wheel alone suffices is
 tested in test_wheel.py.
 """
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 IMAGES = 24
 EPOCHS = 3
-"""Of the README's commands; one batch each with so few images."""
+"""The number of epochs in the README's commands. Each is one batch, because there are few images."""
 BIN = Path(sys.executable).parent
 
 

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: every page is reachable, every link leads somewhere, every public name is told.
+"""The site that `make docs` builds: every page is reachable, every link has a target, every public name is documented.
 
 The tests read the built pages, because a setting that the builder ignores shows there only.
 """

@@ -13,7 +13,7 @@ from benchmarks.training_sides import Lesson, run_round
 def test_a_small_resnet_is_trained_from_the_stream_as_resnet_50_would_be_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who has a GPU for an hour must not spend it on a typo."""
+    """A user who has a GPU for an hour must not lose it to a typo."""
     monkeypatch.setenv(SETTINGS, "24 32 3 0")
     for feed, workers in (("penstock", 1), ("synthetic", 0)):
         found = run_round(Lesson(feed, workers, 1, 8, model="small resnet"))
@@ -24,7 +24,7 @@ def test_a_small_resnet_is_trained_from_the_stream_as_resnet_50_would_be_on_a_gp
 
 
 def test_the_model_is_resnet_50() -> None:
-    """What is compared with others' figures has their size: torchvision's, with ten classes."""
+    """A comparison with others' figures needs a model of their size: torchvision's, with ten classes."""
     assert sum(one.numel() for one in resnet().parameters()) == 23_528_522
 
 

@@ -186,7 +186,7 @@ def test_a_batch_of_other_bytes_or_another_shape_ends_the_round() -> None:
 
 
 def test_plots_are_drawn_again_from_a_file_of_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the documents show comes from a run's own figures, and from nothing else."""
+    """The plots in the documents come from a run's own figures, and from nothing else."""
     images = transport.Measured(IMAGE, {INLINE: [took(1)], PLAIN: [took(2)], "<other>": [took(400)]})
     rows = transport.Measured(BY_BATCH, {INLINE: [took(1)], PLAIN: [took(1)]})
     fanned = Fanned(0.0, {(INLINE, 1): [took(1)], (INLINE, 8): [took(0.2)]})
@@ -210,7 +210,7 @@ def test_plots_are_drawn_again_from_a_file_of_figures(tmp_path: Path, monkeypatc
 def test_the_command_writes_tables_figures_and_a_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a contributor runs before and after a change."""
+    """A contributor runs this command before and after a change."""
     monkeypatch.setattr("benchmarks.__main__.CASES", [SMALL])
     before = tmp_path / "before.json"
     what = [

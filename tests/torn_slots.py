@@ -1,4 +1,4 @@
-"""A loss of the newest writes of one slot, made by hand: its keys go back to an earlier moment, all others stay."""
+"""A simulated loss of one slot's newest writes: its keys go back to an earlier moment, and all others stay."""
 
 from __future__ import annotations
 

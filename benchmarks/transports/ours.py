@@ -1,8 +1,8 @@
 """Penstock with all guarantees on: exactly-once commit, checksums at both ends, ledger, budget, retention.
 
 Modes: ``inline``, ``segments``, ``segments views``, in which a block is a batch that is yielded without a copy,
-``inline 20 ms``, in which the acknowledgements of 20 ms are sent together, and ``inline 256000``, with blocks of so
-many bytes. Several readers are groups, each of which gets everything.
+``inline 20 ms``, in which the acknowledgements of 20 ms are sent together, and ``inline 256000``, with blocks of
+that number of bytes. Each of several readers is a group and gets everything.
 """
 
 from __future__ import annotations

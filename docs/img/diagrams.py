@@ -221,7 +221,7 @@ DRAWINGS = {
 
 
 def main() -> None:
-    """Write every picture beside this file."""
+    """Write every picture to the folder of this file."""
     for name, draw in DRAWINGS.items():
         (HERE / name).write_text(draw().svg(), encoding="utf-8")
 

@@ -325,7 +325,7 @@ FIGURES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the figures beside this file."""
+    """Write the figures to the folder of this file."""
     for name, draw in FIGURES.items():
         (HERE / name).write_text(draw(), encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Makes the pictures of the documents again, from real runs: ``python docs/img/make.py``. Takes about a minute.
 
-It needs the extra ``demo``. Nothing is drawn by hand: servers, workers and trainers are processes, one is stopped.
+It needs the extra ``demo``. No picture is drawn manually: servers, workers and trainers are processes, and one is
+stopped.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def watch_a_run(folder: Path, environment: dict[str, str]) -> None:
 
 @contextmanager
 def running(folder: Path, environment: dict[str, str], *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python beside us; its output goes nowhere."""
+    """Run Python during the block, and discard its output."""
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, *argv], cwd=folder, env=environment, **silent) as ran:  # type: ignore[call-overload]
         try:
@@ -110,13 +111,13 @@ def running(folder: Path, environment: dict[str, str], *argv: str) -> Iterator[s
 
 
 def penstock_command(environment: dict[str, str], *argv: str) -> str:
-    """What it prints."""
+    """Return the output of a ``penstock`` command."""
     command = [sys.executable, "-m", "penstock", *argv]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
 def until(environment: dict[str, str], cause: str) -> list[dict[str, Any]]:
-    """What the monitor sees once it names that cause."""
+    """Wait until the monitor names that cause, and return its records."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         found: list[dict[str, Any]] = json.loads(penstock_command(environment, "monitor", "train", "--once", "--json"))

@@ -194,7 +194,7 @@ def record(folder: Path, images: int = 300, step_s: float = 0.1) -> dict[str, tu
 
 
 def main() -> None:
-    """Write the pictures beside this file."""
+    """Write the pictures to the folder of this file."""
     with tempfile.TemporaryDirectory() as folder:
         for name, (picture, _) in record(Path(folder)).items():
             (HERE / f"{name}.svg").write_text(picture, encoding="utf-8")

@@ -18,7 +18,7 @@ WASM = ("tfjs-backend-wasm/dist/tfjs-backend-wasm.wasm", "tfjs-backend-wasm/dist
 
 
 def main() -> None:
-    """Write the images, train on them, and lay the page out beside the exported model."""
+    """Write the images, train on them, and put the page next to the exported model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=HERE / "data", metavar="DIR", help="where the images go")
     parser.add_argument("--site", type=Path, default=HERE / "site", metavar="DIR", help="where the page goes")

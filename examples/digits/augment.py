@@ -1,6 +1,7 @@
-"""The example's transform, as a user would write it: each image is turned, moved and made noisy, anew every epoch.
+"""The example's transform, as a user would write it.
 
-It runs in the workers: `penstock produce images ... --transform augment:augment`.
+It rotates and moves each image and adds noise, with new random values in each epoch. It runs in the
+workers: `penstock produce images ... --transform augment:augment`.
 """
 
 from __future__ import annotations

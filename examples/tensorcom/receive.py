@@ -1,6 +1,7 @@
 """A server of tensorcom into a stream: `python receive.py 'zsub://127.0.0.1:788{0..3}' --stream train --samples 10000`.
 
-One epoch holds so many samples. A subscriber sees only what is published while it is connected.
+One epoch holds the number of samples that `--samples` names. A subscriber sees only what is published while it is
+connected.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draw photos of four classes as JPEG and WebP files: a bright disc in one corner of a noisy picture.
 
-`python photos.py photos --gigabytes 4` draws as many as fill so many bytes.
+`python photos.py photos --gigabytes 4` draws about 4 GB of them.
 """
 
 import argparse

@@ -25,7 +25,7 @@ ACTIVATIONS = [
 
 
 def dense_activations() -> Any:
-    """Every activation, one after the other and beside each other."""
+    """Return a model with every activation, in series and in parallel."""
     inputs = x = Input((6,))
     branches = []
     for name in ACTIVATIONS:
@@ -265,7 +265,7 @@ def shapes() -> Any:
 
 
 def noise() -> Any:
-    """What is random in training and nothing otherwise."""
+    """Return a model with layers that are random in training and have no effect otherwise."""
     return Sequential(
         [
             Input((8,)),

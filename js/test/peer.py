@@ -315,7 +315,7 @@ def kill_server() -> None:
 
 
 CLUSTERS: list[ExitStack] = []
-"""What ends each cluster that was started."""
+"""The stacks that end the started clusters, one for each."""
 CLUSTER: list[Cluster] = []
 """The clusters that were started, the last one last."""
 

@@ -66,7 +66,7 @@ def test_a_trainer_that_takes_long_to_leave_comes_back(stage: Stage) -> None:
 
 
 def test_a_feeder_starts_once_every_master_has_its_replica_again(tmp_path: Path) -> None:
-    """Without one, `auto` means `memory`. A torn master and a killed feeder then lose samples for good.
+    """Without one, `auto` means `memory`. A torn master and a killed feeder then lose samples permanently.
 
     For the same reason no replica is cut off while a feeder starts.
     """

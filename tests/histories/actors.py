@@ -55,7 +55,7 @@ def planned_value(epoch: int, shard: int, offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A sample whose commit a writer was told."""
+    """A sample whose commit was confirmed to its writer."""
 
     value: int
     epoch: int
@@ -72,7 +72,7 @@ class Producer:
         """The values that were written and not confirmed."""
         self.confirmed: list[Confirmed] = []
         self.ending = ""
-        """How it ended: ``died``, ``closed``, or the error that told its user; '' while it lives."""
+        """The way it ended: ``died``, ``closed``, or the error that told its user; '' while it lives."""
         self.last_run = 0
         """The last run of the server that it met."""
 

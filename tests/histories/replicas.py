@@ -24,7 +24,7 @@ _UNSAFE, _IS_CONFIRMED = durability._lacking, outbox.is_confirmed
 
 
 class Answers:
-    """Tells ``note`` the slots of which somebody was just told that replicas have everything."""
+    """Reports to ``note`` the slots for which an answer just said that replicas have everything."""
 
     def __init__(self, note: Callable[[Iterable[str]], None]) -> None:
         self._note = note

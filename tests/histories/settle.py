@@ -189,7 +189,7 @@ def _judge_bytes(world: World, stream: Stream) -> None:
 
 
 def _judge_holes(world: World, stream: Stream, present: set[int]) -> None:
-    """Require that no confirmed sample is gone that a replica had, or that the audit says so if somebody can know."""
+    """Require that no confirmed sample that a replica had is gone, or that the audit says so if it can be known."""
     released: dict[int, bool] = {}
     states = retained_epochs(world.operator, stream)
     for producer in [*world.former, *world.producers.values()]:
@@ -213,12 +213,12 @@ def _lacks(facts: Any, one: Confirmed) -> bool:
 
 
 def _may_be_unknown(world: World, producer: Producer, one: Confirmed) -> bool:
-    """Return whether a loss came behind the commit of a sample, and everybody who was told of the commit has ended."""
+    """Return whether a loss came after the commit of a sample, and every process that knew of the commit has ended."""
     return world.interrupts.runs > one.run and producer.was_gone_by(world.interrupts.runs)
 
 
 def _judge_reading(world: World, report: AuditReport, there: dict[tuple[int, int], dict[int, int]]) -> None:
-    """Require that every group was given what is there."""
+    """Require that every group received the samples that are present."""
     states = {epoch.epoch: epoch.state for epoch in report.epochs}
     for name, facts in world.groups.items():
         for (epoch, shard), values in there.items():

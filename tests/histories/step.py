@@ -29,7 +29,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """What the histories of one theme have in common, so that their steps meet more often."""
+    """The settings that the histories of one theme share, so that their steps meet more often."""
 
     weights: dict[str, float]
     """Kind of step -> its relative frequency."""
@@ -67,7 +67,7 @@ THEMES = {
 }  # fmt: skip
 """Name -> theme. A history has one."""
 DRAWN = [name for name in THEMES if name != "segments"]
-"""The themes of which a seed chooses one. Payloads in files need a stream of their own."""
+"""The themes from which a seed chooses one. Payloads in files need a stream of their own."""
 WHO = {
     "job": WORKERS, "feed": FEEDERS, "pour": FEEDERS, "end": FEEDERS, "join": TRAINERS, "read": TRAINERS,
     "ack": TRAINERS, "close": TRAINERS, "beat": TRAINERS, "leave": TRAINERS, "die": (*FEEDERS, *WORKERS, *TRAINERS),

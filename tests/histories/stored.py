@@ -18,7 +18,7 @@ class StoredHistory:
     covers: str
     history: History
     breaks: str = ""
-    """Why it still breaks a promise, or ''."""
+    """The reason why it still breaks a promise, or ''."""
 
 
 def stored_histories() -> list[StoredHistory]:

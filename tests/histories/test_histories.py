@@ -61,13 +61,13 @@ def _stored() -> list[Any]:
 
 @pytest.mark.parametrize("theme", DRAWN)
 def test_random_histories_keep_every_promise(place: Arena, theme: str) -> None:
-    """The same seeds each time. `make histories` draws others for as long as you like."""
+    """The seeds are the same each time. `make histories` draws others for as long as you like."""
     found, _ = search(place, SEED, histories=30, theme=theme)
     assert found is None, f"{found.violation}: {written(found.history)}"
 
 
 def test_random_histories_lose_nothing_that_a_replica_has_confirmed(followed: Arena) -> None:
-    """Whoever was told of a commit may have ended before the loss."""
+    """The process that received the confirmation of a commit may have ended before the loss."""
     found, _ = search(followed, SEED, histories=25)
     assert found is None, f"{found.violation}: {written(found.history)}"
 
@@ -164,7 +164,7 @@ def test_random_histories_find_a_rank_that_acknowledges_for_the_others(place: Ar
 
 @pytest.mark.parametrize("seed", [7, 2, 7771, 13])
 def test_a_schedule_of_the_chaos_suite_keeps_every_promise_as_a_history(place: Arena, seed: int) -> None:
-    """The same faults in the same order as in the suite, with steps of work between them instead of seconds."""
+    """The faults and their order are those of the suite, with steps of work between them instead of seconds."""
     assert violation_of(place, scheduled(seed)) is None
 
 
@@ -227,7 +227,7 @@ def test_shrinking_leaves_only_what_the_failure_needs() -> None:
 
 
 def test_an_endless_step_is_a_hang() -> None:
-    """A wait counts its pauses, so that nothing waits in vain."""
+    """A wait counts its pauses, so that no history waits forever."""
     interrupts = Interrupts(lambda _: None)
     with pytest.raises(Hang), interrupts.step(Step("feed")):
         while True:

@@ -42,7 +42,7 @@ SCRIPTS = Path(scripts.__file__).parent
 
 @dataclass(slots=True)
 class GroupFacts:
-    """What a history knows of a group."""
+    """The facts that a history knows of a group."""
 
     delivered: set[int] = field(default_factory=set)
     """The values that its members were given."""

@@ -1,4 +1,4 @@
-"""Processes of an earlier commit beside today's, on one stream: a fleet is never updated at once.
+"""Processes of an earlier commit together with today's, on one stream: a fleet is never updated at once.
 
 The earlier packages are those of a wheel that is built of commit 0be23fc and unpacked into a folder.
 """
@@ -166,7 +166,7 @@ def programs(tmp_path: Path, any_url: str, old: str) -> Iterator[Programs]:
 def beside_auto(
     tmp_path: Path, fresh_server: Callable[..., EmbeddedServer], old: str
 ) -> Iterator[tuple[Programs, EmbeddedServer]]:
-    """Yield what starts programs beside a stream with the durability `auto`, on a server that a replica follows."""
+    """Yield a starter of programs for a stream of durability `auto`, and its server, which a replica follows."""
     server = fresh_server()
     fresh_server(extra={"replicaof": f"127.0.0.1 {server.port}", "masterauth": server.password})
     with redis.Redis.from_url(server.url) as client:

@@ -5,8 +5,8 @@
     PYTHONPATH=$old/common:$old/producer:$old/consumer:$old/front .venv/bin/python -m tests.kept.write
     git worktree remove ../penstock-0be23fc
 
-It calls what users call, so any later commit could write its own. Whoever reads or writes does so in a process of its
-own, most of which are killed: what they held is pending.
+It calls what users call, so any later commit could write its own. Each reader and writer is a process of its own. Most
+of these processes are killed, so what they held is pending.
 
 ``keys.json``: every Redis key, see `tests.kept.keys`. ``segments.tar.gz``: the files of the stream ``files``.
 ``expected.json``: what the old code read, audited and saved: states, and what came after each.
@@ -44,7 +44,10 @@ Writer: Any = penstock.Writer
 Loader: Any = penstock.Loader
 """With the arguments of that commit, which no type checker knows today."""
 SMALL_BUDGET = 32 << 10
-"""Of the feed, which goes into its next epoch after an eighth of it, and of the segments, whose files follow it."""
+"""The budget of the feed and of the stream in segments, in bytes.
+
+The feed goes into its next epoch after an eighth of it, and the size of the segments follows from it.
+"""
 STREAMS = ("train", "feed", "files", "hurt")
 
 Row = tuple[tuple[int, int, int], int]
@@ -306,7 +309,7 @@ def read_the_feed(say: Callable[[Any], None]) -> None:
 
 
 def write_files(root: Path) -> None:
-    """Write one epoch in segments, of which a group has read a part."""
+    """Write one epoch in segments, and let a group read a part of it."""
     with Writer(
         "files",
         spec=SPEC,

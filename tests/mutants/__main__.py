@@ -7,8 +7,8 @@ test, or a reason in ``reasons.toml`` why it changes nothing that a promise spea
 The checkout is not changed: each worker has a copy. First the tests run once and record what each of them uses, which
 takes minutes. Later runs record only test files that changed. ``build/mutants/`` keeps the record and the results.
 
-Mutmut and Cosmic Ray mutate only Python, and choose tests by hand or for a whole project. One small tool does both
-languages here and runs the tests of one function.
+Mutmut and Cosmic Ray mutate only Python, and run tests that a user lists or those of the whole project. One small tool
+does both languages here and runs the tests of one function.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PLAIN = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 @dataclass
 class Result:
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     name: str
     file: str
@@ -76,7 +76,7 @@ class Result:
     by: str = ""
     """The test that failed, or the reason."""
     tests: int = 0
-    """How many tests were run."""
+    """The number of tests that were run."""
 
 
 class RecordedTest(NamedTuple):
@@ -85,7 +85,7 @@ class RecordedTest(NamedTuple):
     seconds: float
     name: str
     size: int
-    """How many scripts, functions and lines it runs."""
+    """The number of scripts, functions and lines that it runs."""
 
 
 def chosen(tests: Collection[RecordedTest], module: str = "", most_s: float = MOST_S) -> list[RecordedTest]:

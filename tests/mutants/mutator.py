@@ -1,7 +1,7 @@
 """Small faults in one file, of Python or Lua: each mutant is the file's text with one change.
 
-Only changes that compile are made. Names of commands and texts of messages are left alone, because a change there is
-found by the first call, or by nobody.
+Only changes that compile are made. Names of commands and texts of messages are left alone, because the first
+call finds a change there, or no call ever does.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class _Code:
 
 
 class _Recorder:
-    """What the running test has used so far."""
+    """The record of the code and scripts that the running test has used until now."""
 
     def __init__(self) -> None:
         self.tests: dict[str, tuple[float, list[str]]] = {}
@@ -72,7 +72,7 @@ class _Recorder:
         return self.trace if code.left else None
 
     def take(self) -> set[str]:
-        """Return what has been used, and begin anew."""
+        """Return the names of what has been used, and forget them."""
         targets = [code for code in list(self._codes.values()) if code.path]
         found = set(self.scripts_seen).union(*(code.take_names() for code in targets))
         self.scripts_seen.clear()

@@ -1,4 +1,4 @@
-"""Runs tests in forks of one process, which has imported what most tests need beside the code that is changed.
+"""Run tests in forks of one process, which has imported what most tests need except the code that is changed.
 
 It reads a line for each run from standard input, ``[arguments of pytest, limit in seconds]``, and answers with a line,
 ``[exit code or null, lines that pytest printed]``. Null stands for a run that took longer.

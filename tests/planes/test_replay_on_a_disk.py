@@ -47,7 +47,7 @@ for _module in (test_replay, test_passes):
 
 @pytest.fixture
 def files(any_url: str, tmp_path: Path) -> Iterator[list[int]]:
-    """Yield the open files of an epoch of 96 MB, none of which is in the page cache."""
+    """Yield the open files of an epoch of 96 MB. The page cache holds none of them."""
     with writing.Writer("t", url=any_url, spec={"x": ("uint8", (ROW_BYTES,))}) as writer, writer.epoch() as epoch:
         for _ in range(ROWS // 64):
             epoch.write_batch({"x": np.ones((64, ROW_BYTES), np.uint8)})
