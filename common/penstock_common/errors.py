@@ -201,7 +201,7 @@ class ServerUnavailable(PenstockError, ConnectionError):
     """The seconds for which the request was repeated without success before this was raised."""
 
     what = ""
-    """What the server has, or '' if that is everything."""
+    """The name of what the server has, or '' if that is everything."""
 
     def __init__(self, *args: object, is_said: bool = False) -> None:
         super().__init__(*args)

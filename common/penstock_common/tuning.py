@@ -61,7 +61,7 @@ class Tuning:
         prefetch_bytes: Loader, Replay, Files: the payload bytes that are read ahead, 64 MiB by default.
         lease_s: Loader: the seconds after which others may take what this process holds, if it is silent; 30 by
             default. Replay: the seconds after which a silent replay keeps its epoch no longer.
-        acknowledge_every_s: Loader: acknowledgements of so many seconds are sent together, for batches that take less
+        acknowledge_every_s: Loader: the seconds whose acknowledgements are sent together, for batches that take less
             than a millisecond. A killed trainer may repeat the batches of this time. The default is 0: each batch is
             acknowledged before the next is returned, and a kill repeats the batch in hand. See docs/performance.md.
         views: Loader, Replay, Files: whether a batch that is one block of a segment is yielded without a copy,

@@ -230,11 +230,11 @@ def writing(url: str, count: int) -> Iterator[threading.Thread]:
 
 
 class TestQuiet:
-    """What a loop waited before its last batch, or its last acknowledgement, does not count."""
+    """The time that a loop waited before its last batch, or its last acknowledgement, does not count."""
 
     @pytest.mark.parametrize("policy", ["on_next", "on_checkpoint"])
     def test_a_loop_that_gets_a_batch_waits_no_more(self, any_url: str, policy: Any) -> None:
-        """Others would give up on it, or blame it for a full budget."""
+        """Other members would stop waiting for the loop, or blame it for a full budget."""
         produce(any_url, "t", 40)
         with loader_of(any_url, acknowledge=policy) as loader:
             batches, hooks = iter(loader), hooks_of(loader)

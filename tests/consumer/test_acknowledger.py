@@ -31,7 +31,7 @@ class Training:
         self.calls: list[str] = []
         """The other requests to the server, and to the framework's adapter."""
         self.held: set[int] = set()
-        """Epochs of which the member holds something that is not acknowledged."""
+        """The epochs with samples that the member holds and has not acknowledged."""
         self.unclosed: set[int] = set()
         self.blocked: Callable[[], list[BlockedPartition]] = list
         self.returned: list[tuple[list[int], list[int]]] = []
@@ -204,7 +204,7 @@ class TestOrder:
         assert training.acknowledged == [4, 8]
 
     def test_a_shared_group_has_no_order(self) -> None:
-        """What waited for an earlier batch would come again after a crash."""
+        """A batch whose acknowledgement waited for an earlier batch would come again after a crash."""
         training, batches = Training("on_next").adapted(), [batch_of(4), batch_of(8)]
         training.train(*batches)
         training.it.trained(batches[1])
@@ -283,7 +283,7 @@ class TestEpochs:
         assert training.idle is None
 
     def test_an_epoch_closes_with_the_last_acknowledgement_of_it(self) -> None:
-        """Nobody else would close it. One that this member never read to its end is none of its business."""
+        """No other member would close the epoch. A member closes no epoch that it never read to its end."""
         training, batches = Training("manual"), [batch_of(4), batch_of(8), batch_of(4, epoch=8)]
         training.train(*batches)
         training.held, training.unclosed = {7}, {7}
@@ -389,7 +389,7 @@ class TestWaits:
         assert len(training.said) == 2
 
     def test_a_framework_is_warned_of_what_its_step_was_trained_on(self) -> None:
-        """What it has read ahead is not for a checkpoint."""
+        """Batches that a framework reads ahead do not wait for a checkpoint."""
         training, batch = Training("on_checkpoint").adapted(), heavy(4, 9)
         training.train(batch)
         assert training.said == []

@@ -166,7 +166,7 @@ def test_an_epoch_is_cut_into_steps(
 def test_the_steps_to_come_are_those_that_are_committed(
     remainder: str, rank: int, total: int | None, committed: int, coming: list[tuple[int, int]]
 ) -> None:
-    """Records beyond them do not exist yet, and a request for them would be in vain."""
+    """Records beyond them do not exist yet, and a request for them would bring nothing."""
     steps = EpochSteps(0, rank, 2, 3, remainder)
     assert list(steps.coming(0, total, committed)) == coming
     assert list(steps.coming(1, total, committed)) == coming[1:]

@@ -1,4 +1,4 @@
-"""What a member's claim says of epochs and positions, alone with a real server: no thread reads, and none keeps it."""
+"""Tests of what a member's claim says of epochs and positions, with a real server but no reader or heartbeat thread."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def scene(any_url: str, any_client: Client) -> Iterator[Claims]:
 
 
 class TestJoining:
-    """A group begins with what is there, and goes back to what is there."""
+    """A group begins with the epochs that the stream still has, and goes back to those."""
 
     def test_a_new_group_begins_behind_what_was_released(self, scene: Claims) -> None:
         """It would wait for epochs that never come again."""
@@ -123,7 +123,7 @@ class TestJoining:
                 assert (member.first, rank.first) == (0, 0)
 
     def test_a_group_that_others_read_is_not_reset_under_them(self, scene: Claims) -> None:
-        """They would train on samples again without a word. Their name says whom to stop."""
+        """They would train on samples again without a message. The error names the members to stop."""
         scene.member("elsewhere", group="other").join("resume")
         claim = scene.member()
         claim.join("resume")
@@ -212,7 +212,7 @@ class TestJoining:
 
 
 class TestEpochs:
-    """What became of an epoch decides whether a reader ends it, waits, or fails."""
+    """The fate of an epoch decides whether a reader ends it, waits, or fails."""
 
     def test_an_epoch_is_released_once_a_roster_says_so(self, scene: Claims) -> None:
         """That a roster lacks it is no release, because a server that came back older lacks it, too."""
@@ -294,7 +294,7 @@ class TestEpochs:
         assert claim.live_members(seen, partition) == set()
 
     def test_what_an_earlier_process_of_its_name_had_is_claimed(self, scene: Claims) -> None:
-        """Nobody else would be given it: the server takes the new process for the old one."""
+        """No other member would receive it, because the server takes the new process for the old one."""
         claim = scene.member()
         claim.join("resume")
         assert claim.recover() == set()
@@ -329,7 +329,7 @@ class TestEpochs:
 
     @pytest.mark.parametrize("what", ["lost", "released", "deleted"])
     def test_samples_that_no_member_will_deliver_are_named(self, scene: Claims, what: str) -> None:
-        """Nothing is pending or unread, and the ledger lacks them. It lacks them too if another member was first."""
+        """No entry is pending or unread, and the ledger lacks them. It also lacks them if another member was first."""
         claim, (partition,) = scene.member(), scene.stream.partitions
         claim.join("resume")
         scene.client.xack(partition.entries(0), "g", *scene.deliver("m", 100))
@@ -434,7 +434,7 @@ class TestLeases:
     def test_a_batch_of_an_epoch_that_was_released_is_not_sent(
         self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nothing is left to acknowledge, and what is held of it counts no more."""
+        """The epoch has nothing left to acknowledge, and its leases no longer count."""
         claim, lease = held
         sent = list[Any]()
         monkeypatch.setattr(Outboxes, "send", lambda *given: sent.append(given))
@@ -499,7 +499,7 @@ class TestLeases:
     def test_a_member_that_leaves_returns_what_it_holds(
         self, scene: Claims, held: tuple[LeaseClaim, Lease], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Others get it at once. What it acknowledged is on the server before, and what a server lost is told."""
+        """Others get it at once. Before that, its acknowledgements are sent, and losses of a server are reported."""
         claim, lease = held
         checked = list[str]()
         monkeypatch.setattr(LossDetector, "check", lambda _: checked.append("losses"))
@@ -512,7 +512,7 @@ class TestLeases:
         assert checked == ["losses"]
 
     def test_what_a_member_holds_is_told_in_bytes(self, held: tuple[LeaseClaim, Lease]) -> None:
-        """A writer that waits for quota is told who holds it up. A claimed entry is of no shard until it is fetched."""
+        """A writer that waits for quota learns who holds it up. A claimed entry is of no shard until it is fetched."""
         claim, _ = held
         (partition,) = claim.stream.partitions
         assert claim._held_bytes(partition) == BLOCK * SAMPLE_BYTES
@@ -609,7 +609,7 @@ class TestPositions:
     def test_going_back_passes_over_epochs_that_were_given_up_or_have_no_size(
         self, scene: Claims, rank: RankClaim
     ) -> None:
-        """Nothing of the first is read again, and the second has no end that could be acknowledged."""
+        """No sample of the first kind is read again, and the second kind has no end that could be acknowledged."""
         manifest = scene.stream.keys.manifest(0)
         scene.client.hset(manifest, "state", "open")
         scene.client.hdel(manifest, "sizes", "shards")
@@ -661,7 +661,7 @@ class TestPositions:
     def test_entries_that_are_known_are_compared_after_a_failover_and_else_the_position(
         self, rank: RankClaim, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A worker process sends rows without their entries, and a loss is told of both."""
+        """A worker process sends rows without their entries, and losses of both are reported."""
         noted = list[Any]()
         monkeypatch.setattr(LossDetector, "acknowledged", lambda _, manifest, entries: noted.append(len(entries)))
         monkeypatch.setattr(LossDetector, "reached", lambda _, manifest, position: noted.append(f"to {position}"))
@@ -683,7 +683,7 @@ class TestPositions:
 
 
 def test_what_a_rank_holds_is_told_in_bytes(scene: Claims) -> None:
-    """A writer that waits for quota is told who holds it up."""
+    """A writer that waits for quota learns who holds it up."""
     rank, other = scene.rank(), scene.rank(1)
     for one in (rank, other):
         one.join("resume")

@@ -256,7 +256,7 @@ def test_the_rhythm_is_a_mean_of_what_came_recently() -> None:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_reader_knows_which_of_its_answers_brought_nothing(partitions: int) -> None:
-    """The manifest is read at the end of a sweep: earlier would be in vain, and later would hide an epoch's end."""
+    """The manifest is read at the end of a sweep. Earlier would be useless, and later would hide an epoch's end."""
     asking = FetchPlanner(partitions, BUDGET, STREAM)
     request = FetchRequest(0, 1, None)
     assert (asking.is_waiting, asking.is_idle, asking.ends_sweep) == (False, False, False)

@@ -181,7 +181,7 @@ def test_acknowledgements_that_are_sent_together_set_the_same_bits(
 
 
 def test_one_call_acknowledges_one_epoch_of_one_partition_and_so_many_entries(any_url: str, any_client: Client) -> None:
-    """Its keys lie in one slot, and a server answers nobody else meanwhile."""
+    """The keys of a call must be in one slot, and a server answers no other client during a call."""
     with Writer("t", url=any_url, spec=SPEC, partitions=2) as writer:
         manifests = [writer.epoch().manifest for _ in range(2)]
     first, other = open_stream(any_client, "t").partitions

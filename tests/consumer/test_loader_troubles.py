@@ -529,7 +529,7 @@ def test_why_a_loop_waits_is_told_without_a_server(fresh_server: Callable[..., E
 def test_a_late_group_begins_behind_what_was_released(
     any_url: str, any_client: Any, released: int, start: str | int, first: int
 ) -> None:
-    """Nothing else says so where no epoch is retained. It would wait for epochs that never come."""
+    """The group would wait for epochs that never come. Where no epoch is retained, nothing else says so."""
     with planned_writer(any_url) as writer:
         for number in range(released):
             writer.epoch(sizes=[1]).abandon()

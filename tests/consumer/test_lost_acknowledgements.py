@@ -174,7 +174,7 @@ def test_a_member_that_hurries_waits_for_no_replica(any_url: str, any_client: An
 
 
 def test_what_a_replica_confirmed_is_kept_no_longer(any_url: str, any_client: Any) -> None:
-    """What is kept is sent again after a failover, and a training of months would keep all that it did."""
+    """Kept acknowledgements are sent again after a failover, and a training of months would keep all of them."""
     produce(any_url, "t", COUNT, block_samples=BLOCK)
     stream = open_stream(any_client, "t")
     who = Membership(stream, "g", "m", "i")

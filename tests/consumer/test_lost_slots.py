@@ -180,7 +180,7 @@ def test_a_rank_reads_records_again_whose_entries_a_failover_lost_and_the_writer
 def test_an_epoch_that_is_lost_and_opened_again_is_read_in_the_same_pass(
     any_url: str, any_client: Any, order: str, lost: list[int]
 ) -> None:
-    """It was taken for one that was abandoned and released. The rest of it was read by nobody, and nothing said so."""
+    """It would pass for an abandoned and released one. No member would read its rest, and no message would say so."""
     said = list[str]()
     open_loader = loader_of if order == "shared" else rank_of
     with planned_writer(any_url, 2) as writer, open_loader(any_url, notify=said.append) as loader:
@@ -245,7 +245,7 @@ def test_a_full_budget_frees_nothing_that_a_group_of_another_roster_needs(
 
 
 def test_a_member_that_one_roster_has_lost_joins_again_and_is_given_everything(any_url: str, any_client: Any) -> None:
-    """Its training ended, though the group was dropped by nobody."""
+    """Its training would end, although the group was never dropped."""
     plan(any_url, [40, 40], partitions=2)
     stream, found = open_stream(any_client, "t"), list[int]()
     before = partition_slot(any_client, stream, 1)
@@ -264,7 +264,7 @@ def test_a_member_that_one_roster_has_lost_joins_again_and_is_given_everything(a
 def test_entries_that_a_server_no_longer_gave_out_are_read_again_in_the_same_pass(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool
 ) -> None:
-    """Their reader had ended. Their batches were dropped, nobody gave them out, and the pass ended without a word.
+    """Their reader has ended. Their batches would be dropped and never given out, and the pass would end silently.
 
     Another member may take them first. Then the pass ends, and does not run on into the next epoch.
     """
@@ -444,7 +444,7 @@ def test_a_member_that_no_roster_knows_joins_again_where_every_server_is_another
 def test_a_member_that_no_roster_knows_ends_if_its_group_was_dropped_or_a_server_went_on(
     any_client: Any, any_url: str, is_dropped: bool
 ) -> None:
-    """Such a server would know a member that nobody has dropped."""
+    """Such a server would know a member that was never dropped."""
     plan(any_url, SIZES, partitions=2)
     stream, now = open_stream(any_client, "t"), [0.0]
     who, first = Membership(stream, "g", "m", "i"), stream.partitions[0]

@@ -35,7 +35,7 @@ def test_what_was_acknowledged_is_not_forgotten_for_batches_that_end_no_entry() 
 
 
 def test_the_samples_of_each_entry_of_a_batch_are_told_with_their_bounds() -> None:
-    """What a server lost is found by comparing it with them. A shuffled batch has many spans of few entries."""
+    """The bounds are compared with a server to find its losses. A shuffled batch has many spans of few entries."""
     first, second = (Lease(0, 7, 3, name, unacknowledged=8) for name in (b"1-0", b"2-0"))
     batch = batch_of((first, 6, 8), (second, 10, 11), (first, 1, 2), (second, 13, 15))
     assert acknowledged_entries(batch) == [(first, 1, 8, 3), (second, 10, 15, 3)]

@@ -213,7 +213,7 @@ class TestWaiting:
         assert reached == [12, 12]
 
     def test_the_end_alone_is_waited_for_in_short_turns(self, any_url: str, ranks: Ranks, waits: list[Any]) -> None:
-        """Nothing but the producer's last word is missing."""
+        """Only the producer's last message is missing."""
         with planned_writer(any_url, block_samples=BLOCK) as writer:
             write_some(writer, SIZE, sizes=[SIZE])
             reader = ranks.reader()
@@ -225,7 +225,7 @@ class TestWaiting:
     def test_producers_are_waited_for_and_then_the_reader_works(
         self, any_url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A loop that is told another cause looks for it in the wrong place."""
+        """A wrong cause would send the user of the loop to the wrong place."""
         plan(any_url, [SIZE], block_samples=BLOCK)
         ranks.queue = PrefetchQueue(1)
         reader, doing, began_s = ranks.reader(), list[str](), time.monotonic()
@@ -242,7 +242,7 @@ class TestWaiting:
     def test_a_reader_of_a_share_plans_by_the_distance_of_its_own_steps(
         self, any_url: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The steps between are other workers'. Planned as its own, they would be waited for in vain."""
+        """The steps between belong to other workers. A reader that planned them would wait for them without end."""
         plan(any_url, [SIZE], block_samples=BLOCK)
         made = list[Any]()
         monkeypatch.setattr(ordered, "StepPlanner", lambda *given: made.append(given))
@@ -391,7 +391,7 @@ class TestMissingEntries:
     def test_one_that_cannot_be_read_is_counted_told_and_replaced(
         self, any_url: str, any_client: Client, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What was asked for behind it, or planned, is read in its place, once."""
+        """The entries that were requested or planned behind it are read in its place, once."""
         monkeypatch.setattr(ordered, "AHEAD_ENTRIES", 2)
         plan(any_url, [SIZE], block_samples=BLOCK)
         partition = open_stream(any_client, "t").partitions[0]

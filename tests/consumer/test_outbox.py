@@ -1,4 +1,4 @@
-"""What an outbox sends, and sends again, to a server that answers as each test says."""
+"""Tests of what an outbox sends, and sends again, to a server that answers as each test says."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Server:
     def __init__(self) -> None:
         self.connections: list[Connection] = []
         self.away = 0
-        """How many connections are refused from now on."""
+        """The number of connections that are refused from now on."""
         self.away_s = 0.0
         """The time that each of them takes."""
         self.answers: deque[Any] = deque()
@@ -234,7 +234,7 @@ class TestSendingAgain:
         assert server.got == [[1], [1, 2]]
 
     def test_an_epoch_that_has_ended_needs_nothing_again(self, server: Server) -> None:
-        """Nothing of it is acknowledged any more. 0 only says that the server knew it."""
+        """The epoch takes no more acknowledgements. The answer 0 only says that the server knew one."""
         server.answers += [-1, 0, 5]
         server.send(1, 2, 3)
         server.box.flush()
@@ -271,7 +271,7 @@ class TestSendingAgain:
 
     @pytest.mark.parametrize("way", ["an answer", "a hurry"])
     def test_an_outage_has_its_own_time(self, server: Server, way: str) -> None:
-        """Of short ones in a row, each is waited for. So is one that lasts when a caller gets into a hurry."""
+        """Each of several short outages is waited for. So is one that lasts when a caller gets into a hurry."""
         server.box.hurry(10.0)
         server.away_s = 6.0
         server.send(1)
@@ -346,7 +346,7 @@ class TestRefusals:
         self, server: Server, monkeypatch: pytest.MonkeyPatch,
         refusal: Exception, damage: PenstockError | None, expected: type[PenstockError],
     ) -> None:  # fmt: skip
-        """The same error for ever would hide that the rest is on the server."""
+        """An error that repeats without end would hide that the rest is on the server."""
         monkeypatch.setattr(module, "rejoin", lambda *_: False)
         server.damage = damage
         server.answers += [1, refusal]
@@ -362,7 +362,7 @@ class TestRefusals:
     def test_a_member_that_a_roster_lost_joins_again_and_goes_on(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its server came back older, and may be away once more meanwhile."""
+        """The roster's server came back with older data, and may be away again while the member joins."""
         asked = list[Any]()
 
         def rejoin(client: object, who: Any, partition: Any, is_replaced: Callable[[Any], bool]) -> bool:
@@ -384,7 +384,7 @@ class TestRefusals:
 
 
 class TestReplicas:
-    """What a replica has is kept no longer."""
+    """An outbox no longer keeps the acknowledgements that a replica has."""
 
     @pytest.mark.parametrize(
         ("wait", "reply", "found"),
@@ -429,7 +429,7 @@ class TestReplicas:
     def test_an_end_waits_for_a_replica_for_half_of_its_patience(
         self, server: Server, patience_s: float, limit_ms: int
     ) -> None:
-        """The other half is for the answer. Where nothing is kept, nobody is asked."""
+        """The other half is for the answer. Where nothing is kept, no replica is asked."""
         server.box.hurry(patience_s)
         server.box.confirm()
         server.send(1)
@@ -438,7 +438,7 @@ class TestReplicas:
         assert server.limits == [limit_ms]
 
     def test_a_question_that_meets_a_cut_is_not_repeated(self, server: Server) -> None:
-        """What it asks for is sent again, which is what counts."""
+        """The acknowledgements that it asks about are sent again, which is enough."""
         server.send(1)
         server.box.flush()
         probe = server.probe
@@ -660,7 +660,7 @@ class TestThread:
         thread.close()
 
     def test_a_replica_is_asked_after_all_that_was_sent_before(self, box: Box) -> None:
-        """What it confirms is everything that its caller sent."""
+        """The confirmation of a replica covers everything that the caller sent."""
         thread = thread_of(box)
         box.may_go.clear()
         for number in (1, 2, 3):
@@ -685,7 +685,7 @@ class TestThread:
         thread.close()
 
     def test_an_error_is_raised_once_and_the_thread_goes_on(self, box: Box) -> None:
-        """What comes after a refused acknowledgement is still to be sent."""
+        """The acknowledgements after a refused one must still be sent."""
         thread = thread_of(box)
         box.errors.append(MemberReplaced("by another"))
         thread.send(Note(1))
@@ -704,7 +704,7 @@ class TestThread:
         thread.close()
 
     def test_what_comes_soon_after_something_was_sent_is_sent_together(self, box: Box) -> None:
-        """It waits until its time, or until somebody waits for it. Then the next has its own time."""
+        """An acknowledgement waits until its time, or until a caller waits for it. Then the next has its own time."""
         thread, notes = thread_of(box, 600.0), joined(1, 2, 4, 8, 16, 32)
         thread.send(notes[0])
         until(lambda: box.calls == ["send 1", "flush"])
@@ -774,7 +774,7 @@ class TestThread:
         thread.close()
 
     def test_a_thread_ends_with_its_outbox_and_closes_it_behind_itself(self, box: Box) -> None:
-        """It may have connected again meanwhile."""
+        """The outbox may have connected again since its first close."""
         thread = thread_of(box)
         box.may_go.clear()
         thread.send(Note(1))

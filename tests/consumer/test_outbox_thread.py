@@ -1,4 +1,4 @@
-"""The acknowledgements of a member with several servers: a thread for each, so that nobody waits for one of them."""
+"""Tests of a member's acknowledgements to several servers. Each server has a thread, so that none delays the others."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_flush_returns_once_all_is_on_the_server(reporting: Rank) -> None:
 
 
 def test_what_a_server_lost_is_sent_again_though_the_loop_is_in_a_long_step(reporting: Rank) -> None:
-    """Another member may be given it meanwhile."""
+    """Until then another member may receive the same samples."""
     before = partition_slot(reporting.client, reporting.who.stream, 0)
     reporting.report(8)
     reporting.box.flush()

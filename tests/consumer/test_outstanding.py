@@ -19,7 +19,7 @@ def batch_of(position: int, samples: int = 4, epoch: int = 7) -> Batch:
 
 
 def test_a_batch_is_counted_from_its_training_to_its_acknowledgement() -> None:
-    """The sums are what a loader reports, and what a user is told of at the end."""
+    """A loader reports the sums, and shows them to the user at the end."""
     now = [1.0]
     counted = OutstandingBatches(lambda: now[0])
     assert (counted.batches, counted.samples, counted.last, counted.waiting) == (0, 0, None, (0, 0, 0))
@@ -94,7 +94,7 @@ def test_the_amount_that_waits_is_told_in_bytes_too() -> None:
 
 
 def test_a_state_counts_what_the_step_is_done_with_and_is_being_saved() -> None:
-    """A loop that saves in the background waits for no batch in vain, and a framework reports later than it trains."""
+    """The wait of a loop that saves in the background will end, and a framework reports later than it trains."""
     acknowledger = Acknowledger("on_checkpoint", "t", print)
     assert acknowledger.progress() == {"epoch": None, "batches": 0, "samples": 0}
     acknowledger._outstanding.train(batch_of(4))

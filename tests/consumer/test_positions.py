@@ -491,7 +491,7 @@ def test_a_report_that_is_refused_for_another_reason_raises_that(
 
 
 def test_the_start_of_an_ordered_epoch_stays_though_it_is_acknowledged(any_url: str, any_client: Client) -> None:
-    """The end of the epoch is filled from it. Retention must know that, and nobody else may call it unread."""
+    """The end of the epoch is filled from it. Retention must know that, and others must not count it as unread."""
     with planned_writer(any_url) as writer:
         shard = writer.epoch(sizes=[80]).shard(0)
         for number in range(40):

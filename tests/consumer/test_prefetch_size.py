@@ -27,7 +27,7 @@ def test_it_starts_small_and_doubles_up_to_the_budget() -> None:
 
 
 def test_a_small_budget_is_used_whole() -> None:
-    """Nothing can be saved."""
+    """A lower limit at the start would save nothing."""
     assert PrefetchLimit(1000).nbytes == 1000
 
 

@@ -160,7 +160,7 @@ def test_an_iteration_that_is_left_early_ends_its_thread(any_url: str) -> None:
             assert batch["y"][0] == 0
             break
         deadline = time.monotonic() + 5
-        while not our_threads() <= before and time.monotonic() < deadline:  # one of an earlier test may end meanwhile
+        while not our_threads() <= before and time.monotonic() < deadline:  # one of an earlier test may still end
             time.sleep(0.01)
         assert our_threads() <= before
 

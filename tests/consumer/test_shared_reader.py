@@ -64,7 +64,7 @@ COUNT = 40
 def test_the_servers_clock_is_compared_at_first_and_then_now_and_then(
     any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The age of a batch is told by it. A comparison is a round trip, and clocks drift by a second in hours."""
+    """The clock gives the age of a batch. A comparison is a round trip, and clocks drift by a second in hours."""
     asked, now_s = list[float](), [5000.0]
 
     def told(client: Client, key: str) -> int:
@@ -277,7 +277,7 @@ def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim
 
 
 class TestAnswers:
-    """What a reader notes of each answer."""
+    """Tests of what a reader notes of each answer."""
 
     def test_a_server_may_be_another_one_with_each_answer(
         self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
@@ -358,7 +358,7 @@ class TestAnswers:
     def test_the_ledger_is_not_asked_of_new_entries(
         self, reader: SharedReader, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It would be a round trip for each of them. Nobody was given them before."""
+        """A question would cost a round trip for each entry. No member has received new entries before."""
         asked = list[Any]()
         monkeypatch.setattr(shared, "done_bits", lambda *given: asked.append(given))
         reader.run()
@@ -557,7 +557,7 @@ class TestEpochThatIsGone:
     def test_one_that_other_members_read_to_its_end_is_not(
         self, ended: Callable[[], tuple[list[int], str]], claim: LeaseClaim, said: list[str]
     ) -> None:
-        """Nothing is missing."""
+        """No sample is missing, so a message would be a false alarm."""
         close_for_group(claim.client, claim.stream, "g", 0)
         assert release_epoch(claim.client, claim.stream, 0)
         assert ended() == (list(range(4)), "")
@@ -625,7 +625,7 @@ class TestReadersOfSeveralServers:
         assert ended == [False, True]
 
     def test_one_that_still_reads_says_what_is_waited_for(self, readers: SharedReaders) -> None:
-        """What the others waited for has come."""
+        """The other readers have received what they waited for."""
         for number, reader in enumerate(readers._readers):
             reader._silent = {f"member {number}"}
         for number in range(2):
@@ -686,7 +686,7 @@ class TestLostPartition:
     def test_an_epoch_or_group_that_is_gone_everywhere_is_not_waited_for(
         self, reader: SharedReader, claim: LeaseClaim, any_client: Client, what: str
     ) -> None:
-        """Nobody brings it back."""
+        """No process brings it back, so the wait would never end."""
         (partition,) = claim.stream.partitions
         if what == "group":
             any_client.hdel(partition.roster, "g:g")
@@ -730,7 +730,7 @@ class TestAfterAnOutage:
 
     @pytest.fixture(autouse=True)
     def times(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Make the wait for other members so long that a test which waits for it fails."""
+        """Make the wait for other members long enough to fail a test which waits for it."""
         monkeypatch.setattr(shared, "OTHERS_S", 3600.0)
         monkeypatch.setattr(shared, "ACKNOWLEDGED_S", 10.0)
 
@@ -741,7 +741,7 @@ class TestAfterAnOutage:
         return time.monotonic() - began_s
 
     def test_a_lone_member_goes_on_once_its_own_are_there(self, reader: SharedReader) -> None:
-        """Nobody else has any."""
+        """No other member has acknowledgements to wait for."""
         assert self.waited_s(reader) < 5
         assert reader.queue.reader_times.doing == "server"
 
@@ -860,7 +860,7 @@ class TestKeeping:
     def test_its_heartbeat_tells_others_that_it_lives(
         self, claim: LeaseClaim, rank: RankClaim, any_client: Client, is_ordered: bool
     ) -> None:
-        """What it holds would be handed out to others in the middle of a long step."""
+        """Its entries would be handed out to others in the middle of a long step."""
         kept: LeaseClaim | RankClaim = rank if is_ordered else claim
         name = kept.who.group, kept.who.member
 
@@ -878,7 +878,7 @@ class TestKeeping:
     def test_a_server_that_is_replaced_after_the_join_is_noticed(
         self, claim: LeaseClaim, rank: RankClaim, monkeypatch: pytest.MonkeyPatch, is_ordered: bool
     ) -> None:
-        """What it lost is named by comparing with the run that was there at the join."""
+        """The notice finds the losses by comparing the server with its run at the join."""
         kept: LeaseClaim | RankClaim = rank if is_ordered else claim
         learned = list[str]()
         monkeypatch.setattr(LossDetector, "check", lambda _: learned.append("losses"))
@@ -905,7 +905,7 @@ class TestKeeping:
 
 
 class TestClaimedEntries:
-    """What dead members left is fetched by its id, while the reader has a place for it."""
+    """A reader fetches the entries that dead members left by id, while it has a place for them."""
 
     @pytest.fixture
     def ids(self, any_url: str, claim: LeaseClaim, any_client: Client) -> dict[int, list[bytes]]:
@@ -1049,7 +1049,7 @@ class TestClaimedEntries:
         ids: dict[int, list[bytes]],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """An outage is told and has an end, which a mere repetition has not."""
+        """An outage is reported and its length is limited. A mere repetition would do neither."""
         errors, reconnect = [ServerUnavailable("away")], SharedReader._reconnect
 
         def fetch(*given: Any) -> int:
@@ -1145,7 +1145,7 @@ def test_a_good_entry_counts_beside_bad_ones_of_the_same_answer(
 
 
 class TestTheEnd:
-    """An epoch is over here once nobody can bring more of it."""
+    """An epoch is over for a reader once no member can bring more of it."""
 
     def entries(self, claim: LeaseClaim) -> str:
         """Return the key of the epoch's entries."""
@@ -1153,7 +1153,7 @@ class TestTheEnd:
 
     @pytest.fixture
     def ends(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-        """Return what dead letters are told of other members at the end."""
+        """Return a list of the ``is_alone`` that `DeadLetters.end` receives."""
         found = list[bool]()
         monkeypatch.setattr(DeadLetters, "end", lambda *_, is_alone: found.append(is_alone))
         return found
@@ -1210,7 +1210,7 @@ class TestTheEnd:
         self, reader: SharedReader, claim: LeaseClaim, queue: PrefetchQueue, monkeypatch: pytest.MonkeyPatch,
         ends: list[bool],
     ) -> None:  # fmt: skip
-        """Nobody else would be given it. The loop waits for the server meanwhile."""
+        """No other member would receive it. During the claim the loop waits for the server."""
         asked = list[tuple[Any, ...]]()
 
         def recover(_: object, *given: Any) -> None:
@@ -1255,7 +1255,7 @@ class TestTheEnd:
     def test_a_state_is_looked_at_more_than_once(
         self, reader: SharedReader, claim: LeaseClaim, monkeypatch: pytest.MonkeyPatch, looks: int, is_error: bool
     ) -> None:
-        """Whoever abandons an epoch writes several keys, and a reader may come in between."""
+        """Abandoning an epoch writes several keys, and a reader may look in between."""
         damaged = [DamagedKey("state")] * looks + [None]
         monkeypatch.setattr(shared, "STATE_LOOKS", 2)
         monkeypatch.setattr(shared, "STATE_LOOK_S", 0.05)

@@ -41,7 +41,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def test_a_pause_is_spent_at_the_server_to_its_last_millisecond(any_client: Client) -> None:
-    """A request that came earlier would find less. What was said before the newest entry wakes nobody."""
+    """A request that came earlier would find less. A hint from before the newest entry wakes no member."""
     now_s = [10.0]
     pause = FetchPause(any_client, KEYS, lambda: now_s[0])
     assert not pause.is_under_way

@@ -169,7 +169,7 @@ def test_epochs_are_told_apart_and_together() -> None:
 
 
 class TestRate:
-    """Producers are told how fast the loop would be if it never waited."""
+    """Producers learn how fast the loop would be if it never waited."""
 
     def trained(self, counter: StatsCounter, clock: Clock, asked_s: float, trained_s: float, size: int = 8) -> None:
         """Let the loop wait for a batch, and train on it."""

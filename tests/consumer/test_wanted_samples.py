@@ -1,4 +1,4 @@
-"""What a shared member still wants of an entry, and which other members it takes for live."""
+"""Tests of what a shared member still wants of an entry, and of the members that it takes for live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contracts.ordered import plan
 
 
 def test_samples_that_wait_for_a_checkpoint_are_not_given_out_again(any_url: str, any_client: redis.Redis) -> None:
-    """An entry that comes anew brings the samples before, between and behind those that the loop has."""
+    """An entry that comes again brings the samples before, between and behind those that the loop has."""
     with writer_of(any_url, spec=SPEC) as writer:
         leases, partition = Leases(), writer.stream.partitions[0]
         claim: Any = SimpleNamespace(client=any_client, who=SimpleNamespace(group="g"), leases=leases)
@@ -93,7 +93,7 @@ def test_what_is_new_on_a_server_that_was_replaced_may_have_been_acknowledged(
 
 
 def test_members_of_other_groups_and_silent_members_are_not_live(any_url: str, any_client: redis.Redis) -> None:
-    """A member that waits for a holder that is gone, or of another group, waits for nobody."""
+    """A wait for a holder that is gone, or of another group, would never end."""
     with writer_of(any_url, spec=SPEC) as writer:
         join_group(any_client, Membership(writer.stream, "g", "early", "i"))
         joined_ms = ms_of(any_client.time())

@@ -44,7 +44,7 @@ def test_a_server_that_stands_still_while_it_starts_is_named(tmp_path: Path) -> 
 
 
 def test_a_second_server_is_told_that_the_first_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who starts it again means the running server, and needs neither another port nor another password."""
+    """A user who repeats the start means the running server, and needs neither another port nor another password."""
     tmp_path.chmod(0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     first = start("server", "--port", "0", cwd=tmp_path)

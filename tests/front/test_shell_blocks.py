@@ -1,4 +1,4 @@
-"""The shell blocks of the pages: each is pasted into a shell as it stands, beside files that a reader has.
+"""The shell blocks of the pages: each is pasted into a shell as it stands, in a folder with a reader's files.
 
 Blocks of pages that have a test of their own run there.
 """
@@ -83,7 +83,7 @@ NOT_RUN = {
 STAYS = ("gateway t", "gateway --tokens", "exporter", "monitor", "worker")
 """Commands that stay in the foreground until Ctrl-C."""
 READY = r"Ctrl-C|^train: |worker"
-"""What such a command says once it is at work."""
+"""The pattern of the text that such a command prints once it is at work."""
 MINE = """
 import io
 import itertools
@@ -202,7 +202,7 @@ class Shell:
 
     @contextmanager
     def staying(self, text: str, ready: str = READY) -> Iterator[str]:
-        """Run commands of which the last one stays. Give its first words, and press Ctrl-C after them."""
+        """Run commands that end with one that stays. Yield its first words, and press Ctrl-C after them."""
         with self._start(text) as process:
             assert process.stdout is not None
             heard = ""

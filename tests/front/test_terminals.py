@@ -16,7 +16,7 @@ CLAIMS = {
     "kill": [r"kill -9", r"\[1\]\+  Killed", r"has ended on this host", r"train/resnet epoch 0: (450|475) samples"],
     "audit": [r" 0  produced +600 +0 +0  resnet +600 +0 +0 +0 +0$", r"clean: lost 0, duplicate 0", r"^exit code 0$"],
 }
-"""What the landing page says of each picture, as a reader finds it in a line."""
+"""The landing page's claims about each picture, as patterns of the line that shows them."""
 
 
 def missing(shown: Mapping[str, list[str]]) -> list[str]:
@@ -46,5 +46,5 @@ def test_the_terminals_show_what_the_landing_page_says(tmp_path: Path) -> None:
 
 
 def test_the_stored_pictures_show_the_same() -> None:
-    """A picture that was changed by hand, or that failed, shows something else."""
+    """A picture that was edited, or whose recording failed, shows something else."""
     assert missing({name: lines_of((HERE / f"{name}.svg").read_text()) for name in CLAIMS}) == []

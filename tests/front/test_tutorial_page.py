@@ -14,7 +14,7 @@ BLOCKS = re.findall(r"^```(python|console) ?(\S*)\n(.*?)^```", PAGE, re.MULTILIN
 VARIES = re.compile(
     r"[\d,.]+(?= ?(?:s|samples/s|/s|MB/s|MiB/s)\b)|(?<=id )\w+|\d+(?= entries,|  2\.0 MiB$)", re.MULTILINE
 )
-"""What differs from one run to the next: times, rates, a stream's id, and the number of entries. A slow worker sends an
+"""The text that differs between runs: times, rates, a stream's id, and the number of entries. A slow worker sends an
 entry before it is full."""
 KILLED = re.compile(r"^bash: line \d+: +\d+ Killed.*$", re.MULTILINE)
 """A script's shell names the process that an interactive one only calls killed."""

@@ -17,7 +17,7 @@ from penstock_producer.write.cleaner import CleanupTimer
 from tests.clusters import Cluster, started_cluster, until
 
 MIB = 1 << 20
-MAXMEMORY = 100 * MIB  # of which streams may have 74 MiB
+MAXMEMORY = 100 * MIB  # streams may have 74 MiB of it
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def lasting() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """The same one, without keys."""
+    """Return the module's cluster, without keys."""
     lasting.empty()
     return lasting
 
@@ -74,7 +74,7 @@ def test_a_stream_that_names_no_budget_leaves_half_on_each_master(cluster: Clust
 
 
 def test_a_moved_slot_that_overfills_a_master_is_said_once_a_minute(cluster: Cluster) -> None:
-    """Nobody is asked when an operator moves slots, and the writers there begin to wait."""
+    """A move of slots checks no budget, and the writers on the overfilled master begin to wait."""
     mine, other = next(names_on(cluster, 0)), next(names_on(cluster, 1))
     made(cluster, mine, 60 * MIB)
     made(cluster, other, 50 * MIB)

@@ -40,7 +40,7 @@ ALL = list(range(SHARDS * EACH))
 AGAIN_S = 1.5
 """The time from a failover until a writer goes on: a look at the map, and a connection."""
 LOAD_S = 1.5
-"""What a loaded machine may add."""
+"""The time that a loaded machine may add."""
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def numbers_of(batch: penstock.Batch) -> list[int]:
 
 
 def written(url: str, name: str, partitions: int = 3, payload: str | None = None) -> None:
-    """Write an epoch of several shards, which lie in all partitions."""
+    """Write an epoch of several shards, which are spread over all partitions."""
     with (
         penstock.Writer(name, url=url, spec=SPEC, partitions=partitions, payload=payload) as writer,
         writer.epoch(sizes=[EACH] * SHARDS) as epoch,
@@ -116,7 +116,7 @@ def lasting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """The same one, without keys."""
+    """Return the module's cluster, without keys."""
     lasting.empty()
     return lasting
 
@@ -150,7 +150,7 @@ def told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 @pytest.mark.parametrize("partitions", [1, 3, 8])
 def test_every_way_of_reading_gives_every_sample_once(cluster: Cluster, partitions: int) -> None:
-    """The keys of partitions lie on several servers, and one script may use the keys of one slot only."""
+    """The keys of partitions are on several servers, and one script may use the keys of one slot only."""
     written(cluster.url, "train", partitions)
     require_every_way(cluster.url)
     assert_clean(cluster.url, "train")
@@ -173,7 +173,7 @@ def test_partitions_lie_on_every_master(cluster: Cluster) -> None:
 
 
 def test_two_streams_are_mixed_though_they_lie_apart(cluster: Cluster) -> None:
-    """Each stream's own keys lie in a slot of its own."""
+    """Each stream's own keys are in a separate slot."""
     for name in ("a", "b"):
         written(cluster.url, name)
     with (
@@ -185,7 +185,7 @@ def test_two_streams_are_mixed_though_they_lie_apart(cluster: Cluster) -> None:
 
 
 def test_a_reader_that_stops_goes_on_where_it_was(cluster: Cluster) -> None:
-    """Its positions lie in each partition."""
+    """Each partition stores the reader's position in it."""
     written(cluster.url, "train")
     seen: list[int] = []
     with penstock.Loader("train", group="g", batch_size=50, url=cluster.url) as loader:

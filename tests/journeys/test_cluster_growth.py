@@ -24,7 +24,7 @@ from tests.clusters import Cluster, started_cluster
 PAUSE_S = 1.0
 """The longest pause of a training while slots move at once."""
 LOAD_S = 9.0
-"""What a loaded machine may add. A pause took 5 s on one with a third of the usual speed."""
+"""The time that a loaded machine may add. A pause took 5 s on one with a third of the usual speed."""
 SHARDS, EACH, BATCH = 6, 200, 10
 STEP_S = 0.02
 Move: TypeAlias = Callable[[Cluster, list[str]], None]
@@ -45,7 +45,7 @@ def written(writer: penstock.Writer) -> None:
 
 
 def move_by_key(cluster: Cluster, keys: list[str]) -> None:
-    """Move the slots to the newest master, key by key. Who moves them dies half-way, and somebody else ends it."""
+    """Move the slots to the newest master, key by key. Each mover dies half-way, and another one ends the move."""
     for key in keys:
         finish = cluster.half_move_slot_of(key, cluster.masters[-1], keys_at_most=2)
         time.sleep(0.5)
@@ -59,7 +59,7 @@ def move_at_once(cluster: Cluster, keys: list[str]) -> None:
 
 @dataclass
 class Training:
-    """What one member of the group was given, and when."""
+    """The samples that one member of the group received, and the times of its batches."""
 
     loader: penstock.Loader
     seen: Counter[int] = field(default_factory=Counter)
@@ -134,7 +134,7 @@ def test_a_training_hardly_pauses_while_a_new_master_takes_its_slots_at_once(
 
 @pytest.mark.parametrize("executable", find_servers(), ids=server_label)
 def test_slots_that_a_new_master_takes_by_key_cost_no_sample(executable: Path) -> None:
-    """The tool that moves them may die half-way, and requests are refused until somebody ends the move."""
+    """The tool that moves them may die half-way, and requests are refused until an operator ends the move."""
     with started_cluster(executable) as cluster:
         read_while_slots_move(cluster, 3, move_by_key)
 
@@ -148,6 +148,6 @@ def move_one_by_one(cluster: Cluster, keys: list[str]) -> None:
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_partitions_that_leave_the_only_master_cost_no_sample(members: int) -> None:
-    """Until then one connection and one thread of a member are enough, and the loop acknowledges by itself."""
+    """Until then a member needs one connection and one thread only, and its own loop acknowledges."""
     with started_cluster(find_servers()[0], masters=1) as cluster:
         read_while_slots_move(cluster, 3, move_one_by_one, members)

@@ -27,7 +27,7 @@ FAILOVER_S = 4.0
 PAUSE_S = 1.0
 """The longest pause of the partitions elsewhere."""
 LOAD_S = 2.5
-"""What a loaded machine may add."""
+"""The time that a loaded machine may add."""
 AGAIN_S = 1.5
 """The time from a failover until what lay on the lost master is read again: a look at the map, and a connection."""
 STEP_S = 0.03
@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def written(url: str, partitions: int = 3) -> None:
-    """Write an epoch of many small blocks, whose shards lie on all masters."""
+    """Write an epoch of many small blocks, whose shards are spread over all masters."""
     with (
         penstock.Writer("train", url=url, spec=SPEC, partitions=partitions) as writer,
         writer.epoch(sizes=[EACH] * SHARDS) as epoch,
@@ -176,7 +176,7 @@ def test_partitions_beside_a_moved_one_do_not_wait_for_its_new_master(cluster: C
 
 
 def manual_loader(url: str) -> penstock.Loader:
-    """A member that acknowledges by itself, and whose lease lasts longer than a failover."""
+    """Return a loader with manual acknowledgements, whose lease lasts longer than a failover."""
     tuning = penstock.Tuning(prefetch_bytes=4 * BATCH * 64, lease_s=2 * FAILOVER_S)
     return penstock.Loader("train", group="g", batch_size=BATCH, url=url, acknowledge="manual", tuning=tuning)
 
@@ -232,7 +232,7 @@ def test_leases_and_acknowledgements_beside_a_moved_partition_do_not_wait_for_it
         until(lambda: len(loader._joined().heartbeat.each) == 4)
 
         def held() -> dict[bytes, int]:
-            """Entry -> its idle time in ms, for the entries that are pending beside."""
+            """Return entry -> its idle time in ms, for the pending entries of the partition that stayed."""
             with redis.Redis.from_url(cluster.master_of(beside.roster).url) as node:
                 pending: list[dict[str, Any]] = node.xpending_range(beside.entries(0), "g", "-", "+", 1000)
             return {one["message_id"]: one["time_since_delivered"] for one in pending}

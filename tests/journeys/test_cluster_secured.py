@@ -95,7 +95,7 @@ def lasting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """The same one, without keys and refusals."""
+    """Return the module's cluster, without keys and refusals."""
     lasting.empty()
     for node in lasting.masters:
         lasting.asked(node, "ACL", "LOG", "RESET")
@@ -109,7 +109,7 @@ def url_of(cluster: Cluster, user: str) -> str:
 
 
 def refused(cluster: Cluster) -> list[str]:
-    """What the nodes refused the page's users."""
+    """Return what the nodes refused to the page's users."""
     found = set()
     for node in cluster.masters:
         with redis.Redis.from_url(node.url) as client:

@@ -163,7 +163,7 @@ def test_an_image_installs_its_role_only(dockerfile: str) -> None:
 
 
 def test_the_packages_of_every_image_are_pinned_to_versions_that_penstock_takes(dockerfile: str) -> None:
-    """The same source makes the same images, today and in a year."""
+    """Without pins, the same source would make other images in a year."""
     _, *lines = (ROOT / "docker" / "constraints.txt").read_text().splitlines()
     pinned = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

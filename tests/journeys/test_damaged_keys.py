@@ -317,7 +317,7 @@ def test_every_key_that_there_is_has_its_type_and_its_repair(bench: Bench) -> No
     """A kind of key that the table forgets would be a traceback again."""
     for key, _ in bench.saved.dumps:
         if key.decode() == STREAM_NAMES:
-            continue  # it holds hints, and nobody has to repair it
+            continue  # it holds hints, and needs no repair
         kind = kind_of(key.decode())
         assert kind is not None, key
         found: Any = bench.client.type(key)

@@ -255,7 +255,7 @@ def test_a_flush_does_not_let_others_in_beside_reserved_samples(any_url: str, pa
 
 @pytest.mark.parametrize("views", [True, False])
 def test_the_first_reader_of_a_host_verifies_a_block_for_all(any_url: str, memory_path: Path, views: bool) -> None:
-    """Of several trainers on a host one hashes each byte. Without its notes every reader does."""
+    """Only one of several trainers on a host hashes each byte. Without its notes, every reader does."""
     if not lies_in_memory(memory_path):
         pytest.skip("no memory file system here")
 

@@ -80,7 +80,7 @@ def test_what_a_killed_trainer_had_not_trained_on_goes_to_another(url: str, clie
 
 
 def test_acknowledgements_that_were_not_sent_yet_are_trained_on_again(any_url: str) -> None:
-    """Whoever has those of some time sent together repeats at most that time after a kill, and loses nothing."""
+    """A loader that sends them at intervals repeats at most one interval after a kill, and loses nothing."""
     produce(any_url, "t", COUNT, block_samples=7)
     with child(train, any_url, "killed", 12, 0, 1, 600, 100) as trainer:
         logged = run_until_middle(trainer)

@@ -130,7 +130,7 @@ def test_pods_do_what_the_compose_stack_does() -> None:
 
 
 def test_the_autoscaler_sets_the_workers_by_a_metric_that_the_adapter_finds() -> None:
-    """An autoscaler whose metric nobody serves leaves the number as it is, and says so in its events only."""
+    """An autoscaler whose metric is not served leaves the number as it is, and reports this in its events only."""
     (scaler,) = (one for one in manifests() if one["kind"] == "HorizontalPodAutoscaler")
     assert scaler["spec"]["scaleTargetRef"]["name"] in workloads()
     assert "replicas" not in workloads()["worker"]["spec"]  # each apply would set it back

@@ -94,7 +94,7 @@ def test_the_exporter_has_a_series_for_each_server(lasting: Cluster) -> None:
 
 
 def test_a_half_moved_slot_is_seen_on_both_sides(lasting: Cluster) -> None:
-    """A tool that died leaves it, and every request for its keys fails until somebody finishes the move."""
+    """A tool that dies leaves such a slot. Every request for its keys fails until an operator finishes the move."""
     first, second = lasting.masters[:2]
     ids = [lasting.asked(node, "CLUSTER", "MYID").decode() for node in (first, second)]
     lasting.asked(second, "CLUSTER", "SETSLOT", 7, "IMPORTING", ids[0])

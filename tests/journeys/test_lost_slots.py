@@ -110,7 +110,7 @@ def test_an_epoch_that_a_failover_loses_in_one_partition_is_written_to_its_end(c
 
 
 def test_what_a_failover_takes_from_a_produced_epoch_is_named_with_its_server(cluster: Cluster) -> None:
-    """A trainer was told that it was never given the samples, and nobody that a server had lost them."""
+    """A trainer read that it never received the samples, and no message said that a server had lost them."""
     with writer_of(cluster) as writer:
         stream = writer.stream
         lost = elsewhere(cluster, stream)

@@ -123,7 +123,7 @@ def test_lost_acknowledgements_are_sent_again(cluster: Cluster, durability: str)
 def test_what_was_acknowledged_is_not_delivered_again_as_new(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
-    """The replica lacks that it was delivered, so it has it for whoever asks first."""
+    """The replica has no record of the delivery, so it would deliver the samples to the first member that asks."""
     monkeypatch.setattr("penstock_consumer.read.shared.OTHERS_S", 4.0)  # on a busy machine the other one is late
     found = Counter[int]()
 
@@ -168,7 +168,7 @@ def test_what_was_acknowledged_is_not_delivered_again_as_new(
 
 
 def test_what_was_acknowledged_is_not_delivered_again_by_the_server_that_a_slot_moved_to(cluster: Cluster) -> None:
-    """The member still reads the partition beside those of its former server, which lost nothing."""
+    """The member still reads the partition together with those of its former server, which lost nothing."""
     found = Counter[int]()
 
     def train(batches: Iterator[penstock.Batch]) -> None:
@@ -281,7 +281,7 @@ def test_entries_are_trimmed_by_positions_that_are_on_a_replica(cluster: Cluster
 
 
 def test_a_release_forgets_nothing_that_another_server_may_still_have(cluster: Cluster) -> None:
-    """A partition that has the epoch again would keep its bytes for ever: nobody would know of it."""
+    """A partition that has the epoch again would keep its bytes for ever, because no list would name the epoch."""
     stream = written(cluster, "replicas=1")
     with connect(cluster.url, bears_outages=print) as client, torn(cluster, stream, 1) as pair:
         held = load_roster(client, stream.partitions[1]).bytes

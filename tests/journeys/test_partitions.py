@@ -58,7 +58,7 @@ def carried_out(commands: list[str]) -> None:
 def test_the_printed_commands_even_out_a_stream_that_is_written_and_read(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A new master changes which server has which partition, and nobody wants to stop a training to correct that."""
+    """A new master changes which server has which partition, and a correction must not stop a training."""
     url = cluster.url
     with penstock.Writer("train", url=url, spec={"x": ("int64", (500,))}, partitions=6) as writer:
         keys = [writer.stream.partitions[number].roster for number in (1, 4, 2, 5)]
@@ -159,7 +159,7 @@ def test_a_user_who_may_not_ask_for_ids_is_told_why_there_are_no_commands() -> N
 
 
 def test_no_move_is_proposed_while_a_server_is_away() -> None:
-    """What a dead master held would look like an emptier server."""
+    """Without its partitions, a dead master would look like an emptier server."""
     nodes = [
         NodeState("w0", "h0", 70, id="id0", info=NODES["valkey"]), NodeState("w1", "h1", 71, failure="away"),
         NodeState("w2", "h2", 72, id="id2", info=NODES["valkey"]),

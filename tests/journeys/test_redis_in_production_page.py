@@ -63,7 +63,7 @@ def run(script: str, folder: Path, **variables: str) -> subprocess.CompletedProc
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
+    """Return a port that is not in use now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -138,7 +138,7 @@ def test_the_formula_is_enough_and_not_much_too_much(
 
 
 def test_a_group_costs_a_bit_or_two_for_each_sample(any_url: str, any_client: redis.Redis) -> None:
-    """The number of groups is said to hardly count."""
+    """The page says that the number of groups hardly counts."""
     samples = 80_000
     with (
         penstock.Writer("train", url=any_url, spec={"x": ("uint8", ())}, tuning=QUIET) as writer,
@@ -298,7 +298,7 @@ def test_an_export_is_a_backup_of_epochs(any_url: str, tmp_path: Path) -> None:
 
 
 def test_every_block_is_run() -> None:
-    """A block that nobody runs is wrong one day."""
+    """A block that is never run becomes wrong one day."""
     used = (
         "openssl req",
         "default off",

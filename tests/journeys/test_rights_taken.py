@@ -64,7 +64,7 @@ def set_right(any_client: redis.Redis) -> Take:
 
 
 def write_to_the_end(url: str, when: int, then: Callable[[], None]) -> None:
-    """Write shard 0 of epoch 0 from where it is, and call ``then`` once so many samples are written."""
+    """Write shard 0 of epoch 0 from its position on, and call ``then`` once ``when`` samples are written."""
     with penstock.Writer("train", url=url, spec={"y": ("int64", ())}, tuning=SMALL) as writer:
         epoch = writer.epoch(0, sizes=[SAMPLES])
         with epoch, epoch.shard(0) as shard:

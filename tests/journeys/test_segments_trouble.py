@@ -181,7 +181,7 @@ def test_a_full_folder_holds_the_writer_back_until_there_is_room(
         assert time.monotonic() < deadline, said
         time.sleep(0.05)
     assert thread.is_alive()
-    with connect(any_url) as client:  # and who waits for samples is told as much
+    with connect(any_url) as client:  # and a reader that waits for samples gets the same reason
         while "waits for space in the full folder" not in why_no_room(client, repaired.stream_of(client)):
             assert time.monotonic() < deadline
             time.sleep(0.05)

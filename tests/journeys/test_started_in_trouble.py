@@ -1,6 +1,6 @@
 """A server in trouble at a start: a server that answered once is waited for, and any other gives an error soon.
 
-And while somebody replays: for as long as the lease keeps the epoch.
+A replay waits for its server for as long as its lease keeps the epoch.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def found_by(household: Household, user: int | None) -> Any:
 def test_another_user_reads_writes_and_runs_nothing(household: Household) -> None:
     """Hosts are shared, and a user who can write to the queue can run code as the workers' user."""
     assert len(household.ports) == 2
-    # 1. what the owner finds shows that the search works; nobody needs to be root for the rest of it
+    # 1. what the owner finds shows that the search works; the rest of it needs no root
     own = found_by(household, None)
     assert all(any(password in text for text in own["processes"]["environ"]) for password in household.passwords[1:])
     assert not [text for text in own["processes"]["cmdline"] if any(word in text for word in household.passwords)]

@@ -66,7 +66,7 @@ def test_one_master_of_a_cluster_comes_back_older(executable: Path) -> None:
 
 
 def test_a_plain_pair_is_torn(fresh_server: Callable[..., EmbeddedServer]) -> None:
-    """Without a cluster an operator promotes by hand."""
+    """Without a cluster, an operator promotes the replica manually."""
     master, replica = a_pair(fresh_server)
     with torn_pair(master, replica) as pair:
         asked(master, "SET", "before", 1)

@@ -47,7 +47,7 @@ ALL = {(epoch, number) for epoch in (0, 1) for number in range(SHARDS * EACH)}
 TORN_S = 1.0
 """The time that a step has before the master dies. A step that waits for the replica goes on afterwards."""
 TRIES = 10
-"""How often a program that meets an error is started."""
+"""The number of times that a program that meets errors is started."""
 HANG_S = 30.0
 """Far more than a failover and all that waits for it."""
 
@@ -127,7 +127,7 @@ class Life:
             self._batches = iter(self._loader)
 
     def _read(self, epoch: int, count: int) -> None:
-        """Train on an epoch until so many of its samples are known, or until it ends."""
+        """Train on an epoch until ``count`` of its samples are known, or until it ends."""
         while max(self._ended, default=-1) < epoch and len(self._known(epoch)) < count:
             self._join()
             assert self._loader is not None
@@ -216,7 +216,7 @@ class Life:
 
 
 AGAIN = ServerUnsuitable
-"""What a program may meet that starts before a replica follows. Nothing is lost."""
+"""The error of a program that starts before a replica follows. Nothing is lost."""
 STEPS = ["opened", "first_block", "shard_done", "produced", "joined", "acknowledged", "trimmed", "released"]
 
 
@@ -315,7 +315,7 @@ def lasting() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """The same one, without keys. Each master has a replica, also after a test that failed."""
+    """Return the module's cluster, without keys. Each master has a replica, also after a test that failed."""
     lasting.empty()
     for master in lasting.masters:
         if not lasting.has_replica(master):
@@ -337,7 +337,7 @@ def _cases() -> list[tuple[str, str, str]]:
 
 
 SUITE = [("partition", "memory"), ("stream", "auto")]
-"""What `make test` runs. `make torn` runs all, in four minutes."""
+"""The cases that `make test` runs. `make torn` runs all, in four minutes."""
 
 
 @pytest.mark.parametrize(("torn", "place", "durability"), _cases())

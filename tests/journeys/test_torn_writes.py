@@ -166,7 +166,7 @@ def test_jobs_lose_nothing_in_silence(
     monkeypatch.setenv("PENSTOCK_TEST_MARK", str(hold))
     produced = produce_words(service.url, fresh_server().url, 2, "held_up")
     words = [*produced, "--no-shuffle", "--durability", level]
-    # the production must not end before the master dies: with `memory` nobody would be left to make anything again
+    # the production must not end before the master dies: with `memory` no worker would be left to make samples again
     hold.write_text("60")
     with torn_service(service) as pair, child(command, 60, *words) as process:
         await_committed(service.url, 20, process)

@@ -1,4 +1,4 @@
-"""What all tests of production have."""
+"""Fixtures for all tests of production."""
 
 from __future__ import annotations
 

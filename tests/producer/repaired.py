@@ -56,7 +56,7 @@ class Numbers:
 
 
 class Pages(Numbers):
-    """The same numbers, ten at a time."""
+    """The numbers of ``Numbers``, ten at a time."""
 
     unit: Any = "batch"
 

@@ -109,7 +109,7 @@ class TestTheRule:
         assert "90 MiB of 100 MiB" in sentence
 
     def test_what_dead_members_hold_is_told_by_their_names(self) -> None:
-        """Without the names, a user who waits for a dead trainer looks for a pin that was never set."""
+        """Without the names, users that wait for a dead trainer look for a pin that was never set."""
         room = QuotaState(90 << 20, 20 << 20, 100 << 20, is_next=True)
         sentence = explain_quota("train", room, [], True, gone="rank-1 of group resnet (42 s ago)", is_kept=False)
         assert "members last seen a while ago: rank-1 of group resnet (42 s ago); start them again" in sentence

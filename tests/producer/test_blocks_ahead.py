@@ -47,7 +47,7 @@ def test_each_block_with_a_sample_is_sent_ahead(any_url: str, any_client: Client
 def test_a_block_is_sent_ahead_only_if_both_can_be_kept(
     any_url: str, any_client: Client, ahead: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not confirmed is kept to be sent again, and the memory for it is limited."""
+    """An unconfirmed block is kept to be sent again, and the memory for such blocks is limited."""
     block_bytes, asked = 4 * SAMPLE_BYTES, list[int]()
 
     def must_wait(_: UnconfirmedBlocks, nbytes: int) -> bool:
@@ -132,7 +132,7 @@ def test_a_shard_that_is_given_up_leaves_no_connection(any_url: str, any_client:
 
 
 def test_what_a_closed_shard_holds_is_lost_if_a_server_loses_it(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it was open it could send its newest blocks again. Nobody can any more, so a loss of them is reported."""
+    """While it was open it could send its newest blocks again. A closed shard cannot, so a loss of them is reported."""
     with writer_of(any_url, spec=SPEC, durability="auto", block_bytes=4 * SAMPLE_BYTES) as writer:
         shard, known = writer.epoch(0, sizes=[SIZE]).shard(0), writer._resources.loss_detector._ends
         monkeypatch.setattr(ReplicaWatch, "_is_followed", lambda *_: True)

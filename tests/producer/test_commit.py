@@ -259,7 +259,7 @@ def test_a_block_that_the_server_refused_at_maxmemory_waits_before_it_is_sent_ag
 def test_a_block_waits_for_confirmation_only_where_no_more_can_be_kept(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not confirmed must be sent again after a failover. A wait for each block would halve the rate."""
+    """An unconfirmed block must be sent again after a failover. A wait for each block would halve the rate."""
     is_full, confirmed = [False], list[int]()
     confirm = Committer._confirm
 

@@ -93,7 +93,7 @@ def test_a_write_that_was_interrupted_may_be_continued(
 def test_a_connection_that_breaks_as_a_block_is_sent_is_made_again(
     any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was sent before it, so no answer shows that the connection is broken."""
+    """No block was sent before it, so no answer shows that the connection is broken."""
     said: list[str] = []
     with shard_of(any_url, notify=said.append) as (_, shard):
         once(monkeypatch, "send", ServerUnavailable("cut"))

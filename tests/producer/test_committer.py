@@ -197,7 +197,7 @@ class TestOtherServers:
     def test_a_feeds_shard_is_taken_again_unless_its_epoch_went_on(
         self, any_url: str, any_client: Client, is_over: bool
     ) -> None:
-        """A server came back that had forgotten who writes it, and the epoch would be complete without it."""
+        """A restarted server may have forgotten the shard's writer. The epoch would be complete without the shard."""
         with writer_of(any_url, spec=SPEC) as writer:
             run, manifest = committer_of(writer, is_feed=True), writer.stream.keys.manifest(0)
             run.commit(block(0, 4))
@@ -239,7 +239,7 @@ class TestOtherServers:
                 with pytest.raises(ServerUnavailable):
                     one.send([(b"PING",)])
             run.require_whole(4)
-        with pytest.raises(ServerUnavailable):  # it is closed with the writer, though nobody closed the shard
+        with pytest.raises(ServerUnavailable):  # it is closed with the writer, though its shard was not closed
             made[2].send([(b"PING",)])
 
     @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_auto_never_waits_for_a_replica_while_it_writes(
 
 
 class ChosenLevel(ReplicaWatch):
-    """Replicas follow, until it is said that they do not."""
+    """A watch that reports that replicas follow, until ``is_followed`` is False."""
 
     def __init__(self) -> None:
         self.is_followed = True
@@ -202,7 +202,7 @@ class ChosenLevel(ReplicaWatch):
 
 
 def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follows() -> None:
-    """After a failover the only replica is gone, and the blocks are sent one by one to a server that has none."""
+    """After a failover the only replica is gone, and each block is sent separately to a server that has none."""
     watch = ChosenLevel()
     kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
     blocks = [Block(first, 10, []) for first in range(0, 30, 10)]
@@ -348,7 +348,7 @@ def test_auto_asks_for_one_replica_where_one_follows() -> None:
 
 
 def test_a_new_stream_is_auto_and_earlier_versions_read_memory(any_url: str, any_client: Any) -> None:
-    """An earlier version refuses a level that it does not know. It writes beside new ones while they are upgraded."""
+    """An earlier version refuses a level that it does not know. It writes to the same streams during an upgrade."""
     with durable_writer(any_url, None) as writer:
         assert writer.stream.durability == "auto"
     assert any_client.hget("penstock:{t}:meta", "durability") == b"memory"
@@ -368,7 +368,7 @@ def test_a_stream_of_an_earlier_version_keeps_its_level(any_url: str, any_client
 
 
 def test_auto_without_a_replica_costs_no_command(fresh_server: Fresh) -> None:
-    """Most streams lie on one server, and must not pay for a replica that is not there."""
+    """Most streams are on one server, and must not pay for a replica that does not exist."""
     server = fresh_server(find_servers()[0])
     with durable_writer(server.url, "auto") as writer:
         for _ in range(3):
@@ -439,7 +439,7 @@ def test_the_last_block_that_a_replica_confirmed_is_not_noted(any_url: str, any_
 def test_only_what_the_replica_missed_is_noted(
     pair: tuple[EmbeddedServer, EmbeddedServer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was confirmed before the replica stopped survives a failover."""
+    """Samples that were confirmed before the replica stopped survive a failover."""
     monkeypatch.setattr("penstock_common.stream.servers.durability.AUTO_S", 1.0)
     primary, replica = pair
     with durable_writer(primary.url, "auto") as writer:

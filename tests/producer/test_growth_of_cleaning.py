@@ -56,7 +56,7 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
         assert cleaner.free_bytes(10**9) == 0
         assert calls(any_client, "xrevrange") - asked == 1 + SHARDS_AT_ONCE  # what is held, and what may come next
 
-        write(epoch, PLANNED - 1)  # somebody writes from the end
+        write(epoch, PLANNED - 1)  # a writer may begin with the last shard
         assert acknowledge(any_client, partition, manifest, "g", [], {PLANNED - 1: [(0, 1)], HELD: [(0, 1)]})
         assert cleaner.free_bytes(10**9) == SAMPLE_BYTES
         now += FAR_S

@@ -41,7 +41,7 @@ def half_made(client: Any, look: ProductionProgress) -> SlotState | None:
 
 
 def test_the_same_production_started_again_makes_what_a_server_lost(any_url: str, any_client: Any) -> None:
-    """The epoch counted as produced, so nobody made its samples again and no trainer could end it."""
+    """The epoch counted as produced, so its samples were not made again and no trainer could end it."""
     before: list[SlotState] = []
     said: list[str] = []
     for is_second in (False, True):
@@ -118,7 +118,7 @@ def produce_torn(url: str, client: Any, source: SourceConfig) -> None:
 
 
 def test_an_epoch_that_a_server_lost_as_a_whole_is_opened_and_made_again(any_url: str, any_client: Any) -> None:
-    """It was said that somebody had abandoned or removed it."""
+    """The message said that the epoch was abandoned or removed."""
     plan = ProductionPlan(stream="train", source=dataset("very_slowly"), shard_samples=SAMPLES // 2, partitions=1)
     said: list[str] = []
     is_torn = False
@@ -173,7 +173,7 @@ def test_a_job_of_a_generator_names_what_a_server_lost(any_url: str, any_client:
 def test_an_iterators_epoch_that_a_server_lost_as_a_whole_is_named_with_server_time_and_ranges(
     any_url: str, any_client: Any
 ) -> None:
-    """It was said that somebody had abandoned or removed it, and the audit found nothing wrong."""
+    """The message said that the epoch was abandoned or removed, and the audit found nothing wrong."""
     source = GeneratorConfig(name="tests.producer.made:numbers", transform="tests.producer.made:very_slowly")
     plan = ProductionPlan(stream="train", source=source, shard_samples=SAMPLES, partitions=1)
     with Production(plan, options_of(any_url), workers=1, notify=lambda _: None) as production:

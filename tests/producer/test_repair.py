@@ -261,7 +261,7 @@ def test_repairs_at_the_same_time_put_everything_back_once(url: str, client: red
         thread.start()
     for thread in threads:
         thread.join()
-    repair(url)  # whoever came last may have compared bytes while another wrote
+    repair(url)  # the last one may have compared bytes while another wrote
     report = audit(url)
     assert (report.findings, report.duplicate, report.is_clean) == ([], 0, True)
     assert replay(url) == before

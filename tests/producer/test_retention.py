@@ -143,7 +143,7 @@ class TestPlans:
         assert plan({10, 30, 50}, {10, 30, 50}) == [10, 50]
 
     def test_a_large_epoch_is_trimmed_before_it_is_released(self) -> None:
-        """It leaves the memory of its entries one by one. An abandoned one has no samples for anybody."""
+        """A trim frees its entries individually. An abandoned epoch has no samples for any group."""
         roster = roster_of({"a": group()}, {("a", e) for e in range(4)})
         facts = [EpochFacts(0, "produced", 10), EpochFacts(1, "produced", 5), EpochFacts(2, "abandoned", 10)]
         assert plan_release(facts, roster, 0, 100, most_bytes=9) == [2, 1]
@@ -363,7 +363,7 @@ def test_a_declared_group_holds_what_it_has_not_read(any_url: str, any_client: C
 
 
 def test_a_group_that_vanished_stops_holding_after_a_while(any_url: str, any_client: Client) -> None:
-    """Without this, a killed trainer that is not restarted would stop production for good."""
+    """Without this, a killed trainer that is not restarted would stop production for ever."""
     with writer_of(any_url) as writer:
         join_group(any_client, Membership(writer.stream, "dead", "m", "1"))
         join_group(any_client, Membership(writer.stream, "declared", "m", "1"), declared=True)

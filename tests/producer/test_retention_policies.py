@@ -270,7 +270,7 @@ def test_members_that_vanished_leave_no_consumers_behind(
     any_client.xreadgroup("g", "holds", {entries: ">"}, count=1)
     deadline = time.monotonic() + 10
     while any(field.startswith(b"m:") for field in any_client.hkeys(roster)) and time.monotonic() < deadline:
-        clean_up(any_client, stream, lambda _: None, silent_ms=1)  # nobody is silent for a server in its first second
+        clean_up(any_client, stream, lambda _: None, silent_ms=1)  # no member is silent in a server's first second
     assert {consumer["name"] for consumer in any_client.xinfo_consumers(entries, "g")} == {b"holds"}
 
 
@@ -287,7 +287,7 @@ def test_a_trainer_that_leaves_takes_its_name_along(any_url: str, any_client: Cl
 
 
 def test_members_that_are_still_ending_an_epoch_bear_its_release(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever acknowledges the last batch frees the epoch, while the others still look for more of it."""
+    """The member that acknowledges the last batch frees the epoch, while the others still look for more of it."""
     monkeypatch.setattr(cleaner, "CLEAN_UP_EVERY_S", 0.001)
     told: list[str] = []
     got: Counter[int] = Counter()

@@ -47,9 +47,9 @@ class Notes:
         self.sent: list[tuple[Block, Mapping[int, str]]] = []
         self.dropped: list[Block] = []
         self.places = 0
-        """How often memory of a segment was asked for."""
+        """The number of requests for memory of a segment."""
         self.during: Callable[[], None] = lambda: None
-        """What another thread does during a commit."""
+        """The action of another thread during a commit."""
 
     def commit(self, block: Block, bad: Mapping[int, str]) -> None:
         """See Committer."""
@@ -313,7 +313,7 @@ class TestHoles:
         assert notes.blocks == [(0, [0, 2, 4, 5], {1: "one", 3: "three"})]
 
     def test_bad_samples_take_the_places_of_a_shards_last_samples(self) -> None:
-        """One more sample than planned would belong to nobody."""
+        """One more sample than planned would have no place in the epoch."""
         notes = Notes()
         shard = shard_of(notes, 3)
         write(shard, 1)
@@ -360,7 +360,7 @@ class TestReserved:
     """Samples that are made in place."""
 
     def test_they_are_committed_as_one_block_behind_what_was_written(self) -> None:
-        """What was gathered before has the offsets before them, and does not wait until they are made."""
+        """Samples that were gathered before have the offsets before them, and do not wait until they are made."""
         notes = Notes()
         shard = shard_of(notes, 9)
         write(shard, 2)
@@ -419,7 +419,7 @@ class TestReserved:
 
 
 def test_a_block_that_was_made_before_has_the_next_offsets_of_the_plan() -> None:
-    """A job resumes with blocks from a file, and one too many would belong to nobody."""
+    """A job resumes with blocks from a file, and one too many would have no place in the epoch."""
     made = Notes()
     with shard_of(made, 4) as shard:
         write(shard, 3)

@@ -222,7 +222,7 @@ def test_a_feed_whose_confirmed_samples_another_writer_replaced_says_so(any_url:
 
 @pytest.fixture
 def begun(any_url: str) -> Manifest:
-    """Return an epoch of which ten blocks of four samples are committed, the last of each a bad one."""
+    """Return an epoch with ten committed blocks of four samples, the last of each a bad one."""
     with writer_of(any_url, spec=SPEC, block_bytes=8 * SAMPLE_BYTES) as writer:
         epoch = writer.epoch(0, sizes=[SIZE + 1])
         shard = epoch.shard(0)
@@ -269,7 +269,7 @@ def test_each_entry_of_a_long_index_is_compared_with_its_record(
 def test_a_missing_entry_is_excused_if_no_group_for_which_data_is_held_lacks_it(
     any_client: Client, begun: Manifest
 ) -> None:
-    """Retention removes nothing else. A deletion by hand must not pass for it."""
+    """Retention removes nothing else. A manual deletion must not pass for it."""
     stream = open_stream(any_client, "t")
     partition = stream.partitions[0]
     first, second, *_ = records = list(index_records(any_client, partition, 0, 0))

@@ -168,7 +168,7 @@ def test_only_samples_that_no_program_ended_are_told_as_lost(any_url: str, how: 
 
 
 def test_samples_of_a_program_that_ends_are_told_as_lost(any_url: str) -> None:
-    """Nothing else tells that its last block was not full, and so not sent."""
+    """No other message says that its last block was not full, and so not sent."""
     said: list[str] = []
     with writer_of(any_url, spec=SPEC, notify=said.append) as writer:
         shard = writer.epoch(0, sizes=[3]).shard(0)

@@ -122,7 +122,7 @@ def test_two_producers_may_forget_one_job_at_once(any_url: str, monkeypatch: pyt
 
 
 def test_a_worker_that_is_stopped_in_a_jobs_last_try_costs_it_nothing(any_url: str) -> None:
-    """Hosts are preempted at any time. A shard that failed before would otherwise fail for good, with its epoch."""
+    """Hosts are preempted at any time. A shard that failed before would otherwise fail permanently, with its epoch."""
     dispatcher = Dispatcher(any_url, QUEUE)
     dispatcher.enqueue([TASK])
     job = dispatcher._queue.fetch(TASK.job_id)

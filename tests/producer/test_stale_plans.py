@@ -1,6 +1,6 @@
-"""Whoever frees memory plans by a look at the roster, and is refused where the roster has changed since.
+"""A cleaner plans by a look at the roster, and is refused where the roster has changed since.
 
-Each promise that a script makes to somebody else between the two must hold: a group that joined reads from there on, a
+Each promise that a script makes to another client between the two must hold: a group that joined reads from there on, a
 pin keeps, a replay goes through.
 """
 
@@ -106,7 +106,7 @@ def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, 
 
 
 def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
-    """The same plan removes entries of a running epoch one by one."""
+    """Such a plan also removes single entries of a running epoch."""
     with (
         writer_of(any_url) as writer,
         writer.epoch() as epoch,

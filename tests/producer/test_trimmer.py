@@ -80,7 +80,7 @@ def left(client: Client) -> list[list[int]]:
 def test_acknowledged_entries_go_from_the_first_shard_on_until_enough_is_free(
     any_client: Client, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not needed now may be read again by a group that starts over. Pages and calls have ends of their own."""
+    """A group that starts over may read again what is not needed now. Pages and calls have ends of their own."""
     monkeypatch.setattr(trimming, "FIRST_PAGE", 2)
     monkeypatch.setattr(trimming, "CHUNK", 2)
     trained(any_client, stream, (20, 12, 1, 6))

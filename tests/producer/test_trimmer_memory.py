@@ -1,4 +1,4 @@
-"""What a trimmer remembers of an epoch, and how it portions its work, without a server."""
+"""A trimmer's memory of an epoch, and the portions of its work, without a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def memory_of(sizes: tuple[int, ...] | None, done: dict[int, int] | None = None)
 
 
 def test_the_floor_rises_over_removed_entries_and_stops_below_one_that_is_held() -> None:
-    """What is below the floor is never read again, so an entry that was passed over would stay for ever."""
+    """Entries below the floor are never read again, so one that was passed over would stay for ever."""
     memory = memory_of((20,))
     memory.gone[0] = {8, 16}
     memory.note(0, [record(0, 4, holes_only=True), record(4, 8), record(8, 12), record(12, 16)])

@@ -148,7 +148,7 @@ def test_a_death_is_held_against_the_sample_that_was_made(clock: Clock, code: in
 
 
 def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
-    """In a burst each ends by itself, and none is replaced."""
+    """In a burst each worker ends normally, and none is replaced."""
     watched = WorkerWatchdog(None, clock)
     watched.current.begin(9, 300.0)
     watched.current.end()

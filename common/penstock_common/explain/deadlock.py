@@ -245,7 +245,7 @@ WARN_SHARE = 0.5
 PATIENCE_S = 3.0
 """A loop that has waited this long for a batch will wait for ever, if only the loop itself can acknowledge anything."""
 ELSEWHERE_S = 30.0
-"""The same limit if another thread may be about to acknowledge (a framework's step, a saved checkpoint, 'manual')."""
+"""`PATIENCE_S` if another thread may be about to acknowledge (a framework's step, a saved checkpoint, 'manual')."""
 SETTLED_MS = 1500
 """A writer that has waited this long has seen what the cleaner can free."""
 

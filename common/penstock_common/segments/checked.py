@@ -1,6 +1,6 @@
 """Notes on the blocks whose checksum a process of this host has compared. Other readers need not compare it again.
 
-The notes are a table in shared memory, the file ``stream.checked`` beside the segments. They exist only on a memory
+The notes are a table in shared memory, the file ``stream.checked`` in the segments' folder. They exist only on a memory
 file system, which no other host can have. A segment's name has one content for ever, and a header names its segment,
 so the checksum of a header is a block's key. A lost note costs one more comparison.
 """
@@ -20,7 +20,7 @@ from penstock_common.segments.folder import MARK, MODE
 from penstock_common.segments.mapping import lies_in_memory
 
 NOTES = f"{MARK}.checked"
-"""The file's name. Whoever deletes a stream removes every file whose name begins so."""
+"""The file's name. The deletion of a stream removes every file whose name begins with ``stream.``."""
 SLOTS = 1 << 15
 """Notes that are kept, in 256 kB of memory: 32 GB of blocks of 1 MB. A newer note replaces an older one."""
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

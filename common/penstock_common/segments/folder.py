@@ -138,7 +138,7 @@ class SegmentFolder:
         root: The folder that contains the folders of streams.
         stream: The stream's name.
         stream_id: The stream's id, which differs when a stream is made again.
-        user: The user who reads or writes, by default the process's user.
+        user: The user that reads or writes, by default the process's user.
     """
 
     def __init__(self, root: str | Path, stream: str, stream_id: str, user: FileUser | None = None) -> None:

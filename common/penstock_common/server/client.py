@@ -443,7 +443,7 @@ class ControlClient(redis.Redis):
 
 
 class Closable(Protocol):
-    """A channel, of which this module knows no more."""
+    """The part of a channel that this module uses."""
 
     def close(self) -> None:
         """Close the connection. Any thread may do so."""

@@ -62,7 +62,7 @@ def scan_streams(client: Client) -> list[str]:
 class StreamLister:
     """The names of all streams for a program that asks again and again. It scans every `SCAN_EVERY_S` only.
 
-    Of several servers, one that does not answer is not waited for. It keeps the names that were known to lie there.
+    With several servers, it does not wait for a silent one. It keeps the names that were known to be on that server.
     """
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:

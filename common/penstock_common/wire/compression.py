@@ -122,7 +122,7 @@ def pack(codec: str, data: memoryview, itemsize: int) -> bytes | None:
 
 
 def unpack(codec: str, tensor: str, frame: Any, size: int) -> Any:
-    """Return a tensor's bytes, of which the header's shapes announce ``size``. Raises BadEntry, MissingExtra."""
+    """Return a tensor's bytes. The header's shapes announce ``size`` bytes. Raises BadEntry, MissingExtra."""
     if not len(frame) < size:
         raise BadEntry(f"tensor {tensor!r} is compressed to {len(frame)} bytes, its shapes say {size}")
     try:

@@ -112,7 +112,7 @@ class FixedLayout:
     json: str
     """The header's ``tensors``, as `codec.encode` writes them."""
     text: bytes
-    """The same ``tensors`` as UTF-8 bytes."""
+    """`json` as UTF-8 bytes."""
     fields: tuple[tuple[bytes, int], ...]
     """(name, bytes) of each payload field, in order."""
     is_allowed: bool

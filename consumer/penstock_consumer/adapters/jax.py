@@ -26,7 +26,7 @@ from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, refuse_ragged, shaped
 
 PREFETCH = 2
-"""Batches on the device besides the one in the step: one that is ready, and one whose transfer is under way."""
+"""The batches on the device beyond the one in the step: one that is ready, and one whose transfer is under way."""
 
 Sharding = Any
 """A ``jax.sharding.Sharding`` or a device for all tensors, one for each by name, or None: JAX's default device."""
@@ -101,7 +101,7 @@ def dataset(
         sharding: a ``jax.sharding.Sharding`` or a device for all tensors, or a dict with one for each name. None means
             JAX's default device. A sharding over several processes needs a loader in canonical order, and each rank
             gives its part of each global array.
-        prefetch: the batches that are on the device besides the one in the step. Nothing waits for them.
+        prefetch: the batches that are on the device beyond the one in the step. Nothing waits for them.
         remainder: the use of an epoch's last batch if it is smaller. 'keep' gives it as it is, 'pad' fills it with its
             own first rows, and 'drop' counts it as trained on. The default is 'pad' if ``sharding`` cuts batches into
             pieces, else 'keep'.

@@ -37,7 +37,7 @@ _REMAKING = (
     "unbatch", "rebatch", "flat_map", "interleave", "concatenate", "window", "padded_batch", "enumerate", "scan",
     "group_by_window", "bucket_by_sequence_length", "snapshot", "unique", "ignore_errors", "rejection_resample",
 )  # fmt: skip
-"""What comes out cannot be told from what went in; all of it has come out when the pass ends."""
+"""The methods whose output cannot be traced to their input. All input has come out when the pass ends."""
 
 
 @overload
@@ -141,7 +141,7 @@ def _form(select: Select, nested: bool, values: dict[str, Any]) -> Any:
 def acknowledging(made: tf.data.Dataset, source: tf.data.Dataset) -> TrackedDataset:
     """Return a dataset that was made of ``source`` by what hides the step, such as ``zip``, so that it acknowledges.
 
-    Its batches are acknowledged when a pass ends by itself. It is not for ``tf.distribute``, which reads ahead of what
+    Its batches are acknowledged when a pass runs to its end. It is not for ``tf.distribute``, which reads ahead of what
     is iterated here.
 
     Args:

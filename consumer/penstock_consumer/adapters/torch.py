@@ -134,7 +134,7 @@ class LoaderDataset(Answering, IterableDataset):
     __len__ = Lengthless()
 
     def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
-        """Raises ValueError for tensors that are not there, and for a loader that acknowledges by hand."""
+        """Raises ValueError for unknown tensors, and for a loader with ``acknowledge="manual"``."""
         self._element = _element_of(loader, select, nested, ragged)
         self.loader, self.tracker = loader, StepTracker.of(loader)
         """Only of the training process: a copy in a worker process leaves them alone."""
@@ -276,7 +276,7 @@ class LoaderDataset(Answering, IterableDataset):
 
 
 class SizedTorchDataset(LoaderDataset):
-    """A dataset of an ordered group. Others must not have a length: Keras asks what has ``__len__``, and gives up."""
+    """A dataset of an ordered group. Others must have no ``__len__``, which Keras would call, and fail."""
 
     def __len__(self) -> int:  # type: ignore[override]
         """Batches of an epoch; a TypeError while it is not known."""

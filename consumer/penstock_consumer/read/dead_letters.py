@@ -156,7 +156,7 @@ class DeadLetters:
         if self._readable.is_known:
             self.add_now(manifest, partition, entry_id, reason)
             return
-        # held like any other, so that it is renewed, and returned when this reader gives up
+        # leased like any other entry: the lease is renewed, and returned when this reader fails
         self._claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=entry_id, unacknowledged=0))
         self._held.append(_BadEntry(manifest, partition, entry_id, reason))
 

@@ -17,8 +17,8 @@ REQUESTS_AHEAD = 2
 REQUEST_BYTES = 2_000_000
 """The payload bytes of one request. They hide a round trip, and the server copies all of them to its reply buffer."""
 REFERRED_BYTES = 8_000_000
-"""The same if the payload lies in segments, and only this member of the group reads: there is nothing to copy, and a
-request costs as much as an entry."""
+"""The payload bytes of one request if segments hold the payload, and only this member of the group reads. The server
+copies nothing then, and a request costs as much as an entry."""
 MOST_ENTRIES = 64
 BLOCK_MS = 100
 """The longest wait of an idle read. It is finite, because an epoch may end without another entry."""

@@ -34,7 +34,7 @@ from penstock_consumer.read.leases import Key, Leases, LeaseSighting, plan_recla
 from penstock_consumer.stages.batch import Batch, Lease
 
 FIRST_BATCHES = 20
-"""Ranks that train together cannot be so far apart. A rank that still loads its model has not joined."""
+"""Ranks that train together never differ by this many batches. A rank that still loads its model has not joined."""
 
 
 def are_unused(peers: Sequence[ReportedRate | None], since_ms: int) -> bool | None:
@@ -89,8 +89,8 @@ class UnusedRankCheck:
 BEATS_PER_LEASE = 30
 """Renewals are cheap, and their rhythm decides how soon others see that a member lives."""
 LONGEST_BEAT_S = 2.0
-"""A thirtieth of a long lease is long. Whoever looks for the dead should not wait that long, nor see the living as
-silent."""
+"""The longest time between renewals, because a thirtieth of a long lease is long. Others find a dead member sooner, and
+do not take a live one for silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class LoopReport:
         """The wait of the loop, or None while it has a batch."""
 
     def follow(self, rate: Measured) -> None:
-        """Report the rate of the training loop from now on, to whoever starts workers."""
+        """Report the rate of the training loop from now on, to the programs that start workers."""
         self._rate = rate
 
     def tell_idle(self, idle: IdleLoop | None) -> None:
@@ -192,7 +192,7 @@ class Heartbeat:
         self.members = 1
         """The members of the group that lived at the last look."""
         self.error: Exception | None = None
-        """Why the thread ended by itself, for example because another process took the name. The loader raises it."""
+        """The error that ended the thread, for example because another process took the name. The loader raises it."""
         self._outage = self._new_outage()
         self._moves = self._client.moves
         self._lock = threading.Lock()
@@ -269,7 +269,7 @@ class Heartbeat:
                 raise
 
     def _split(self) -> None:
-        """Leave partitions that moved to other servers to other heartbeats, unless somebody looks at them now."""
+        """Leave partitions that moved to other servers to other heartbeats, unless another thread looks at them now."""
         if (moves := self._client.moves) == self._moves or len(self._apart()) == 1:
             self._moves = moves
             return
@@ -370,7 +370,7 @@ class ClaimedEntry:
     epoch: int
     entry_id: bytes
     deliveries: int = 0
-    """How often it was given out before, handed to training or not. 0 if that does not matter."""
+    """The number of times that it was given out before, handed to training or not. 0 if that does not matter."""
 
     @property
     def is_suspect(self) -> bool:
@@ -408,7 +408,7 @@ class LeaseRenewer(Heartbeat):
         self._leases, self._notify = leases, notify
         self._seen: dict[Key, LeaseSighting] = {}
         self.claims: deque[ClaimedEntry] = deque() if first is None else first.claims
-        # the epochs' states lie with the first partition
+        # the server of the first partition has the epochs' states
         self._looks = Aside[None](is_elsewhere=self.partitions[0] != who.stream.partitions[0])
         now_s = clock()
         self._began_s = self._looked_s = now_s
@@ -633,7 +633,7 @@ class Heartbeats(Generic[AnyHeartbeat]):
 
     @property
     def error(self) -> Exception | None:
-        """Return why a thread ended by itself."""
+        """Return the error that ended a thread, or None."""
         return next((one.error for one in self._each if one.error is not None), None)
 
     @property
@@ -700,7 +700,7 @@ class LeaseRenewers(Heartbeats[LeaseRenewer]):
         partitions: Collection[PartitionKeys] | None = None,
     ) -> None:
         """See `LeaseRenewer.recover`."""
-        for one in self._each:  # also those that are added meanwhile
+        for one in self._each:  # including those that are added during the loop
             one.recover(is_all_acknowledged, partitions)
 
     def look(self, partitions: Collection[PartitionKeys] | None = None) -> None:

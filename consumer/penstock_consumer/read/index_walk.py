@@ -71,7 +71,7 @@ class IndexWalk:
         self, client: Client, stream: Stream, manifest: Manifest, begun: range, position: int,
         dropped: Sequence[DeadLetterNote] = (),
     ) -> None:  # fmt: skip
-        """``begun`` are the shards that may exist. ``dropped`` ranges are lost for good and count as holes.
+        """``begun`` are the shards that may exist. ``dropped`` ranges are lost permanently and count as holes.
 
         All below the position counts as committed.
         """
@@ -349,7 +349,7 @@ class CanonicalIndex:
         for walk in (self.walk, self._head):
             if walk is not None:
                 walk.now(manifest, begun)
-        if manifest.state == ABANDONED and self._broken_off is None:  # it ends with what is there
+        if manifest.state == ABANDONED and self._broken_off is None:  # it ends with the committed records
             self._broken_off = self.walk.to_the_end()
 
     def pieces(self, lo: int) -> Iterator[IndexedPiece]:

@@ -118,7 +118,7 @@ class Leases:
             return [span for lease in held.values() if lease.shard == shard for span in lease.kept]
 
     def drop(self, lease: Lease) -> bool:
-        """Give up a lease, so that its entry can be received anew. False if it is acknowledged or lost already."""
+        """Drop a lease, so that its entry can be received again. Return False if it is acknowledged or lost already."""
         with self._lock:
             held = self._leases.get((lease.partition, lease.epoch), {})
             if held.get(lease.entry_id) is not lease:

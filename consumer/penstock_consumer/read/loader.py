@@ -66,7 +66,7 @@ class StageMethods:
 
         Args:
             samples: the size of the window, in samples. Give this or ``bytes``.
-            bytes: the size of the window, in payload bytes. The window takes this memory besides ``prefetch_bytes``.
+            bytes: the size of the window, in payload bytes. The window adds this memory to ``prefetch_bytes``.
             seed: the seed of the draws.
 
         Returns:
@@ -376,7 +376,7 @@ class Loader(StageMethods, Passing):
         return self._counter.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
 
     def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches of one iteration, unless a newer one has begun or another thread asks meanwhile."""
+        """Yield the batches of one iteration. Raises PenstockError in an older loop, and in a second thread."""
         mine = self._loop.begin()
         while True:
             self._require_own()
@@ -413,7 +413,7 @@ class Loader(StageMethods, Passing):
                 yield batch
                 self._require_own()
                 self._acknowledger.asked_for_next()
-                if member.run is None:  # a state was loaded meanwhile
+                if member.run is None:  # a state was loaded during the step
                     return
             with self._counter.waiting_for("server"):
                 is_lost = member.run is not None and bool(member.run.reader.loss)
@@ -742,7 +742,7 @@ class LoaderHooks:
 
 
 def _due(member: Member, unfinished: int) -> int | None:
-    """Return the epoch to read on after an iteration of an epoch, or None if others read meanwhile what was due."""
+    """Return the epoch to read on after an iteration of an epoch, or None if other members have read what was due."""
     try:
         epoch = member.next_epoch()
     except GroupFinished:

@@ -342,7 +342,7 @@ class Member:
             join(run.thread, join_s)
         self.heartbeat.stop(join_s)
         claim.hurry(patience_s)
-        with suppress(EpochIncomplete):  # whoever iterates next is told
+        with suppress(EpochIncomplete):  # the next iteration reports it
             for epoch in sorted(claim.unclosed):
                 claim.close_epochs(epoch)
         claim.leave()

@@ -102,7 +102,7 @@ AHEAD_BYTES = 4_000_000
 """The payload that is asked for before the first of it arrives, which hides round trips."""
 AHEAD_ENTRIES = 32
 PLANNED = 64
-"""The fetches that are planned at once, because indexes are read so far ahead of payloads."""
+"""The fetches that are planned at once. Indexes are read this far ahead of payloads."""
 BLOCK_MS, END_MS = 100, 10
 """The length of a wait for the next block, which is finite because an epoch may end without one; and of a wait for the
 end alone."""

@@ -131,7 +131,7 @@ class SharedScope:
 
 
 ACKNOWLEDGED_S = 10.0
-"""The longest wait for acknowledgements that a replaced server may have lost. The loop may be in a step meanwhile."""
+"""The longest wait for acknowledgements that a replaced server may have lost. The loop may be in a step then."""
 OTHERS_S = 2.0
 """The time that other members have for the same. They look and try again each half a second."""
 STATE_LOOKS, STATE_LOOK_S = 10, 0.1
@@ -536,7 +536,7 @@ class SharedReader:
             while todo and todo[0].epoch == epoch:
                 if manifest is not None:
                     self._fetch(todo[0], manifest, assembler)
-                else:  # abandoned and released meanwhile
+                else:  # abandoned and released since the claim
                     self.claim.leases.remove(todo[0].partition, epoch, [todo[0].entry_id])
                 todo.popleft()
         finally:

@@ -121,9 +121,9 @@ def _of_servers(
         node = masters.get(place.where)
         if node is None:
             continue
-        # a scratch key lies on one of them
+        # only one of them has the slot of the scratch key
         probe = not args.no_probe and client.node_of(scratch_key("")).where == place.where
-        held = memories[place.where].used_bytes  # what is not payload is told of one server only
+        held = memories[place.where].used_bytes  # only a single server's findings count the rest
         here_budgets = budgets_of.get(place.where, {})
         facts = read_server(place, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
         here = f"redis-cli -h {node.host} -p {node.port} "

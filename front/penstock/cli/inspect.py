@@ -1,4 +1,4 @@
-"""``penstock inspect``: the streams, how full they are, who reads them, and the progress of each reader."""
+"""``penstock inspect``: the streams, how full they are, their readers, and the progress of each reader."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _memory_size(text: str) -> int:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Run until Ctrl-C, SIGTERM or SIGHUP, each of which ends it cleanly with exit code 0."""
+    """Run until Ctrl-C, SIGTERM or SIGHUP. Each of them ends the server cleanly, with exit code 0."""
     from penstock_common.errors import ServerUnavailable
     from penstock_common.local_servers import announced
     from penstock_common.settings import Settings

@@ -57,7 +57,7 @@ def serve(app: Callable[..., Any], listening: socket.socket, silence_s: float) -
     Args:
         app: the ASGI application.
         listening: a socket that listens.
-        silence_s: a client whose WebSocket answers no ping for so long is taken for dead.
+        silence_s: the seconds after which a client whose WebSocket answers no ping counts as dead.
     """
     _allow_files()
     config = uvicorn.Config(

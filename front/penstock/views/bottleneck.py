@@ -53,7 +53,7 @@ class GroupSituation:
     """The samples a second that its members would take if they never waited."""
     is_ordered: bool = False
     missing: tuple[int, ...] = ()
-    """The missing ranks of an ordered group that is behind. They were silent for so long that they were forgotten."""
+    """The missing ranks of an ordered group that is behind. They were forgotten after a long silence."""
     silent: tuple[tuple[str, float | None, int], ...] = ()
     """(member, seconds since it was seen, entries it holds) of members that are dead, as far as is known."""
 

@@ -1,6 +1,6 @@
 """The rules for the nodes of a cluster, masters and replicas together: from facts to findings. Pure.
 
-`doctor_server` has the rules for each master by itself.
+`doctor_server` has the rules for a single master.
 """
 
 from __future__ import annotations

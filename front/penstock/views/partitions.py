@@ -85,7 +85,7 @@ def view_partitions(
     kind = _kind_of(there)
     plan = plan_moves(placed, [node.where for node in there], MOST_KEY_BYTES if kind == "migrate" else None)
     if len(there) < len(nodes):
-        plan = RebalancePlan(())  # nobody moves slots while a server is away
+        plan = RebalancePlan(())  # slots are not moved while a server is away
     by_address = {node.where: node for node in there}
     if not all(node.id for node in there):
         return PartitionsView(stream, tuple(placed), tuple(nodes), plan, ())  # see `explain_no_commands`

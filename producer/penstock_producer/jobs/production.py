@@ -106,7 +106,7 @@ class PlannedEpoch:
 
     @classmethod
     def of(cls, manifest: Manifest, tasks: list[ShardTask]) -> Self:
-        """Return an epoch of which nothing was seen yet."""
+        """Return an epoch whose progress was not looked at yet."""
         return cls(manifest, tasks, EpochProgress(manifest.epoch, manifest.state, manifest.samples))
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class EpochGate:
         self._plan, self._client, self._stream = plan, client, stream
         self._asked_s = float("-inf")
         self.reason = ""
-        """Why the next epoch is held back, if it is."""
+        """The reason why the next epoch is held back, or ''."""
 
     def is_open(self, epoch: int) -> bool:
         """Return whether this epoch may begin. An unfinished one may always continue."""

@@ -97,7 +97,7 @@ class SentBlock:
             self.entry_id = outcome[0]
 
     def take_replies(self) -> int:
-        """Return the number of replies that are still to come, once. Whoever reads them, or gives them up, calls it."""
+        """Return the number of replies that are still to come, once. The caller must read or abandon that many."""
         due, self.replies = self.replies, 0
         return due
 
@@ -267,7 +267,7 @@ class Committer:
     def commit_all(self) -> None:
         """Wait until everything sent is committed and as safe as the stream's durability says.
 
-        Raises DurabilityLost if the job must stop meanwhile.
+        Raises DurabilityLost if the job must stop first.
         """
         self._drain()
         self._confirm()

@@ -37,7 +37,7 @@ class SharedResources:
         self._spare: list[tuple[int, Channel]] = []
         """At most one connection, with the process that opened it. A forked child must not use its parent's."""
         self._used: WeakSet[Channel] = WeakSet()
-        """The connections of shards that nobody may have closed."""
+        """The connections of shards. Some of these shards may never be closed."""
 
     def take_channel(self, where: str | None = None) -> Channel | None:
         """Return a connection to this server that an earlier shard gave back, or None. It may be closed by now.

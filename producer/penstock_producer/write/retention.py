@@ -171,8 +171,8 @@ def plan_trim(
         need_bytes: Payload bytes to free.
         base: Offset of the first bit.
         gone: The ends of entries that are removed.
-        gone_before: Those of them that were removed so long ago that other entries have their memory. An entry behind
-            another one that is removed stays then. None leaves out none.
+        gone_before: Those ends that were removed long enough ago for other entries to have their memory.
+            An entry directly behind any other removed entry then stays. None leaves out none.
     """
     plan: list[IndexRecord] = []
     freed, is_behind = 0, False

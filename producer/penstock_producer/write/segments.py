@@ -197,7 +197,7 @@ class ShardPayloads:
 
     @contextmanager
     def keeping_newest(self) -> Iterator[None]:
-        """Send other blocks meanwhile, and have the newest one encoded still."""
+        """Keep the encoded form of the newest block while other blocks are sent."""
         newest = self._newest
         yield
         self._newest = newest

@@ -199,7 +199,7 @@ class Writer:
     def make_safe(self) -> None:
         """Return once everything written is as safe as the stream's durability promises.
 
-        Raises DurabilityLost if a job must stop meanwhile.
+        Raises DurabilityLost if a job must stop first.
         """
         level, watch = Durability.parse(self.stream.durability), self._resources.replicas
         make_safe(self._client, self.stream, level, self._notify, watch, self._should_stop)

@@ -1,4 +1,4 @@
-"""The directory of streams: nobody scans for names that are in it, and no stream of an older version is lost by it."""
+"""The directory of streams: it saves the scan for names that are in it, and loses no stream of an older version."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_first_stream_that_is_entered_brings_those_of_older_versions(any_cli
 def test_a_stream_of_an_older_version_is_shown_and_then_entered(
     any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Older writers run beside new ones during an update, and an operator must see all that there is."""
+    """Older and newer writers run together during an update, and an operator must see the streams of both."""
     create_stream(any_client, "new")
     as_an_older_version(any_client, "old")
     assert list_streams(any_client) == ["new"]
@@ -117,7 +117,7 @@ def test_a_deleted_stream_is_in_no_list(any_client: Client) -> None:
 
 @pytest.mark.parametrize("damage", ["wrong type", "foreign names"])
 def test_a_damaged_directory_costs_a_scan(any_client: Client, damage: str) -> None:
-    """It holds hints only, so that nobody has to repair it."""
+    """The directory holds hints only, so no operator should have to repair it."""
     create_stream(any_client, "a")
     any_client.delete(STREAM_NAMES)
     if damage == "wrong type":

@@ -51,7 +51,7 @@ def test_a_wait_for_a_hint_that_nobody_gives_ends_by_itself(channel: Channel, cl
 
 
 def test_what_is_sent_behind_a_wait_is_done_after_it(channel: Channel, client: Client) -> None:
-    """So a reader finds what came during its pause, and the end of an epoch after all of its entries."""
+    """Otherwise a reader misses what came during its pause, or finds the end of an epoch before its last entries."""
     channel.send([hint_command(KEYS, (0, 0), LONG_MS), (b"GET", b"key")])
     client.set("key", "late")
     announce(client, KEYS, CREATED, "t")

@@ -57,7 +57,7 @@ def test_a_rank_can_have_acknowledged_no_more_than_is_committed_without_a_gap(
 
 
 class TestRuns:
-    """How a server's run is identified, and what follows from it."""
+    """The identity of a server's run, and its consequences."""
 
     def test_a_connection_that_lasts_costs_no_question(self, any_url: str) -> None:
         """Every heartbeat and every commit asks this, so it must be free on a stable connection."""

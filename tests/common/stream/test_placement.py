@@ -49,7 +49,7 @@ def test_each_master_gets_as_many_partitions_as_every_other(masters: int, name: 
 
 @pytest.mark.parametrize(("name", "stream_id"), STREAMS)
 def test_the_first_partition_lies_with_the_stream(name: str, stream_id: str) -> None:
-    """A stream of one partition then lies in one slot, and a failover loses all of its newest writes or none."""
+    """A stream of one partition then has a single slot, and a failover loses all of its newest writes or none."""
     for count in (1, 3, 12):
         slots = slots_of(name, choose_tags(name, stream_id, count, even(3)))
         assert slots[0] == slot_of(f"penstock:{{{name}}}:meta")

@@ -29,7 +29,7 @@ def placed(*servers: str, nbytes: Sequence[int] = (), slots: Sequence[int] = ())
         (placed("a"), ["a"], []),
         (placed("a"), ["a", "b"], []),  # one more or less is even
         (placed("a", "b", "a"), ["a", "b"], []),
-        (placed("a", "a"), ["a", "b"], [(101, "a", "b")]),  # partition 0 lies with the stream's own keys
+        (placed("a", "a"), ["a", "b"], [(101, "a", "b")]),  # partition 0 stays with the stream's own keys
         (placed("a", "a", "a", "a", nbytes=[1, 9, 3, 2]), ["a", "b"], [(103, "a", "b"), (102, "a", "b")]),
         (placed("a", "a", "a"), ["a", "b", "c"], [(101, "a", "b"), (102, "a", "c")]),
         # both of a slot move together, and neither moves where that makes nothing more even

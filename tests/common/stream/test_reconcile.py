@@ -147,7 +147,7 @@ def test_a_number_that_a_partition_has_is_not_given_out_again(any_url: str, any_
 
 
 def test_a_group_starts_again_where_only_an_epoch_without_samples_is_removed(any_url: str, any_client: Any) -> None:
-    """It was told of a release, and asked for `start='earliest'`, although nothing was lost."""
+    """Otherwise an error reports a release and asks for `start='earliest'`, although nothing was lost."""
     stream = made(any_url, any_client)
     with loader_of(any_url) as loader:
         assert len(numbers(loader)) == 40
@@ -239,7 +239,7 @@ def test_a_shard_whose_completion_is_lost_is_finished_once_its_writer_is_gone(an
 
 
 def test_a_lost_end_of_a_shard_is_noted_and_taken_back_by_who_has_the_source(any_url: str, any_client: Any) -> None:
-    """The epoch counted as produced, and nobody made the samples again."""
+    """Otherwise the epoch counts as produced, and no worker makes the samples again."""
     with planned_writer(any_url, 2) as writer:
         stream = writer.stream
         epoch = writer.epoch(sizes=SIZES, fingerprint="files")
@@ -272,7 +272,7 @@ def test_a_lost_end_of_a_shard_is_noted_and_taken_back_by_who_has_the_source(any
 
 
 def test_lost_samples_that_cannot_be_made_again_are_named_once(any_url: str, any_client: Any) -> None:
-    """A writer by hand, or a feed, has no source to go back to."""
+    """A feed, or a program with a `Writer` of its own, has no source to make lost samples from."""
     with planned_writer(any_url, 2) as writer:
         epoch = writer.epoch(sizes=SIZES)
         before = partition_slot(any_client, writer.stream, 1)

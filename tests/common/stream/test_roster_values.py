@@ -1,4 +1,4 @@
-"""What a roster's fields and a group's positions mean, as pure values."""
+"""The meaning of a roster's fields and a group's positions, as pure values."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_rosters_together_forget_no_group_and_close_only_what_all_have_closed() 
 
 
 def test_a_note_of_a_waiting_writer_that_is_not_renewed_does_not_count() -> None:
-    """Its writer died. Readers would be blamed for a budget that nobody waits for."""
+    """Its writer died. Readers would be blamed for a budget that no writer waits for."""
     note = {"since": 5, "seen": 100, "need": 7, "held": 8, "why": "budget", "next": True}
     notes = {"9:3": json.dumps(note), "10:0": json.dumps(note | {"seen": 101, "next": False})}
     other = WaitingWriter(5, 101, 7, 8, "budget", is_next=False)
@@ -150,7 +150,7 @@ def test_a_membership_says_the_kind_of_its_group_if_it_knows_it() -> None:
     ],
 )
 def test_a_refused_report_is_told_in_words(text: str, kind: type[PenstockError] | None, words: str) -> None:
-    """What another member may have caused is looked at once more. Everything else is raised as it is."""
+    """A refusal that another member may have caused is checked once more. Every other error is raised unchanged."""
     who: Any = SimpleNamespace(group="g", member="rank-0", stream=SimpleNamespace(name="t"))
     error = ResponseError(text)
     assert has_lost_place(error) is (kind is not None)

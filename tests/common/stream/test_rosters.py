@@ -54,7 +54,7 @@ from tests.torn_slots import partition_slot
 
 
 def planned(url: str, partitions: int = 2, epochs: int = 1) -> Stream:
-    """Return a stream with planned epochs, of which nothing is written."""
+    """Return a stream with planned epochs and no samples."""
     with writer_of(url, spec=SPEC, partitions=partitions) as writer:
         for _ in range(epochs):
             writer.epoch(sizes=[8] * partitions)
@@ -95,7 +95,7 @@ class TestJoining:
         assert group_at(any_client, stream, 0).lost is None
 
     def test_a_declaration_keeps_the_ranks_of_an_ordered_group(self, any_url: str, any_client: Client) -> None:
-        """Who declares it knows neither its kind nor its batches."""
+        """A declaration knows neither the group's kind nor its batches."""
         stream = planned(any_url)
         join_group(any_client, Membership(stream, "g", "rank-0", "i", RankOrder(0, 2, 8)))
         join_group(any_client, Membership(stream, "g", "", ""), declared=True)
@@ -186,7 +186,7 @@ class TestHeartbeats:
             beat(any_client, Membership(stream, "g", "m", "i"), stream.partitions[0], {})
 
     def test_a_heartbeat_to_a_stream_that_was_deleted_says_so(self, any_url: str, any_client: Client) -> None:
-        """'The group was dropped' would send its user to look for somebody who dropped it."""
+        """'The group was dropped' would send its user to look for a drop that never happened."""
         stream = planned(any_url)
         who = Membership(stream, "g", "m", "i")
         join_group(any_client, who)
@@ -297,7 +297,7 @@ class TestRejoining:
     def test_a_member_that_its_only_server_forgot_comes_back_to_its_group(
         self, any_url: str, any_client: Client
     ) -> None:
-        """The server is known to be another run, so nobody need have dropped the member."""
+        """The server is known to be another run, so the member may be missing without having been dropped."""
         stream, now_s = planned(any_url, partitions=1), [0.0]
         who, (partition,) = Membership(stream, "g", "m", "i"), stream.partitions
         join_group(any_client, Membership(stream, "g", "", ""), declared=True)
@@ -417,10 +417,10 @@ class TestRejoining:
 
 
 class TestNotes:
-    """What waits, is pinned or is replayed."""
+    """Rosters note waiting writers, pinned epochs and replays."""
 
     def test_a_writer_that_waits_is_seen_until_it_goes_on(self, any_url: str, any_client: Client) -> None:
-        """Who looks learns since when it waits, and for how much."""
+        """An operator needs to see since when the writer waits, and for how many bytes."""
         stream = planned(any_url, partitions=1)
         (partition,) = stream.partitions
         details: dict[str, Any] = {"need_bytes": 24, "held_bytes": 100, "why": "memory"}
@@ -436,7 +436,7 @@ class TestNotes:
         assert list(load_roster(any_client, partition).waiting) == [(0, 5)]
 
     def test_a_pin_is_in_all_partitions_or_in_none(self, any_url: str, any_client: Client) -> None:
-        """Half a pin would promise a replay that nobody can read."""
+        """Half a pin would promise a replay that cannot be read."""
         stream = planned(any_url, partitions=3)
         rosters = [partition.roster for partition in stream.partitions]
 

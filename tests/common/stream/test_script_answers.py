@@ -30,7 +30,7 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Now:
-    """The server's time in a case, and so many milliseconds more or less."""
+    """The server's time in a case, plus ``more_ms``."""
 
     more_ms: int = 0
 
@@ -890,7 +890,7 @@ class Server:
         return found
 
     def matches(self, found: Any, expected: Any, after_ms: int) -> bool:
-        """Return whether a value is the expected one, of which times lie between the begin and the end of the case."""
+        """Return whether a value is the expected one. A time may be any between the begin and the end of the case."""
         if isinstance(expected, Now):
             low = self.now + expected.more_ms
             return low <= int(found) <= low + after_ms - self.now

@@ -147,7 +147,7 @@ def test_what_tensorflow_js_cannot_do_is_refused_by_name(name: str, tmp_path: Pa
 
 
 def test_a_refusal_names_every_layer_at_once() -> None:
-    """Nobody wants to be told of the next layer only after the model has been trained again."""
+    """A user would learn of the next layer only after training the model again."""
     model = of(layers.GroupNormalization(2, name="first"), layers.ELU(0.5, name="second"))
     with pytest.raises(ValueError, match=r"(?s)'first': is not in.*'second': has alpha=0.5.*Its layers are Dense, Act"):
         penstock.keras.describe_tfjs(model)
@@ -196,7 +196,7 @@ def test_large_weights_lie_in_files_of_four_megabytes(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_is_kept_unless_it_is_an_export_to_replace(tmp_path: Path) -> None:
-    """A typing error must not cost a folder of somebody's work."""
+    """A typing error in the path would delete a folder of the user's own work."""
     folder = tmp_path / "model"
     penstock.keras.to_tfjs(of(layers.Dense(1_100_000), shape=(2,)), folder)
     with pytest.raises(FileExistsError, match="overwrite=True"):

@@ -107,7 +107,7 @@ class TestTorch(AdapterContract):
 
 
 class TestDataLoader(TestTorch):
-    """The same contract through PyTorch's DataLoader without worker processes."""
+    """The adapter contract with PyTorch's DataLoader without worker processes."""
 
     def dataset(self, loader: Loader | Mixture, **settings: Any) -> Any:
         """Return a DataLoader as most users write it."""

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 WORLD, BATCH = 3, 32
 WORKERS = (0, 1)
-"""Of the DataLoader, which makes batches itself where it has none."""
+"""The numbers of worker processes of the DataLoader, which makes batches itself if it has none."""
 SIZES = (4000, 4000, 2007)
 BAD = frozenset(number for number in range(10_007) if number * 7919 % 100 < 7)
 STEPS = -(-sum(SIZES) // (WORLD * BATCH))

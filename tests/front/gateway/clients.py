@@ -98,7 +98,7 @@ def gateway_for(url: str, *arguments: str) -> Iterator[GatewayProcess]:
 
 
 class GatewayClient:
-    """A client over WebSocket that grants credits one by one."""
+    """A client over WebSocket that grants one credit at a time."""
 
     def __init__(self, url: str, token: str, *, batch_size: int = 4, credits: int = 1) -> None:
         self.socket = raw(url)

@@ -92,7 +92,7 @@ def test_a_compressed_stream_comes_without_compression(any_url: str, any_client:
 
 
 def test_no_batch_comes_without_a_credit(any_url: str) -> None:
-    """A page decides how many batches lie in its memory."""
+    """A page decides how many batches its memory holds."""
     write_train(any_url)
     with gateway_for(any_url) as gateway, gateway.client(credits=2) as client:
         assert [client.batch() is not None for _ in range(2)] == [True, True]
@@ -186,7 +186,7 @@ def test_a_client_of_http_reads_and_acknowledges_every_sample(any_url: str, caps
 
 
 def test_a_client_of_http_that_stays_away_leaves_its_group(any_url: str) -> None:
-    """Nobody closes a connection here, so silence for the time of a lease returns the batches."""
+    """No connection is closed here, so silence for the time of a lease returns the batches."""
     written = write_train(any_url)
     with gateway_for(any_url, GROUP, *QUICK_LEASE) as gateway:
         facts = json.loads(asked(gateway, "POST", "", {"batch_size": 16})[2])

@@ -36,7 +36,7 @@ def refusal_of(connection: ClientConnection) -> tuple[str, int, str]:
 
 
 def test_what_is_no_message_is_refused_by_name(any_url: str) -> None:
-    """Malformed and hostile messages end their own connection, with a code, and the client beside them reads on."""
+    """Malformed and hostile messages end their own connection, with a code, and another client reads on."""
     written = write_train(any_url)
     with gateway_for(any_url) as gateway, gateway.client() as beside:
         opened = {**OPEN, "token": gateway.token}
@@ -190,7 +190,7 @@ def stalled(gateway: GatewayProcess) -> socket.socket:
 
 
 def test_a_client_over_its_rate_is_read_more_slowly_and_nobody_else_is(any_url: str) -> None:
-    """Messages without end hold up their sender, and the client beside it reads on."""
+    """Messages without end delay only their sender, and another client reads on."""
     written = write_train(any_url)
     with gateway_for(any_url, GROUP, "--rate", "20") as gateway, gateway.client() as beside, raw(gateway.url) as busy:
         busy.send(json.dumps({**OPEN, "token": gateway.token}))

@@ -77,7 +77,7 @@ def test_the_page_shows_the_record_of_the_monitor_and_the_newest_samples(any_url
 
 
 def test_the_page_shows_nothing_without_its_token_and_changes_nothing(any_url: str) -> None:
-    """Any page and any user of this host may ask. Only who has the address is answered, and nobody may write."""
+    """Any page and any user of this host may ask. Only requests with the token are answered, and none may write."""
     with penstock.Writer("train", url=any_url) as writer, writer.epoch() as epoch:
         epoch.write({"x": np.zeros(4)})
     with monitor_of(any_url) as address:

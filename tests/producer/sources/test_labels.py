@@ -182,7 +182,7 @@ def test_labels_that_are_no_text_or_absent_say_so(pictures: Path) -> None:
 
 
 def test_changed_labels_change_the_fingerprint(pictures: Path) -> None:
-    """The same images with other labels are other samples."""
+    """Other labels make other samples of the same images."""
     texts = [f"file,y\na.png,{y}\nb.png,2\nsub/c.png,3\n" for y in (1, 2)]
     assert labelled(pictures, texts[0]).fingerprint != labelled(pictures, texts[1]).fingerprint
 

@@ -85,7 +85,7 @@ class UnreplicatedRange:
 
 
 def said_unreplicated(ranges: Sequence[UnreplicatedRange]) -> Iterator[str]:
-    """Yield a sentence for each server that had no replica, with the ranges that were written meanwhile."""
+    """Yield a sentence for each server that had no replica, with the ranges that were written in that time."""
     for server in dict.fromkeys(one.server for one in ranges):
         found = [f"shard {one.shard} offsets {one.first}-{one.end - 1}" for one in ranges if one.server == server]
         more = f" and {len(found) - MOST_RANGES} more, see --json" if len(found) > MOST_RANGES else ""

@@ -123,7 +123,7 @@ class SlotFacts:
     age_ms: Mapping[int, int] = field(default_factory=dict)
     """Epoch that some roster lacks -> the time since its manifest was made."""
     begun: frozenset[int] = frozenset()
-    """Unsized epochs of which a shard was taken."""
+    """The unsized epochs with at least one taken shard."""
     has_workers: bool = False
     """Whether a worker reported its rate within the last seconds, if some roster lacks an epoch."""
 
@@ -221,7 +221,7 @@ def _shards(facts: SlotFacts) -> Iterator[ReconcileStep]:
 
 
 def _lost_shard(facts: SlotFacts, manifest: Manifest, shard: int, found: ShardFacts, size: int) -> StepKind | None:
-    """Return what to do about a shard of which manifest and index disagree, or None for nothing."""
+    """Return the step for a shard whose manifest and index disagree, or None if it needs none."""
     if shard not in manifest.done:
         is_left = found.end == size and found.quiet_ms > ALIVE_MS and manifest.state == SIZED
         return StepKind.FINISH if is_left else None

@@ -35,7 +35,7 @@ ASK_EVERY_S = 1.0
 ASK_MS = 20
 """The longest time that such a question holds up the acknowledgements behind it."""
 LOOK_S = 0.5
-"""The time between two looks of a thread whether its connection broke. The loop may be in a long step meanwhile."""
+"""The interval at which a thread checks whether its connection broke. The loop may be in a long step at the time."""
 CONFIRM_MS = 1000
 """The longest wait for a replica at the end of an epoch, and when a member leaves."""
 
@@ -86,7 +86,7 @@ class AnyOutbox(Protocol):
         """Send nothing of what was answered again, because what it says is taken back."""
 
     def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
-        """Let another outbox, which nobody uses yet, send some of what is kept again. Return False while at work.
+        """Let another, unused outbox send some of what is kept again. Return False while this outbox is at work.
 
         ``probe`` is this outbox's from now on.
         """
@@ -441,7 +441,7 @@ class OutboxThread:
     """An outbox that a thread of its own empties, from the first acknowledgement on."""
 
     def __init__(self, outbox: Outbox, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """Send together what comes within ``every_s`` after something was sent, unless somebody waits for it."""
+        """Send together what comes within ``every_s`` after something was sent, unless a caller waits for it."""
         self._outbox, self._every_s, self._clock = outbox, every_s, clock
         self._changed = threading.Condition()
         self._calls: deque[Due] = deque()
@@ -468,7 +468,7 @@ class OutboxThread:
                 return
             self._calls.append(due)
             self._begin()
-            if not self._is_early:  # else the thread wakes by itself
+            if not self._is_early:  # else the thread wakes without a notice
                 self._changed.notify_all()
 
     def attend(self) -> None:

@@ -400,7 +400,7 @@ def restore_group(
 REJOIN_SETTLE_S = 1.0
 """The time between two looks at the other rosters. One who drops a group is through with all of them by then."""
 REJOIN_QUIET_S = QUIET_MS / 1000
-"""The same where the roster names another process: one that lives gives a heartbeat meanwhile."""
+"""The longer `REJOIN_SETTLE_S` if the roster names another process. A living one gives a heartbeat in this time."""
 REJOIN_LOOK_S = 0.25
 REJOIN_ALIVE_MS = 2500
 """A rank of another number of ranks that was seen more recently is at work. A member renews every two seconds."""

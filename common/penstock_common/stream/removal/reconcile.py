@@ -209,7 +209,7 @@ def _probed(client: Client, stream: Stream, epoch: int) -> Iterator[tuple[int, i
 def reopen_lost(
     client: Client, stream: Stream, manifests: set[str], settle_s: float = SETTLE_S
 ) -> dict[int, list[int]]:
-    """Take back that shards are complete of which a server lost a part, so that jobs make the rest of them.
+    """Reopen complete shards if a server lost a part of them, so that jobs make the rest.
 
     Args:
         client: Control connection.

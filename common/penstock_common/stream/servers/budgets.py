@@ -176,7 +176,7 @@ def default_budget(client: Client, name: str, payload: str | None = None, partit
 
 def _share(client: Client, name: str, others: Sequence[ServerBudgets], partitions: int | None) -> int:
     chosen = DEFAULT_BUDGET_BYTES
-    while True:  # a smaller budget has fewer partitions, of which a server may have a larger part
+    while True:  # a smaller budget has fewer partitions, and a server may have a larger part of them
         parts = _planned_parts(client, name, partitions, chosen)
         half = [int(one.left_bytes // 2 / parts[one.where]) for one in others if one.where in parts]
         found = max(LEAST_BUDGET_BYTES, min(chosen, *half, DEFAULT_BUDGET_BYTES))
