@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_RUN = "import importlib, sys; getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
+_RUN = (
+    "import faulthandler, importlib, sys; faulthandler.enable(); "
+    "getattr(importlib.import_module(sys.argv[1]), sys.argv[2])(*sys.argv[3:])"
+)
 
 
 @contextmanager
@@ -55,9 +58,11 @@ class Child:
         return lines
 
     def finish(self, timeout_s: float = 30) -> list[str]:
-        """Wait for the end, good or bad, for at most ``seconds``, and return all unread lines."""
+        """Wait for the end, good or bad, for at most ``timeout_s``, and return all unread lines. A process that hangs
+        writes the stacks of its threads to stderr as it ends.
+        """
         assert self.process.stdout is not None
-        guard = threading.Timer(timeout_s, self.process.kill)
+        guard = threading.Timer(timeout_s, self._abort)
         guard.start()
         try:
             lines = self.process.stdout.read().splitlines()
@@ -65,6 +70,13 @@ class Child:
         finally:
             guard.cancel()
         return lines
+
+    def _abort(self) -> None:
+        self.process.send_signal(signal.SIGABRT)
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # a process that stands still does not answer a signal
 
     def kill(self) -> list[str]:
         """Kill it with SIGKILL, and return its unread output."""
