@@ -141,12 +141,12 @@ test("an answer that waited for longer than a lease is handed out by another mem
     const isThird = calls === 3;
     const answer = await call.apply(this, command);
     if (isThird) {
-      taken = await peer.ask("take_over", { url: peer.url, stream: "late", after_s: 0.6 });
+      taken = await peer.ask("take_over", { url: peer.url, stream: "late", after_s: 1.6 });
       before = given.length;
     }
     return answer;
   };
-  const loader = begin("late", { leaseMs: 1000, prefetchBytes: 1000, timeoutMs: 1000 });
+  const loader = begin("late", { leaseMs: 4000, prefetchBytes: 1000, timeoutMs: 2500 });
   try {
     const all = (async () => {
       for await (const batch of loader) given.push([...batch.identities()]);

@@ -209,7 +209,7 @@ export class LeaseRenewer extends Heartbeat {
     super(server, who, leaseMs, partitions);
     this.#leases = leases;
     this.#notify = notify;
-    // the epochs' states lie with the first partition
+    // the states of the epochs are in the first partition
     this.#looks = new Aside(partitions[0] === who.stream.partitions[0] ? null : 0);
   }
 
