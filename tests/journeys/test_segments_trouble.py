@@ -30,7 +30,7 @@ from penstock_common.errors import (
 from penstock_common.explain.sentences import why_no_room
 from penstock_common.segments.folder import SegmentFolder
 from penstock_common.stream.client import connect
-from penstock_common.stream.entries import commit_commands
+from penstock_common.stream.entries import commit_commands, commit_keys
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.stream.payloads import registered_segments, seal_segments, segments_of
@@ -106,7 +106,7 @@ def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: s
     partition, folder = stream.partitions[0], segments_of(stream)
     with redis.Redis.from_url(any_url) as raw:
         connection = raw.connection_pool.get_connection()
-        commands = commit_commands(partition, manifest, 0, block, fields, segment=name)
+        commands = commit_commands(commit_keys(partition, manifest.epoch, 0), manifest, 0, block, fields, segment=name)
         for command in commands[:-1]:
             connection.send_command(*command)
             connection.read_response()

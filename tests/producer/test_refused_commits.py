@@ -12,7 +12,7 @@ import pytest
 from penstock_common.errors import BudgetFull
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import commit_commands, has_unread, read_commit
+from penstock_common.stream.entries import commit_commands, commit_keys, has_unread, read_commit
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import Manifest, abandon_epoch, load_manifest
 from penstock_common.stream.streams import Stream
@@ -42,7 +42,9 @@ def commit(client: Client, stream: Stream, manifest: Manifest, block: Block) -> 
     """The transaction of shard 0, by another run of its job, say; what its script answered."""
     fields = encode(block, stream=stream.id, epoch=manifest.epoch, shard=0) if block.count else []
     bad = dict.fromkeys(block.holes, '{"why": "wrong"}')
-    commands = commit_commands(stream.partitions[0], manifest, 0, block, fields, bad=bad)
+    commands = commit_commands(
+        commit_keys(stream.partitions[0], manifest.epoch, 0), manifest, 0, block, fields, bad=bad
+    )
     channel = open_channel(client)
     channel.send(commands)
     answers: list[Any] = [channel.read() for _ in commands]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_common.server.connection import open_channel
 from penstock_common.stream.commands import Client
-from penstock_common.stream.entries import commit_commands, index_records, read_commit
+from penstock_common.stream.entries import commit_commands, commit_keys, index_records, read_commit
 from penstock_common.stream.manifest import load_manifest
 from penstock_common.wire.block import BlockBuilder
 from penstock_common.wire.codec import encode
@@ -26,7 +26,9 @@ def commit_next(client: Client, token: str) -> tuple[bool, str | None]:
     builder.add(sample(999))
     block = builder.finish(int(newest[0].split(b"-")[0]), [])
     fields = encode(block, stream=stream.id, epoch=0, shard=0)
-    commands = commit_commands(stream.partitions[0], manifest, 0, block, fields, writer=token)
+    commands = commit_commands(
+        commit_keys(stream.partitions[0], manifest.epoch, 0), manifest, 0, block, fields, writer=token
+    )
     channel = open_channel(client)
     channel.send(commands)
     answer: Any = [channel.read() for _ in commands][-1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, cast
 
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -157,7 +156,7 @@ def _end_of(record_id: bytes) -> int:
 
 
 def commit_commands(
-    partition: PartitionKeys,
+    keys: Sequence[bytes],
     manifest: Manifest,
     shard: int,
     block: Block,
@@ -173,13 +172,17 @@ def commit_commands(
     A block of holes only is the script alone: it appends no entry, and at maxmemory a MULTI is refused.
 
     Args:
+        keys: The keys of the shard, as `commit_keys` returns them.
+        manifest: The manifest of the epoch.
+        shard: The number of the shard.
+        block: The block.
         fields: The fields of the entry; none for a block of holes only.
         bad: JSON on the block's holes.
         nbytes: The payload bytes as stored; None for those of the block, which is not compressed.
         segment: The segment that holds the payload, which this registers; '' where the entry holds it.
         writer: The token of a feed's writer. The block is refused if the shard's newest record has another token.
     """
-    keys = commit_keys(partition, manifest.epoch, shard)[: 6 if segment else 5]
+    keys = keys[: 6 if segment else 5]
     holes = json.dumps(block.holes, separators=(",", ":")) if block.holes else "[]"
     stored = block.nbytes if nbytes is None else nbytes
     numbers = b"%d %d %d %d %d" % (manifest.epoch, block.end, block.first, block.count, stored)
@@ -192,7 +195,6 @@ def commit_commands(
     return [(b"MULTI",), (b"XADD", keys[0], b"NOMKSTREAM", b"*", *appended), script, (b"EXEC",)]
 
 
-@lru_cache(maxsize=1024)  # every block of a shard names the same
 def commit_keys(partition: PartitionKeys, epoch: int, shard: int) -> tuple[bytes, ...]:
     """Return the keys that a commit reads or writes."""
     keys = (partition.entries(epoch), partition.index(epoch, shard), partition.roster, partition.state(epoch),
@@ -299,6 +301,21 @@ def read_index_page(reply: Reply) -> list[IndexRecord]:
     page: list[tuple[str, list[str]]] = json.loads(cast("bytes", reply).decode("latin-1")) or []
     records = ((record_id, [part.encode("latin-1") for part in fields]) for record_id, fields in page)
     return [index_record(at.encode(), dict(zip(fields[::2], fields[1::2], strict=True))) for at, fields in records]
+
+
+def index_page(records: Sequence[IndexRecord]) -> bytes:
+    """Return the answer of ``read_index.lua`` if ``commit.lua`` wrote exactly these records."""
+    return f"[{','.join(map(_index_text, records))}]".encode() if records else b"{}"
+
+
+def _index_text(record: IndexRecord) -> str:
+    holes = ",".join(map(str, record.holes))
+    segment = f',"s","{record.segment}"' if record.segment else ""
+    writer = f',"w","{record.writer}"' if record.writer else ""
+    return (
+        f'["{record.end}-0",["e","{record.entry_id.decode()}","f","{record.first}","n","{record.count}",'
+        f'"b","{record.nbytes}","h","[{holes}]"{segment}{writer}]]'
+    )
 
 
 def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:

@@ -161,9 +161,12 @@ class AdmissionControl:
             left_bytes=left,
             partition=self._share_of,
         )
+        self._decision = decide_admission(self._state, refusal)
+        if self._decision is Admission.ADMITTED:
+            return True
         if not self._state.is_enough and not self._is_next_now and self._is_next():
             self._state = replace(self._state, is_next=True)
-        self._decision = decide_admission(self._state, refusal)
+            self._decision = decide_admission(self._state, refusal)
         return self._decision is Admission.ADMITTED
 
     def _go_on(self, block_bytes: int) -> bool:

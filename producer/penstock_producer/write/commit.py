@@ -79,6 +79,8 @@ class SentBlock:
     bad: Mapping[int, str]
     replies: int
     """The number of replies to its transaction."""
+    nbytes: int
+    """The payload bytes as they are stored."""
     segment: str
     """The segment that holds its payload, or ''. It may be sealed once the transaction is answered."""
     sealed: list[str]
@@ -127,6 +129,7 @@ class Committer:
         client, notify = resources.client, resources.notify
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition, self._token = stream.partition_of(shard), token
+        self._roster, self._keys = self._partition.roster, commit_keys(self._partition, manifest.epoch, shard)
         self._notify, self._clock = notify, clock
         self._resources = resources
         self._admission = AdmissionControl(client, stream, manifest, shard, clock, resources)
@@ -137,11 +140,11 @@ class Committer:
         self._payloads = ShardPayloads(client, stream, manifest, shard, checksum=checksum)
         self._durability = Durability.parse(stream.durability)
         self._unconfirmed = UnconfirmedBlocks(
-            self._durability, resources.replicas, self._partition.roster, clock, self._is_elsewhere
+            self._durability, resources.replicas, self._roster, clock, self._is_elsewhere
         )
         self._outage = Outage(notify, doing="writing", clock=clock)
-        self._own: dict[int, int] = {}
-        """The blocks that this run committed: end -> first offset."""
+        self._own: dict[int, IndexRecord] = {}
+        """The records of the blocks that this run committed, by their ends."""
         self._answered = 0
         """The offset after the last sample that the server said to be committed."""
         self._is_taken = False
@@ -317,7 +320,8 @@ class Committer:
         where = self._partition, self._manifest.epoch, self._shard
         while True:
             try:
-                records = read_index(self._channel, self._client, *where)
+                own = [self._own[end] for end in sorted(self._own)]
+                records = read_index(self._channel, self._client, *where, own)
                 break
             except ServerUnavailable:
                 self._channel.close()
@@ -347,7 +351,7 @@ class Committer:
         if not self._durability.is_auto or not ids:
             return None
         times = [parse_id(entry_id)[0] for entry_id in ids]
-        server = self._client.node_of(self._partition.roster).server
+        server = self._client.node_of(self._roster).server
         return UnreplicatedWrites(self._partition.number, min(times), max(times), server)
 
     def _not_whole(self, fault: str) -> ShardMismatch:
@@ -435,7 +439,7 @@ class Committer:
 
     def _lost(self, first: int, fault: str, begin: int = 0) -> ShardMismatch:
         """Return the error for samples from ``first`` on that the server confirmed and has lost."""
-        end, server = max(begin, self._answered), self._client.node_of(self._partition.roster).server
+        end, server = max(begin, self._answered), self._client.node_of(self._roster).server
         remedy = "write those again that you have" if self._token else "abandon the epoch and produce it again"
         return ShardMismatch(
             f"shard {self._shard} of epoch {self._manifest.epoch} of {self._stream.name!r} {fault}: the server lost "
@@ -496,14 +500,14 @@ class Committer:
     def _execute(self, block: Block, bad: Mapping[int, str], fields: Fields) -> SentBlock:
         """Send the block's transaction."""
         said = {offset: json.dumps({"why": why[:500]}) for offset, why in bad.items()}
-        segment, nbytes = self._payloads.segment_of(block), self._payloads.nbytes_of(fields)
+        segment, nbytes = self._payloads.segment_of(block), self._payloads.nbytes_of(block, fields)
         sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
-        where = self._partition, self._manifest, self._shard
+        where = self._keys, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
         must_reach = self._unconfirmed.level
         level = self._unconfirmed.question(must_reach, block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
-        return SentBlock(block, bad, len(commands), segment, sealed, level, must_reach)
+        return SentBlock(block, bad, len(commands), nbytes, segment, sealed, level, must_reach)
 
     def _collect(self, sent: SentBlock) -> bool:
         """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
@@ -528,23 +532,23 @@ class Committer:
             if is_sealed(outcome[-1]):
                 self._payloads.leave_segment()
                 return False
-            raise_errors(outcome, self._client, self._keys())
+            raise_errors(outcome, self._client, self._keys)
             live_state = self._manifest.live_state
-            is_committed, self._progress = read_commit(
-                outcome[-1], sent.block, live_state, self._token, self._partition.roster
-            )
+            is_committed, self._progress = read_commit(outcome[-1], sent.block, live_state, self._token, self._roster)
             if is_committed:
                 self._note_committed(sent, safety)
             return is_committed
-        raise_errors(replies, self._client, self._keys())
+        raise_errors(replies, self._client, self._keys)
         raise PenstockError(f"EXEC answered {outcome!r:.80}, expected a list")
 
     def _note_committed(self, sent: SentBlock, safety: Sequence[Reply]) -> None:
         """Keep a block that is committed until it is as safe as the durability says, and take the answers on that."""
         end = self._progress.end
         self._answered = max(self._answered, end)
-        self._own[sent.block.end] = sent.block.first
-        self._unconfirmed.committed(sent.block, sent.bad, sent.must_reach, sent.entry_id)
+        block = sent.block
+        said = sent.nbytes, tuple(block.holes), sent.segment, self._token
+        self._own[block.end] = IndexRecord(block.end, sent.entry_id, block.first, block.count, *said)
+        self._unconfirmed.committed(block, sent.bad, sent.must_reach, sent.entry_id)
         self._note_safety(sent.level, end, safety)
 
     def _note_safety(self, level: Durability, end: int, safety: Sequence[Reply]) -> str:
@@ -565,9 +569,6 @@ class Committer:
         self._channel.send(look_commands(self._partition, self._manifest.epoch, self._shard))
         replies = self._channel.read_all(3)
         return read_look(replies, self._client, self._partition, self._manifest.epoch, self._shard)
-
-    def _keys(self) -> tuple[bytes, ...]:
-        return commit_keys(self._partition, self._manifest.epoch, self._shard)
 
     def _wait_for_admission(self, nbytes: int) -> None:
         try:
@@ -590,22 +591,21 @@ class Committer:
 
     def _begin(self) -> None:
         """Read what is committed, on the connection of an earlier shard or on a new one."""
-        where = self._partition.roster
-        spare = self._resources.take_channel(self._client.node_of(where).where)
+        spare = self._resources.take_channel(self._client.node_of(self._roster).where)
         if spare is not None:
             with suppress(ServerUnavailable):  # the server may have closed it; a new one shows an outage
                 return self._begin_on(spare)
-        return self._begin_on(open_channel(self._client, where))
+        return self._begin_on(open_channel(self._client, self._roster))
 
     def _is_elsewhere(self) -> bool:
         """Return whether the map names another server than the one that this connection leads to."""
-        node = self._client.node_of(self._partition.roster)
+        node = self._client.node_of(self._roster)
         return (node.where, node.server) != (self._channel.where, self._server)
 
     def _begin_on(self, channel: Channel) -> None:
         self._channel = channel
         self._resources.use(channel)
-        self._server = self._client.node_of(self._partition.roster).server
+        self._server = self._client.node_of(self._roster).server
         try:
             # first, so that lost samples are reported before a writer writes them again
             self._resources.loss_detector.check()
@@ -635,7 +635,7 @@ class Committer:
 
         `auto` waits for a limited time for a replica that followed before. Raises DurabilityLost if the job must stop.
         """
-        wait, roster = Wait(self._notify, clock=self._clock), self._partition.roster
+        wait, roster = Wait(self._notify, clock=self._clock), self._roster
         while True:
             try:
                 self._restore(max(self._answered, self._found))

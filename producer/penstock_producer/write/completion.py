@@ -15,6 +15,7 @@ from penstock_common.stream.entries import (
     PAGE,
     PAGE_BYTES,
     IndexRecord,
+    index_page,
     raise_errors,
     read_headers,
     read_index_page,
@@ -32,15 +33,27 @@ FIRST_PAGE = 64
 """Records in the first page, which is all that most shards have. Later pages have a thousand."""
 
 
-def read_index(channel: Channel, client: Client, partition: PartitionKeys, epoch: int, shard: int) -> list[IndexRecord]:
-    """Return all records of a shard's index, without repairs, by a channel with nothing under way."""
+def read_index(
+    channel: Channel,
+    client: Client,
+    partition: PartitionKeys,
+    epoch: int,
+    shard: int,
+    expected: Sequence[IndexRecord] = (),
+) -> list[IndexRecord]:
+    """Return all records of a shard's index, without repairs, by a channel with nothing under way.
+
+    A page that is exactly the ``expected`` records is not parsed, which takes a tenth of the time.
+    """
     key, records, count = partition.index(epoch, shard).encode(), list[IndexRecord](), FIRST_PAGE
     while True:
         after = b"(%d-0" % records[-1].end if records else b"-"
         channel.send([(b"EVAL", _READ_INDEX, b"1", key, after, b"%d" % count)])
         reply = channel.read()
         raise_errors([reply], client, [key])
-        page = read_index_page(reply)
+        page: Sequence[IndexRecord] = expected[len(records) : len(records) + count]
+        if reply != index_page(page):
+            page = read_index_page(reply)
         records += page
         if len(page) < count:
             return records
@@ -57,7 +70,7 @@ def first_fault(records: Iterable[IndexRecord], end: int, token: str) -> str:
         if record.writer != token:
             return f"{name} is another writer's"
         counted = record.first + record.count + len(record.holes)
-        is_inside = all(record.first <= hole < record.end for hole in record.holes)
+        is_inside = not record.holes or all(record.first <= hole < record.end for hole in record.holes)
         if record.first != at or counted != record.end or not is_inside or bool(record.entry_id) != (record.count > 0):
             return f"{name} does not follow the offset {at}"
         at = record.end
@@ -116,6 +129,6 @@ def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, 
     return True
 
 
-def others_records(records: Iterable[IndexRecord], own: Mapping[int, int]) -> list[IndexRecord]:
-    """Return the records of blocks that this run did not commit; ``own`` has the first offset of its blocks by end."""
-    return [record for record in records if own.get(record.end) != record.first]
+def others_records(records: Iterable[IndexRecord], own: Mapping[int, IndexRecord]) -> list[IndexRecord]:
+    """Return the records of blocks that this run did not commit; ``own`` has the records of its blocks by end."""
+    return [record for record in records if (mine := own.get(record.end)) is not record and mine != record]

@@ -188,10 +188,10 @@ class ShardPayloads:
         """Return the segment that has the payload of the block that was encoded last, or ''."""
         return self._newest[2] if self._newest is not None and self._newest[0] is block else ""
 
-    def nbytes_of(self, fields: Fields) -> int | None:
-        """Return the payload bytes of an entry, in it or in a segment. None if they are the samples' own."""
+    def nbytes_of(self, block: Block, fields: Fields) -> int:
+        """Return the payload bytes of a block as they are stored, in its entry's ``fields`` or in a segment."""
         if not fields or not self._stream.compression:
-            return None
+            return block.nbytes
         header = parse_header(fields[0][1], self._stream.require_spec(), takes_refs=True)
         return stored_bytes(header, header.ref.sizes if header.ref else [len(value) for _, value in fields[1:]])
 

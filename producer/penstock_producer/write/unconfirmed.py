@@ -86,7 +86,7 @@ class UnconfirmedBlocks:
 
         It has no commands if no question is due.
         """
-        if level == MEMORY:
+        if not level.has_question:
             return level
         now = self._clock()
         self._unasked_bytes += nbytes
@@ -103,7 +103,7 @@ class UnconfirmedBlocks:
         """
         ids = [entry_id] if entry_id else []
         # a replica that comes, or comes back, may take the server's place without this block
-        is_kept = must_reach != MEMORY or (self._durability.is_auto and self._watch.may_be_replaced(self._key))
+        is_kept = must_reach.has_question or (self._durability.is_auto and self._watch.may_be_replaced(self._key))
         if not is_kept:  # blocks behind it are still to be sent again to a server that lost them
             while self._blocks and self._blocks[0].block.end <= block.end:
                 self._drop_oldest()

@@ -16,7 +16,14 @@ from penstock_common.server.connection import open_channel
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.damage import unreadable_value
-from penstock_common.stream.entries import commit_commands, group_counts, index_records, is_sealed, trim_entries
+from penstock_common.stream.entries import (
+    commit_commands,
+    commit_keys,
+    group_counts,
+    index_records,
+    is_sealed,
+    trim_entries,
+)
 from penstock_common.stream.groups.ledger import done_bits
 from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.keys import LAST, PartitionKeys
@@ -352,7 +359,9 @@ def commit(w: World, first: int, *, count: int = 5, holes: int = 0, segment: str
     block = builder.finish(first, range(first + count, first + count + holes))
     fields = encode(block, stream=w.stream.id, epoch=0, shard=0) if count else []
     bad = dict.fromkeys(block.holes, "{}")
-    commands = commit_commands(w.partition, w.planned, 0, block, fields, bad=bad, segment=segment)
+    commands = commit_commands(
+        commit_keys(w.partition, w.planned.epoch, 0), w.planned, 0, block, fields, bad=bad, segment=segment
+    )
     channel = open_channel(w.client)
     channel.send(commands)
     answers: Any = [channel.read() for _ in commands]

@@ -73,6 +73,11 @@ class Durability:
         """Return whether a payload in a file must be on the disk before the entry that refers to it is sent."""
         return self.fsync
 
+    @property
+    def has_question(self) -> bool:
+        """Return whether the server is asked about a write at this level; see `commands`."""
+        return self.fsync or self.replicas > 0
+
     def on(self, replicas: int) -> Durability:
         """Return the level on a server that ``replicas`` follow: `auto` is ``replicas=1`` there, or ``memory``."""
         return (FOLLOWED if replicas else MEMORY) if self.is_auto else self
@@ -166,8 +171,9 @@ class ReplicaWatch:
         By what the last `level` of the key found, the server took over within `SUCCESSOR_S`, or its replica was given
         up.
         """
-        took_over = self._clock() - self._took_over_at.get(key, -math.inf) < SUCCESSOR_S
-        return took_over or self._servers.get(key) in self._given_up
+        if self._servers.get(key) in self._given_up:
+            return True
+        return key in self._took_over_at and self._clock() - self._took_over_at[key] < SUCCESSOR_S
 
     def _is_followed(self, key: str) -> bool:
         node, now = self._client.node_of(key), self._clock()
