@@ -26,11 +26,11 @@ from penstock_common.server.channel import REPLY_TIMEOUT_S
 from penstock_common.server.watcher import LOOK_S
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.servers.durability import Durability, is_safe
+from penstock_common.stream.servers.durability import Durability, make_safe
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.stream.streams import load_stream
 from penstock_producer.write.writer import WriterHooks
-from tests.clusters import PASSWORD, Cluster, Promotion, started_cluster, until
+from tests.clusters import PASSWORD, Cluster, Promotion, started_cluster
 from tests.front.gateway.clients import gateway_for
 from tests.front.test_every_command import LEAVES
 
@@ -446,10 +446,11 @@ def test_a_write_is_as_safe_as_its_own_master_says() -> None:
             shard.flush()
             level = Durability.parse("replicas=1")
             with connect(cluster.url) as client:
-                until(lambda: is_safe(client, writer.stream, level))
+                make_safe(client, writer.stream, level, print)
                 os.kill(replica.pid, signal.SIGSTOP)
                 try:
-                    assert not is_safe(client, writer.stream, level)
+                    with pytest.raises(DurabilityLost, match="0 of 1 replicas"):
+                        make_safe(client, writer.stream, level, print, should_stop=lambda: True)
                     WriterHooks(writer).stop_when(lambda: True)
                     with (
                         pytest.raises(DurabilityLost, match=r"'replicas=1': (0 of 1 replicas|the connection broke)"),

@@ -245,11 +245,6 @@ def bear_shortfall(
     return True
 
 
-def is_safe(client: Client, stream: Stream, durability: Durability) -> bool:
-    """Wait for one round, and return whether everything written is as safe as the level demands."""
-    return not _lacking(client, stream, durability, ReplicaWatch(client))
-
-
 def _lacking(client: Client, stream: Stream, durability: Durability, watch: ReplicaWatch) -> dict[str, str]:
     """Return what is missing on the servers of the stream and of its partitions, by a key of each server."""
     keys = {client.node_of(key).where: key for key in (*(part.roster for part in stream.partitions), stream.keys.meta)}
