@@ -207,11 +207,11 @@ def test_blocks_that_are_still_to_be_sent_again_are_kept_where_no_replica_follow
     kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
     blocks = [Block(first, 10, []) for first in range(0, 30, 10)]
     for block in blocks:
-        kept.committed(block, {}, kept.level)
+        kept.committed(block, {}, kept.level())
     watch.is_followed = False
-    kept.committed(blocks[0], {}, kept.level)
+    kept.committed(blocks[0], {}, kept.level())
     assert [one.block for one in kept.all()] == blocks[1:]
-    kept.committed(blocks[2], {}, kept.level)
+    kept.committed(blocks[2], {}, kept.level())
     assert kept.all() == []
 
 
@@ -219,7 +219,7 @@ def test_a_block_is_kept_whose_answer_comes_after_its_server_was_replaced() -> N
     """Until its replica answers, the successor has no replica. It may lack the block, which must be sent again then."""
     watch = ChosenLevel()
     kept = UnconfirmedBlocks(Durability.parse("auto"), watch, "key", time.monotonic)
-    block, sent_at = Block(0, 10, []), kept.level
+    block, sent_at = Block(0, 10, []), kept.level()
     watch.is_followed = False
     kept.committed(block, {}, sent_at)
     assert [one.block for one in kept.all()] == [block]

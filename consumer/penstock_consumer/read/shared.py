@@ -158,6 +158,11 @@ class SharedReceivers:
             for number in partitions
         }
 
+    def close(self) -> None:
+        """Close the files of segments. Views of them stay valid."""
+        if self._segments is not None:
+            self._segments.close()
+
     def of(self, partition: int) -> Receiver:
         """Return the receiver of the epoch's new entries in a partition."""
         return self._of_partitions[partition]
@@ -258,6 +263,7 @@ class SharedReader:
         finally:
             self.has_ended = True
             self._connection.close()
+            self._receivers.close()  # garbage collection would come later: reader and receivers refer to each other
 
     # --- the loop ---
 

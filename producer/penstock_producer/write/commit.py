@@ -139,9 +139,7 @@ class Committer:
         """The wait for quota. It lasts until a block is committed, even if the server refuses blocks in between."""
         self._payloads = ShardPayloads(client, stream, manifest, shard, checksum=checksum)
         self._durability = Durability.parse(stream.durability)
-        self._unconfirmed = UnconfirmedBlocks(
-            self._durability, resources.replicas, self._roster, clock, self._is_elsewhere
-        )
+        self._unconfirmed = UnconfirmedBlocks(self._durability, resources.replicas, self._roster, clock)
         self._outage = Outage(notify, doing="writing", clock=clock)
         self._own: dict[int, IndexRecord] = {}
         """The records of the blocks that this run committed, by their ends."""
@@ -504,7 +502,7 @@ class Committer:
         sealed, seal = self._payloads.seal_behind(segment, "" if self._sent is None else self._sent.segment)
         where = self._keys, self._manifest, self._shard
         commands = commit_commands(*where, block, fields, bad=said, nbytes=nbytes, segment=segment, writer=self._token)
-        must_reach = self._unconfirmed.level
+        must_reach = self._unconfirmed.level(is_elsewhere=self._is_elsewhere)
         level = self._unconfirmed.question(must_reach, block.nbytes)
         self._channel.send([*commands, *seal, *level.commands(ANSWER_MS)])
         return SentBlock(block, bad, len(commands), nbytes, segment, sealed, level, must_reach)
@@ -597,6 +595,7 @@ class Committer:
                 return self._begin_on(spare)
         return self._begin_on(open_channel(self._client, self._roster))
 
+    @property
     def _is_elsewhere(self) -> bool:
         """Return whether the map names another server than the one that this connection leads to."""
         node = self._client.node_of(self._roster)
@@ -639,7 +638,7 @@ class Committer:
         while True:
             try:
                 self._restore(max(self._answered, self._found))
-                level, end = self._unconfirmed.level, self._progress.end
+                level, end = self._unconfirmed.level(is_elsewhere=self._is_elsewhere), self._progress.end
                 if not level.commands() or self._unconfirmed.confirmed >= end:
                     return
                 # the connection may have written nothing yet, and WAIT would say nothing then

@@ -46,7 +46,6 @@ class UnconfirmedBlocks:
         watch: ReplicaWatch,
         key: str,
         clock: Callable[[], float],
-        is_elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with no block.
 
@@ -55,10 +54,8 @@ class UnconfirmedBlocks:
             watch: Says which servers have replicas.
             key: A key of the shard's partition, whose server is asked.
             clock: Monotonic clock.
-            is_elsewhere: Returns whether the blocks go to another server than the one that the map names for the key.
         """
-        self._durability, self._watch, self._key = durability, watch, key
-        self._clock, self._is_elsewhere = clock, is_elsewhere
+        self._durability, self._watch, self._key, self._clock = durability, watch, key, clock
         self._blocks: deque[KeptBlock] = deque()
         self._bytes = self._unasked_bytes = 0
         self._due = -math.inf
@@ -67,14 +64,13 @@ class UnconfirmedBlocks:
         self.confirmed = 0
         """All offsets below it have the level."""
 
-    @property
-    def level(self) -> Durability:
-        """The level that a write must reach now, which is `memory` with `auto` on a server without a replica.
+    def level(self, *, is_elsewhere: bool = False) -> Durability:
+        """Return the level that a write must reach now, which is `memory` with `auto` on a server without a replica.
 
-        Only the server that the map names is known. Another one may have lost its place to a replica, with what is
-        written there, so that counts as one with a replica.
+        ``is_elsewhere`` means that it goes to another server than the one that the map names for the key. That one may
+        have lost its place to a replica, with what is written there, so it counts as one with a replica.
         """
-        return self._watch.level(self._durability, self._key, is_followed=self._is_elsewhere())
+        return self._watch.level(self._durability, self._key, is_followed=is_elsewhere)
 
     @property
     def first(self) -> int | None:
