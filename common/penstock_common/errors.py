@@ -1,7 +1,7 @@
 """Every error a user of Penstock can meet, one class per cause.
 
 An error says what was found, what was expected and what to do. Its fields carry the same facts for programs.
-Foreign exceptions (redis, sockets) are translated into these in ``stream/`` and nowhere else.
+Foreign exceptions (redis, sockets) are translated into these in ``server/error_translation.py``.
 """
 
 from __future__ import annotations

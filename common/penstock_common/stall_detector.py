@@ -18,7 +18,6 @@ from typing import TypeVar
 from penstock_common.printable import readable_server
 
 __all__ = [
-    "FIRST_WORD_S",
     "REPEAT_S",
     "SILENCE_S",
     "STALL_DETECTOR",
@@ -32,10 +31,9 @@ Notify = Callable[[str], None]
 Clock = Callable[[], float]
 Answer = TypeVar("Answer")
 
-FIRST_WORD_S = 3.0
-"""The time after which a silence is reported. So no wait is silent for more than 5 s; see docs/internals/trouble.md."""
 SILENCE_S = 2.5
-"""A server that owes an answer for this long is silent. A client that asks every 2 s reports it within 5 s."""
+"""A server that owes an answer for this long is reported. A client that asks every 2 s reports it within 5 s; see
+docs/internals/trouble.md."""
 REPEAT_S = 30.0
 SUSPECT_S = 1.5
 """An answer that takes longer is late, because no request waits at the server for more than 1 s."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
 from penstock_common.printable import printable
 from penstock_common.stall_detector import (
-    FIRST_WORD_S,
     REPEAT_S,
     STALL_DETECTOR,
     Clock,
@@ -36,6 +35,8 @@ __all__ = [
     "to_stderr",
 ]
 
+FIRST_WORD_S = 3.0
+"""The time after which a wait gives its reason. So no wait is silent for more than 5 s."""
 LEAVE_S = 2.0
 """The time for which closing waits for a server that is away."""
 AT_ONCE_S = 0.3

@@ -328,7 +328,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The deadlock is the same, but it gets more time, because another thread might be about to acknowledge."""
-        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 2 * OVERDUE_S)
+        monkeypatch.setattr("penstock_consumer.read.ack.OTHER_THREAD_S", 2 * OVERDUE_S)
         began = time.monotonic()
         with (
             writing(any_url, 1000),
@@ -379,7 +379,7 @@ class TestOverdue:
         self, any_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each waits for batches before its checkpoint, and what all of them hold leaves no space for any."""
-        monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
+        monkeypatch.setattr("penstock_consumer.read.ack.OTHER_THREAD_S", 4.0)
         caught: list[CheckpointOverdue] = []
         said: list[str] = []
 

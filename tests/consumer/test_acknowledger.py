@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_common.errors import CheckpointOverdue, ServerUnavailable, StateMismatch
-from penstock_common.explain.deadlock import ELSEWHERE_S, PATIENCE_S, BlockedPartition
+from penstock_common.explain.deadlock import OTHER_THREAD_S, PATIENCE_S, BlockedPartition
 from penstock_consumer.read.ack import DEADLOCK_LOOK_S, Acknowledge, Acknowledger
 from penstock_consumer.stages.batch import Batch
 from tests.consumer.test_outstanding import batch_of
@@ -318,9 +318,9 @@ class TestWaits:
         ("policy", "is_adapted", "is_saved", "patience_s"),
         [
             ("on_checkpoint", False, False, PATIENCE_S),
-            ("on_checkpoint", False, True, ELSEWHERE_S),
-            ("on_checkpoint", True, False, ELSEWHERE_S),
-            ("manual", False, False, ELSEWHERE_S),
+            ("on_checkpoint", False, True, OTHER_THREAD_S),
+            ("on_checkpoint", True, False, OTHER_THREAD_S),
+            ("manual", False, False, OTHER_THREAD_S),
         ],
     )
     def test_a_loop_that_only_itself_could_end_its_wait_gets_an_error(
@@ -342,37 +342,37 @@ class TestWaits:
             training.it.raise_if_overdue(patience_s)
         call = "call loader.checkpointed()" if policy == "on_checkpoint" else "acknowledge"
         assert f": {call} at least every 5 samples" in str(caught.value)
-        assert training.calls == ["look at all" if patience_s == ELSEWHERE_S else "look"]
+        assert training.calls == ["look at all" if patience_s == OTHER_THREAD_S else "look"]
 
     def test_a_wait_that_others_may_end_is_no_error(self) -> None:
         """Nor is one before the group is joined, one that began a moment ago, or one of a server that is away."""
         alone = Acknowledger("on_checkpoint", "t", print)
-        alone.wait_for_next(ELSEWHERE_S)
-        alone.raise_if_overdue(ELSEWHERE_S)
+        alone.wait_for_next(OTHER_THREAD_S)
+        alone.raise_if_overdue(OTHER_THREAD_S)
         training = Training("on_checkpoint")
         training.train(heavy(4))
         training.blocked = lambda: [jam()]
-        training.it.raise_if_overdue(ELSEWHERE_S)
+        training.it.raise_if_overdue(OTHER_THREAD_S)
         assert training.calls == []
-        training.now_s += ELSEWHERE_S
+        training.now_s += OTHER_THREAD_S
         training.blocked = list
-        training.it.raise_if_overdue(ELSEWHERE_S)
+        training.it.raise_if_overdue(OTHER_THREAD_S)
 
         def away() -> list[BlockedPartition]:
             raise ServerUnavailable("it is away")
 
         training.blocked = away
-        training.it.raise_if_overdue(ELSEWHERE_S)
+        training.it.raise_if_overdue(OTHER_THREAD_S)
         assert training.calls == ["look at all", "look"]
 
     def test_what_all_readers_hold_is_read_now_and_then(self) -> None:
         """It takes a look at every index, and a loop that waits asks many times a second."""
         training = Training("on_checkpoint")
-        training.now_s += ELSEWHERE_S
+        training.now_s += OTHER_THREAD_S
         looks = []
         for pause_s in (0.0, 0.25, DEADLOCK_LOOK_S - 0.5, 0.25, 0.25):
             training.now_s += pause_s
-            training.it.raise_if_overdue(ELSEWHERE_S)
+            training.it.raise_if_overdue(OTHER_THREAD_S)
             looks.append(training.calls.pop())
         assert looks == ["look at all", "look", "look", "look at all", "look"]
 

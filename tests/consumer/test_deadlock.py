@@ -48,7 +48,7 @@ BEYOND_S = PATIENCE_S + 2
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the patience, because half a minute is long for a test."""
-    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", PATIENCE_S)
+    monkeypatch.setattr("penstock_consumer.read.ack.OTHER_THREAD_S", PATIENCE_S)
     monkeypatch.setattr("penstock_consumer.read.ack.DEADLOCK_LOOK_S", 0.5)
 
 

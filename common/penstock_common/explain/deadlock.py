@@ -76,11 +76,11 @@ def find_deadlock(client: Client, stream: Stream, partition: PartitionKeys, rost
         manifest = find_manifest(client, stream, epoch)
         if manifest is None:
             continue
-        hands = _MemberHoldings(client, stream, partition, roster, manifest, living)
-        if not hands.are_sure:
+        holdings = _MemberHoldings(client, stream, partition, roster, manifest, living)
+        if not holdings.are_all_live:
             return None
-        freed += 0 if epoch in kept else hands.freed()
-        held += hands.held
+        freed += 0 if epoch in kept else holdings.freed()
+        held += holdings.held
     return Deadlock(
         freed, {who: roster.idle[who].handed_bytes for who in living if roster.idle[who].handed_bytes}, held
     )
@@ -172,7 +172,7 @@ class _MemberHoldings:
             for name, record in self._groups.items()
             if record.kind != ORDERED
         }
-        self.are_sure = all((name, member) in living for name, ids in pending.items() for member in ids.values())
+        self.are_all_live = all((name, member) in living for name, ids in pending.items() for member in ids.values())
         """Whether a live member holds each entry. Another member will soon take an entry of a dead one, or a returned
         one.
         """
@@ -244,7 +244,7 @@ WARN_SHARE = 0.5
 """The share of the budget above which unacknowledged batches cause a warning, while there is still space."""
 PATIENCE_S = 3.0
 """A loop that has waited this long for a batch will wait for ever, if only the loop itself can acknowledge anything."""
-ELSEWHERE_S = 30.0
+OTHER_THREAD_S = 30.0
 """`PATIENCE_S` if another thread may be about to acknowledge (a framework's step, a saved checkpoint, 'manual')."""
 SETTLED_MS = 1500
 """A writer that has waited this long has seen what the cleaner can free."""

@@ -1,5 +1,5 @@
-"""The only package that imports redis: keys, connections, commands, scripts and the embedded server.
+"""The contents of a stream in Redis: keys, entries, indexes, manifests and groups, and the commands that change them.
 
-Replies and redis-py exceptions are translated here. The producer and the consumer decide what to send (plans, policies,
-waiting). The bytes of an entry are in ``penstock_common.wire``.
+The producer and the consumer decide what to send (plans, policies, waiting). Connections, scripts and the translation
+of errors are in ``penstock_common.server``, and the bytes of an entry in ``penstock_common.wire``.
 """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from penstock_common.errors import ServerUnavailable, StateMismatch
-from penstock_common.explain.deadlock import ELSEWHERE_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
+from penstock_common.explain.deadlock import OTHER_THREAD_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_common.waiting import Notify
 from penstock_consumer.read.heartbeat import IdleLoop
 from penstock_consumer.read.member import Member
@@ -406,13 +406,15 @@ class Acknowledger:
         waited_s = min(waited_s, self._outstanding.quiet_s)
         self.wait_for_next(waited_s)
         is_alone = self.policy == "on_checkpoint" and self.adapter is None and not self._outstanding.is_being_saved
-        if self.member is None or waited_s < (PATIENCE_S if is_alone else ELSEWHERE_S):
+        if self.member is None or waited_s < (PATIENCE_S if is_alone else OTHER_THREAD_S):
             return
         with suppress(ServerUnavailable):  # the reader reports that
             claim = self.member.claim
             budget, held = claim.stream.budget_bytes, self._outstanding.waiting
             # other members may be about to acknowledge, too
-            blocked_partitions = claim.blocked_partitions(together=waited_s >= ELSEWHERE_S and self._is_time_to_look())
+            blocked_partitions = claim.blocked_partitions(
+                together=waited_s >= OTHER_THREAD_S and self._is_time_to_look()
+            )
             if (error := overdue(blocked_partitions, held, budget, self._stream, self._remedy(budget))) is not None:
                 raise error
 

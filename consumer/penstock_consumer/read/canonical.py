@@ -34,9 +34,9 @@ class IndexedPiece:
         """Return the position after its last offset."""
         return self.start + self.record.end - self.record.first
 
-    def later(self, laps: int) -> IndexedPiece:
+    def later(self, positions: int) -> IndexedPiece:
         """Return this piece, that many positions further on."""
-        return replace(self, start=self.start + laps)
+        return replace(self, start=self.start + positions)
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class EpochSteps:
     batch: int
     remainder: str
     share: tuple[int, int] = (0, 1)
-    """(i, n): this reader takes every n-th step, beginning with the i-th. Its own steps are counted."""
+    """(i, n): this reader takes every n-th step, beginning with the i-th. Only these are numbered."""
 
     @property
     def size(self) -> int:

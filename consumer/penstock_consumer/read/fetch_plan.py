@@ -113,7 +113,7 @@ class FetchPlanner:
 
     @property
     def ends_sweep(self) -> bool:
-        """Return whether every partition gave the same number of answers that brought nothing."""
+        """Return whether a whole round over the partitions has just brought nothing."""
         return self._empty > 0 and self._empty % self._partitions == 0
 
     def restart(self) -> None:

@@ -1,4 +1,7 @@
-"""The thread that shows that a member lives. In a shared group it also renews leases and claims those of the dead."""
+"""The thread that shows that a member lives. In a shared group it also renews leases and claims those of the dead.
+
+A suspect is an entry that was delivered many times, because it may kill the members that read it.
+"""
 
 from __future__ import annotations
 
@@ -455,10 +458,10 @@ class LeaseRenewer(Heartbeat):
 
         That process is dead, because this one has its name.
 
-            Args:
-                is_all_acknowledged: returns whether the server has answered every acknowledgement. Then an acknowledged
-                    entry that is pending is so because the server lost the end of its append-only file.
-                partitions: those to look at, if not all of this server. What is being read in others looks the same.
+        Args:
+            is_all_acknowledged: returns whether the server has answered every acknowledgement. Then an acknowledged
+                entry that is pending is so because the server lost the end of its append-only file.
+            partitions: those to look at, if not all of this server. What is being read in others looks the same.
         """
         held = self._leases
         with self._lock:

@@ -104,7 +104,7 @@ class Leases:
 
     def hold_again(self, lease: Lease, kept: list[tuple[int, int]]) -> None:
         """Hold an entry that was dropped until it is received again, less what of it waits for a checkpoint."""
-        # one for what is to come: it is not acknowledged before
+        # one more than is kept, so that the entry is not acknowledged before it is received again; see `add`
         unacknowledged = sum(hi - lo for lo, hi in kept) + 1 if kept else 0
         held = Lease(lease.partition, lease.epoch, lease.shard, lease.entry_id, unacknowledged, kept=kept)
         if kept:

@@ -386,7 +386,7 @@ class Receiver:
         self,
         spec: Spec,
         assembler: Assembler,
-        place: ReadScope,
+        scope: ReadScope,
         partition: int,
         report: Callable[[ReceivedEntry], None],
         segments: SegmentReader | None = None,
@@ -397,7 +397,7 @@ class Receiver:
         ``index`` is compared with each entry; None where the entries' ids were read from it.
         """
         self._segments, self._index = segments, index
-        self._spec, self._assembler, self._scope, self._partition = spec, assembler, place, partition
+        self._spec, self._assembler, self._scope, self._partition = spec, assembler, scope, partition
         self._report = report
         self._ragged = any(tensor.is_ragged for tensor in spec)
         self._placed = {tensor.name.encode(): tensor.name for tensor in spec if not tensor.is_ragged}

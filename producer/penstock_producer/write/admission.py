@@ -104,7 +104,7 @@ class AdmissionControl:
         self._wait = self._wait.begun(self._clock(), is_refused=refusal is not None)
         if self._decide(block_bytes, held_bytes, refusal):
             return self._go_on(block_bytes)
-        self._wait = self._wait.closed(self._clock())
+        self._wait = self._wait.delayed(self._clock())
         self._freed = freed = self._cleaner.free_bytes(max(self._state.missing_bytes, block_bytes))
         if refusal is None and freed and self._decide(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)

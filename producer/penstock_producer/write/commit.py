@@ -511,9 +511,8 @@ class Committer:
         """Read the answers. Returns False if the block has to be sent again, because another run committed or memory
         was short.
         """
-        if not (
-            due := sent.take_replies()
-        ):  # answered before, refused, and sending it again was interrupted: no answers will come
+        due = sent.take_replies()
+        if not due:  # they were read before: it was refused, and sending it again was interrupted
             return False
         behind = bool(sent.sealed)
         answers = self._channel.read_all(due + behind + len(sent.level.commands()))

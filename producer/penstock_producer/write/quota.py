@@ -1,6 +1,6 @@
-"""Quotas: the values and the pure rules that decide whether a block may be written now.
+"""Quotas: the values and the pure rules that decide whether a block may be written now, and the sentences for a wait.
 
-``admission`` asks them for one shard, and waits.
+``admission`` asks them for one shard, and waits. What the groups hold is told by ``penstock_common.explain.sentences``.
 """
 
 from __future__ import annotations
@@ -145,42 +145,42 @@ def decide_admission(state: QuotaState, refusal: Admission | None = None) -> Adm
 class AdmissionWait:
     """The time that a shard has waited. Each method returns the value after one step."""
 
-    closed_s: float | None = None
+    waits_since_s: float | None = None
     """When the shard began to wait; None once a block was admitted."""
     refused_s: float | None = None
     """When server or folder began to refuse one try after another. Each try looks like the end of a wait."""
     last_wait_s: float = 0.0
     """Length of the wait before, in seconds."""
-    is_tried: bool = False
-    """Whether a block was admitted since the last decision that took its time."""
+    was_admitted: bool = False
+    """Whether the last decision admitted a block. The server or the folder may refuse it."""
 
     @property
     def is_waiting(self) -> bool:
         """Return True if the shard waits, or its tries are refused."""
-        return self.closed_s is not None or self.refused_s is not None
+        return self.waits_since_s is not None or self.refused_s is not None
 
     def waited_s(self, now_s: float) -> float | None:
         """Return the seconds since the wait, or a series of refused tries, began; None if there is neither."""
-        began = [at for at in (self.closed_s, self.refused_s) if at is not None]
+        began = [at for at in (self.waits_since_s, self.refused_s) if at is not None]
         return now_s - min(began) if began else None
 
     def begun(self, now_s: float, *, is_refused: bool) -> AdmissionWait:
         """Return the value as a decision begins; a try that was not refused ends a series of refused ones."""
-        refused_s = None if self.is_tried and not is_refused else self.refused_s
+        refused_s = None if self.was_admitted and not is_refused else self.refused_s
         if is_refused and refused_s is None:
             refused_s = now_s
-        return replace(self, refused_s=refused_s, is_tried=False)
+        return replace(self, refused_s=refused_s, was_admitted=False)
 
-    def closed(self, now_s: float) -> AdmissionWait:
+    def delayed(self, now_s: float) -> AdmissionWait:
         """Return the value after a block was not admitted."""
-        return self if self.closed_s is not None else replace(self, closed_s=now_s)
+        return self if self.waits_since_s is not None else replace(self, waits_since_s=now_s)
 
     def admitted(self, now_s: float) -> AdmissionWait:
         """Return the value after a block was admitted."""
         waited = self.waited_s(now_s)
         if waited is None:
-            return self if self.is_tried else replace(self, is_tried=True)
-        return replace(self, closed_s=None, last_wait_s=waited, is_tried=True)
+            return self if self.was_admitted else replace(self, was_admitted=True)
+        return replace(self, waits_since_s=None, last_wait_s=waited, was_admitted=True)
 
 
 def pause_s(waited_s: float, last_wait_s: float) -> float:

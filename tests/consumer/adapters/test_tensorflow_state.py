@@ -100,7 +100,7 @@ def test_a_fit_that_can_never_reach_its_checkpoint_ends_with_the_reason(
     any_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tf.data pulls in another thread, and its error must reach the waiting loop."""
-    monkeypatch.setattr("penstock_consumer.read.ack.ELSEWHERE_S", 4.0)
+    monkeypatch.setattr("penstock_consumer.read.ack.OTHER_THREAD_S", 4.0)
     is_over = threading.Event()
 
     def write() -> None:
