@@ -43,7 +43,7 @@ def read_index(
 ) -> list[IndexRecord]:
     """Return all records of a shard's index, without repairs, by a channel with nothing under way.
 
-    A page that is exactly the ``expected`` records is not parsed, which takes a tenth of the time.
+    A page of exactly the ``expected`` records is not parsed, because comparing it takes a tenth of the time.
     """
     key, records, count = partition.index(epoch, shard).encode(), list[IndexRecord](), FIRST_PAGE
     while True:
@@ -70,7 +70,7 @@ def first_fault(records: Iterable[IndexRecord], end: int, token: str) -> str:
         if record.writer != token:
             return f"{name} is another writer's"
         counted = record.first + record.count + len(record.holes)
-        is_inside = not record.holes or all(record.first <= hole < record.end for hole in record.holes)
+        is_inside = all(record.first <= hole < record.end for hole in record.holes)
         if record.first != at or counted != record.end or not is_inside or bool(record.entry_id) != (record.count > 0):
             return f"{name} does not follow the offset {at}"
         at = record.end
@@ -131,4 +131,4 @@ def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, 
 
 def others_records(records: Iterable[IndexRecord], own: Mapping[int, IndexRecord]) -> list[IndexRecord]:
     """Return the records of blocks that this run did not commit; ``own`` has the records of its blocks by end."""
-    return [record for record in records if (mine := own.get(record.end)) is not record and mine != record]
+    return [record for record in records if own.get(record.end) != record]

@@ -1,6 +1,6 @@
 """Quotas: the values and the pure rules that decide whether a block may be written now, and the sentences for a wait.
 
-``admission`` asks them for one shard, and waits. What the groups hold is told by ``penstock_common.explain.sentences``.
+``admission`` asks them for one shard, and waits. ``penstock_common.explain.sentences`` says what the groups hold.
 """
 
 from __future__ import annotations
