@@ -6,6 +6,7 @@ Pure text: no server, no framework. The checks that find a mistake are where the
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import pairwise
@@ -198,14 +199,21 @@ NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
 """The default of a method that takes one sample, so that `not_one_sample` is reached."""
 
 
-def not_one_sample(call: str, names: Iterable[str]) -> TypeError:
-    """Return the error for a call that got its tensors as separate arguments, some of them by ``names``.
-
-    Methods that are called for each sample take any arguments and raise this error, because `explained` would add a
-    tenth of a microsecond to each call.
-    """
-    pairs = ", ".join(f"{name!r}: ..." for name in list(names) or ("x", "y"))
+def not_one_sample(call: str, names: Sequence[str] = ("x", "y")) -> TypeError:
+    """Return the error for a call that got its tensors as separate arguments."""
+    pairs = ", ".join(f"{name!r}: ..." for name in names)
     return TypeError(f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})")
+
+
+def require_one_sample(error: BaseException | None) -> None:
+    """Raise `not_one_sample` if a ``with`` block of a writer ended because of ``write(x=...)``.
+
+    Parameters for any names, or `explained`, would show it earlier. Both would add a tenth to the cost of a small row.
+    """
+    if not isinstance(error, TypeError):
+        return
+    if found := re.match(r"\w+\.write\(\) got an unexpected keyword argument '(.+?)'", str(error)):
+        raise not_one_sample("write", [found[1]]) from None
 
 
 def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:

@@ -277,6 +277,16 @@ class Session(NamedTuple):
         with self.writer() as other:
             other.write(value)
 
+    def writes_apart(self) -> None:
+        """Write the tensors of a sample as arguments."""
+        with self.writer() as other, other.epoch() as epoch:
+            epoch.write(x=X, y=1)
+
+    def feeds_apart(self) -> None:
+        """Write the tensors of a sample as arguments into the feed."""
+        with self.writer() as other:
+            other.write(x=X, y=1)
+
     def after(self, verb: str) -> None:
         """Use an object after its close."""
         with self.writer() as other:
@@ -384,7 +394,8 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         "select is 0, an int; expected names, select=('x', 'y') or sel",
     ),
     (lambda s: s.replay()[0], TypeError, "a Replay has no items by number"),
-    (lambda s: s.writer().write(x=X, y=1), TypeError, "as one dict of tensors by name, as in write({'x': ..., 'y': "),
+    (lambda s: s.feeds_apart(), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
+    (lambda s: s.writes_apart(), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
     (
         lambda s: s.writer().write(X, 1),
         TypeError,

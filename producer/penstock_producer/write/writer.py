@@ -22,6 +22,7 @@ from penstock_common.hints import (
     explained,
     not_one_sample,
     require_json,
+    require_one_sample,
     seconds,
     whole,
 )
@@ -260,14 +261,14 @@ class Writer:
 
     # --- the endless feed ---
 
-    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
+    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never) -> None:
         """Add a sample to the stream's endless feed, exactly once in this writer's life; see `EpochWriter.write`.
 
         Args:
             sample: name -> array, number or bytes, as the spec says.
         """
-        if others or named:
-            raise not_one_sample("write", named)
+        if others:
+            raise not_one_sample("write")
         feed = self._feed
         if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
             feed = self._feeding(sample)
@@ -472,7 +473,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and self._feed is not None:
             feed, self._feed = self._feed, None
             try:  # what was written stays, and its epoch must end, because trainers would wait for it
@@ -486,6 +487,7 @@ class Writer:
                 self._feed.abort()
             self._release()
             raise
+        require_one_sample(error)
 
 
 class WriterHooks:
@@ -602,7 +604,7 @@ class EpochWriter:
             self._writer._require_spec(like)
         return self._writer._open_shard(self._manifest, shard)
 
-    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never, **named: Never) -> None:
+    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never) -> None:
         """Add a sample.
 
         A dict among the values becomes tensors below its name: ``{"y": {"boxes": ...}}`` is ``y/boxes``.
@@ -618,8 +620,8 @@ class EpochWriter:
         Example:
             >>> epoch.write({"x": image, "y": 3})
         """
-        if others or named:
-            raise not_one_sample("write", named)
+        if others:
+            raise not_one_sample("write")
         current = self._current
         if current is None or current.is_over:
             current = self._next_shard(sample, current)
@@ -757,7 +759,7 @@ class EpochWriter:
     def __enter__(self) -> EpochWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if kind is None:
                 self.close()
@@ -766,3 +768,4 @@ class EpochWriter:
         finally:
             if self._current is not None:
                 self._current.abort()
+        require_one_sample(error)
