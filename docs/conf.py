@@ -68,7 +68,7 @@ python_maximum_signature_line_length = 88
 
 def without_mistakes(app: Sphinx, what: str, name: str, call: object, options: object, taken: str, given: str) -> Any:
     """Leave out the arguments that a call takes only to say what is wrong with them."""
-    return (re.sub(r"(=\S+)?, \*others, \*\*named", "", taken), given) if taken else None
+    return (re.sub(r"(=\S+)?, \*others", "", taken), given) if taken else None
 
 
 class CommandLine(SphinxDirective):

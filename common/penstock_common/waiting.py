@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from penstock_common.errors import ServerLoading, ServerUnavailable, WaitTimeout
 from penstock_common.printable import printable
@@ -49,9 +50,13 @@ silence.
 
 
 def to_stderr(text: str) -> None:
-    """Write a notice to stderr as one line, which a notebook and a log both show. This is the default of ``notify``."""
-    sys.stderr.write(f"penstock: {printable(text)}\n")
-    sys.stderr.flush()
+    """Write a notice to stderr as one line, which a notebook and a log both show. This is the default of ``notify``.
+
+    A terminal or a pipe that is gone must not end a training, nor a thread that renews its leases.
+    """
+    with suppress(OSError):
+        sys.stderr.write(f"penstock: {printable(text)}\n")
+        sys.stderr.flush()
 
 
 class Wait:

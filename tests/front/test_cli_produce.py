@@ -310,10 +310,11 @@ def test_sigterm_ends_workers_in_moments(any_url: str, tmp_path: Path) -> None:
         assert client.scard("rq:workers:penstock") == 0
 
 
-def slow_source(tmp_path: Path) -> tuple[str, ...]:
-    """Return the words for a source that takes a hundred seconds."""
+def slow_source(tmp_path: Path, samples: int = 1000) -> tuple[str, ...]:
+    """Return the words for a source that takes a tenth of a second a sample."""
     (tmp_path / "slow.py").write_text(
-        "import time\n\ndef data():\n    return range(1000)\n\ndef step(n):\n    time.sleep(0.1)\n    return {'n': n}\n"
+        f"import time\n\ndef data():\n    return range({samples})\n\n"
+        "def step(n):\n    time.sleep(0.1)\n    return {'n': n}\n"
     )
     return ("dataset", "slow:data", "--transform", "slow:step")
 
@@ -331,23 +332,44 @@ def test_a_producer_that_is_ended_leaves_no_job_in_the_queue(any_url: str, tmp_p
     assert err.endswith("stopped; what is committed stands, and the same command goes on from there\n"), err
 
 
-def test_a_producer_whose_terminal_is_closed_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path) -> None:
-    """All of its processes get the signal, and from then on every print is an error."""
+def on_terminal(*words: str, cwd: Path, ignores_hangup: bool = False) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command on a terminal of its own. Return it, and the end whose close closes the terminal."""
     near, far = os.openpty()
-    command = [sys.executable, "-m", "penstock", "produce", *slow_source(tmp_path), "--workers", "2", "--url", any_url]
-    begin = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); os.execv(sys.argv[1], sys.argv[1:])"
-    producing = subprocess.Popen(
-        [sys.executable, "-c", begin, *command],
-        stdin=far, stdout=far, stderr=far, cwd=tmp_path, env={**os.environ, "PYTHONPATH": _PATHS},
-        start_new_session=True,
+    begin = "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY); "
+    begin += "signal.signal(signal.SIGHUP, signal.SIG_IGN); " if ignores_hangup else ""
+    begin += "os.execv(sys.argv[1], sys.argv[1:])"
+    started = subprocess.Popen(
+        [sys.executable, "-c", begin, sys.executable, "-m", "penstock", *words],
+        stdin=far, stdout=far, stderr=far, cwd=cwd, env={**os.environ, "PYTHONPATH": _PATHS}, start_new_session=True,
     )  # fmt: skip
     os.close(far)
+    return started, near
+
+
+def test_a_producer_whose_terminal_is_closed_leaves_no_job_in_the_queue(any_url: str, tmp_path: Path) -> None:
+    """All of its processes get the signal, and from then on every print is an error."""
+    producing, near = on_terminal("produce", *slow_source(tmp_path), "--workers", "2", "--url", any_url, cwd=tmp_path)
     try:
         with redis.Redis.from_url(any_url) as client:
             awaited(lambda: client.llen("rq:queue:penstock") and client.keys("*entries"))
             os.close(near)
             assert producing.wait(30) == 130
             assert client.llen("rq:queue:penstock") == client.zcard("rq:wip:penstock") == 0
+    finally:
+        producing.kill()
+        producing.wait()
+
+
+def test_a_producer_that_ignores_the_signal_outlives_its_terminal(any_url: str, tmp_path: Path) -> None:
+    """The errors of printing, which may also come before the signal, must not end it."""
+    words = ("produce", *slow_source(tmp_path, 60), "--workers", "2", "--url", any_url)
+    producing, near = on_terminal(*words, cwd=tmp_path, ignores_hangup=True)
+    try:
+        with redis.Redis.from_url(any_url) as client:
+            awaited(lambda: client.keys("*entries"))
+            os.close(near)
+            assert producing.wait(60) == 0
+            assert client.hgetall("penstock:{train}:epochs") == {b"0": b"produced"}
     finally:
         producing.kill()
         producing.wait()

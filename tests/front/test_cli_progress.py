@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import sys
 
 import pytest
 
@@ -116,3 +118,16 @@ def test_a_notice_of_a_library_is_one_printable_line(capsys: pytest.CaptureFixtu
     """Loaders and writers print on stderr about groups, members and servers, whose names others chose."""
     to_stderr("group \x1b[31mred\nWARNING: none")
     assert capsys.readouterr().err == "penstock: group \\x1b[31mred\\nWARNING: none\n"
+
+
+def test_a_notice_to_a_reader_that_is_gone_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train.py 2>&1 | tee log`, whose tee was killed: threads that renew leases print notices, too."""
+    near, far = os.pipe()
+    with os.fdopen(far, "w", closefd=False) as stream:
+        os.close(near)
+        monkeypatch.setattr(sys, "stderr", stream)
+        to_stderr("the server does not answer")
+        with pytest.raises(BrokenPipeError):
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), far)
+    os.close(far)

@@ -19,6 +19,7 @@ from itertools import compress
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TextIO
 
+from penstock.cli.interrupts import without_terminal
 from penstock_common.printable import printable
 
 if TYPE_CHECKING:
@@ -224,10 +225,11 @@ class Console:
 
     def _print(self, text: str, stream: TextIO) -> None:
         text = self.row_start(stream) + text
-        if self._progress is None:
-            print(text, file=stream, flush=True)
-        else:
-            self._progress.around(lambda: print(text, file=stream, flush=True))
+        with without_terminal():
+            if self._progress is None:
+                print(text, file=stream, flush=True)
+            else:
+                self._progress.around(lambda: print(text, file=stream, flush=True))
 
 
 def columns_of(stream: TextIO) -> int:
@@ -346,6 +348,7 @@ class ProgressBars:
             self._write(self._bars)  # the last state stays on the screen
             self._console.put(None)
 
+    @without_terminal()
     def _show(self) -> None:
         self._last = self._clock()
         if self._terminal is None:
@@ -366,6 +369,7 @@ class ProgressBars:
             self._live.stop()
             self._live = None
 
+    @without_terminal()
     def _write(self, bars: Sequence[ProgressBar]) -> None:
         """Write bars that stay where they are."""
         self._erase()

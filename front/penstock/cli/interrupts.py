@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import signal
 import sys
@@ -123,9 +124,30 @@ def hang_up(signum: int, frame: FrameType | None) -> None:
     The terminal is gone, and an error of printing would interrupt the cleaning up.
     """
     signal.signal(signum, signal.SIG_IGN)  # a shell repeats what the kernel has sent
+    _leave_lost_terminal()
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def without_terminal() -> Iterator[None]:
+    """Go on without printing if the terminal is gone.
+
+    Its signal may come a moment later. A user who ignores that signal wants the command to outlive the terminal.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO or not _leave_lost_terminal():
+            raise
+
+
+def _leave_lost_terminal() -> bool:
+    """Discard what is printed from now on to a terminal that is gone. Return whether one is."""
+    is_lost = False
     for stream in (1, 2):
         try:
             os.write(stream, b"")
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    raise KeyboardInterrupt
+            is_lost = True
+    return is_lost
