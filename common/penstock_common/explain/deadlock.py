@@ -49,7 +49,7 @@ class Deadlock:
     """The other bytes that each reader holds: parts of batches that are not full, and what was read ahead."""
 
     @property
-    def told(self) -> Who | None:
+    def chosen(self) -> Who | None:
         """Return the member that raises the error: the one whose loop holds most.
 
         If no loop holds anything, it is the one whose reader holds most.
@@ -316,7 +316,7 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
     No other process can end such a wait, so even a short wait is certain. All callers find the same member.
     """
     deadlock = blocked.deadlock
-    if deadlock is None or deadlock.told != blocked.me:
+    if deadlock is None or deadlock.chosen != blocked.me:
         return False
     for waiter in blocked.waiters:
         lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes

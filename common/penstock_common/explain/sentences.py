@@ -48,7 +48,7 @@ def _sentence(client: Client, stream: Stream, partition: PartitionKeys, roster: 
             parts.append(f"group {name!r} has {readable_bytes(hold.nbytes)} unacknowledged")
     now_ms = server_ms(client, partition.roster)
     if missing := missing_members(client, partition, roster, roster.groups, now_ms):
-        parts.append(f"last seen a while ago: {told_missing(missing)}")
+        parts.append(f"last seen a while ago: {explain_missing(missing)}")
     return f"its writer waits for space ({'; '.join(parts)})"
 
 
@@ -132,13 +132,13 @@ def _span(span_ms: int) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def told_missing(missing: Missing) -> str:
+def explain_missing(missing: Missing) -> str:
     """Return the missing members for people, the first few by name."""
-    each = [f"{member} of group {group} ({_told(one)})" for (group, member), one in missing.items()]
+    each = [f"{member} of group {group} ({_last_seen(one)})" for (group, member), one in missing.items()]
     return ", ".join(each[:SHOWN]) + (f" and {len(each) - SHOWN} more" if len(each) > SHOWN else "")
 
 
-def _told(one: Liveness) -> str:
+def _last_seen(one: Liveness) -> str:
     if one.unseen_s is None:
         return "not there"
     return "its process has ended" if one.has_ended else f"{one.unseen_s:.0f} s ago"

@@ -19,7 +19,7 @@ class Aside(Generic[Answer]):
         """``is_elsewhere`` is whether another server answers than the one that the thread waits for anyway."""
         self._is_elsewhere = is_elsewhere
         self._thread: threading.Thread | None = None
-        self._told: list[Answer] = []
+        self._answers: list[Answer] = []
         self._error: Exception | None = None
 
     def ask(self, question: Callable[[], Answer], patience_s: float) -> Answer | None:
@@ -38,10 +38,10 @@ class Aside(Generic[Answer]):
         self._thread, error, self._error = None, self._error, None
         if error is not None:
             raise error
-        return self._told.pop()
+        return self._answers.pop()
 
     def _run(self, question: Callable[[], Answer]) -> None:
         try:
-            self._told.append(question())
+            self._answers.append(question())
         except Exception as error:
             self._error = error

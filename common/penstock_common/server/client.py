@@ -740,10 +740,10 @@ class FailoverDetector:
 
 def _info_of(node: ControlClient) -> dict[str, Any]:
     """Return a server's answer to INFO, or nothing if it does not answer in time."""
-    told: list[dict[str, Any]] = []
+    infos: list[dict[str, Any]] = []
 
     def ask() -> None:
         with suppress(PenstockError, ResponseError):
-            told.append(node.info())
+            infos.append(node.info())
 
-    return told[0] if _Question(ask, ANSWER_S).has_answer() and told else {}
+    return infos[0] if _Question(ask, ANSWER_S).has_answer() and infos else {}

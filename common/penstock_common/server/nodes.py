@@ -104,7 +104,7 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
     if not isinstance(info, dict):
         return NodeState(known.where, known.host, known.port, failure=str(info))
     clock = now[0] + now[1] / 1e6 if isinstance(now, tuple) else (begun + ended) / 2
-    told = [one for one in nodes[1:] if isinstance(one, dict)]
+    settings = [one for one in nodes[1:] if isinstance(one, dict)]
     text = nodes[0].decode() if nodes and isinstance(nodes[0], bytes) else ""
     own = next((line for line in text.splitlines() if "myself" in line), "")
     return NodeState(
@@ -113,7 +113,7 @@ def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception)
             HalfMovedSlot(int(slot), way == ">", other) for slot, way, other in _HALF_MOVED.findall(own)
         ),
         clock_ahead_s=clock - (begun + ended) / 2, round_trip_s=ended - begun,
-        config={_text(name): _text(value) for one in told for name, value in one.items()} if told else None,
+        config={_text(name): _text(value) for one in settings for name, value in one.items()} if settings else None,
         others=tuple(_without_slots(text, known)),
     )  # fmt: skip
 

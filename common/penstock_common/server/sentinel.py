@@ -156,8 +156,8 @@ class _AsksForPrimary:
         super().on_connect()  # type: ignore[misc]
         connection: Any = self
         connection.send_command("HELLO")
-        told = connection.read_response()
-        if b"master" not in told:
+        reply = connection.read_response()
+        if b"master" not in reply:
             raise foreign.ConnectionError(
                 f"{self.host}:{self.port} is no primary at this moment, the connection closed"
             )

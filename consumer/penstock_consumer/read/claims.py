@@ -516,7 +516,7 @@ class RankClaim(Claim):
         self._quiet_ms = max(MIN_QUIET_MS, int(lease_s * 1000 / QUIET_PER_LEASE))
         self._again: dict[int, int] = {}
         """Epoch -> position from which it is read again, though the server knows another position."""
-        self._is_absence_told = False
+        self._is_absence_reported = False
         self._reported: dict[int, int] = {}
         """Epoch -> position that was reported from here."""
         self._ends: dict[int, tuple[int, int]] = {}
@@ -556,8 +556,8 @@ class RankClaim(Claim):
 
     def tell_absent(self, epoch: int) -> None:
         """See `Claim.tell_absent`."""
-        if not self._is_absence_told and (absent := self._absent_ranks(epoch)):
-            self._is_absence_told = True
+        if not self._is_absence_reported and (absent := self._absent_ranks(epoch)):
+            self._is_absence_reported = True
             self.notify(absent_notice(self.who, epoch, absent))
 
     def _absent_ranks(self, epoch: int) -> list[int]:

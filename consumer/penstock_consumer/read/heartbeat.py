@@ -50,9 +50,9 @@ def are_unused(peers: Sequence[ReportedRate | None], since_ms: int) -> bool | No
     Returns:
         False as soon as one of them has asked; None while that is not known.
     """
-    if any(told is not None and (told.samples or told.shares) for told in peers):
+    if any(peer is not None and (peer.samples or peer.shares) for peer in peers):
         return False
-    return True if all(told is not None and told.seen_ms > since_ms for told in peers) else None
+    return True if all(peer is not None and peer.seen_ms > since_ms for peer in peers) else None
 
 
 class UnusedRankCheck:

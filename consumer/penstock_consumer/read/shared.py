@@ -82,8 +82,8 @@ class ServerClock:
         asked = self._clock()
         if asked - self._compared_s < COMPARE_S:
             return
-        told = server_ms(self._client, self._key) / 1000
-        self._ahead_s, self._compared_s = told - (asked + self._clock()) / 2, asked
+        server_s = server_ms(self._client, self._key) / 1000
+        self._ahead_s, self._compared_s = server_s - (asked + self._clock()) / 2, asked
 
     def created_s(self, received: Sequence[ReceivedEntry]) -> float | None:
         """Return when the newest of an answer's entries was appended, or None if there is none."""

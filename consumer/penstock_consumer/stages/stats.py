@@ -313,7 +313,7 @@ class StatsCounter:
         """`_last` counts the epoch that ended last, and `_past` all that ended."""
         self._outside: Phase = "training"
         """The phase that begins when a batch leaves. Inside a view's `map` it is not the trainer's step."""
-        self._told_s: float | None = None
+        self._notified_s: float | None = None
         self._time: tuple[Phase, float, float, float] = ("off", clock(), 0.0, 0.0)
         """The phase, its start, and the seconds of asking and training before it. It is replaced as a whole."""
         self._in_step = self._trained = 0
@@ -429,9 +429,9 @@ class StatsCounter:
     def is_due(self, *, is_feed: bool) -> bool:
         """Return whether a line on the epoch that just ended is due."""
         now = self._clock()
-        if not self._last.batches or (is_feed and self._told_s is not None and now - self._told_s < FEED_S):
+        if not self._last.batches or (is_feed and self._notified_s is not None and now - self._notified_s < FEED_S):
             return False
-        self._told_s = now
+        self._notified_s = now
         return True
 
     def _close(self, stats: Stats) -> None:

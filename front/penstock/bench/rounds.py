@@ -167,7 +167,7 @@ class BenchTurn:
         except KeyboardInterrupt:
             pass
         except Exception as error:
-            self._complaints.put(_told(error))
+            self._complaints.put(_as_text(error))
             raise SystemExit(1) from None
 
     def _train(self, number: int, workers: int) -> None:
@@ -272,7 +272,7 @@ def _taste(pipe: Connection, source: AnySource, seconds: float) -> None:
     try:
         pipe.send(_costs(source, seconds))
     except Exception as error:
-        pipe.send(_told(error))
+        pipe.send(_as_text(error))
 
 
 def _costs(source: AnySource, seconds: float) -> tuple[float, float]:
@@ -302,7 +302,7 @@ def _started(work: Callable[..., None], *args: Any) -> BaseProcess:
     return process
 
 
-def _told(error: Exception) -> str:
+def _as_text(error: Exception) -> str:
     return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
 
 

@@ -162,12 +162,12 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, which ends with exit codes: the ordinary ones if the command has no others."""
-        told, own = self.epilog, [] if "exit codes:" in (self.epilog or "") else [EXIT_CODES]
-        self.epilog = "\n\n".join([*([told] if told else []), *own])
+        epilog, own = self.epilog, [] if "exit codes:" in (self.epilog or "") else [EXIT_CODES]
+        self.epilog = "\n\n".join([*([epilog] if epilog else []), *own])
         try:
             return super().format_help()
         finally:
-            self.epilog = told
+            self.epilog = epilog
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line, which names --help."""
@@ -307,10 +307,10 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
 
         if not takes_config(client):
             command = _CONFIG_SET.sub(r"set \1 to \2 where the server is managed, because it refuses CONFIG", command)
-    is_told = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
-    if where := args.url if is_told else _url_in_shell(args):
+    is_shown = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
+    if where := args.url if is_shown else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")
-    if is_told:
+    if is_shown:
         parts = command.split("; ")
         command = "; ".join(f"{part} --url {args.url}" if part.startswith("penstock ") else part for part in parts)
     return command

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     verdicts = [judge(rates[count], count) for count in counts]
     if args.json:
         found = {"batch_size": setup.batch, "workers": setup.workers, "sample": asdict(setup.sample)}
-        told = [{**asdict(one), "sentence": one.sentence, "samples_per_s": rates[one.trainers]} for one in verdicts]
-        console.json({**found, "verdicts": told})
+        fields = [{**asdict(one), "sentence": one.sentence, "samples_per_s": rates[one.trainers]} for one in verdicts]
+        console.json({**found, "verdicts": fields})
         return 0
     rows = [(count, side, round(median(found))) for count in counts for side, found in rates[count].items()]
     console.table(rows, ("trainers", "fed by", "samples/s"))

@@ -85,16 +85,16 @@ def _delete_strays(args: argparse.Namespace, console: Console) -> int:
                             "`penstock inspect STREAM` shows it")  # fmt: skip
     with connect(url_of(args)) as client:
         strays = find_orphans(client, Path(args.segments))
-    told = []
+    rows = []
     for stray in strays:
         is_gone = args.yes and not stray.is_in_use and stray.folder.remove()
         what = "removed" if is_gone else "in use" if stray.is_in_use else "left: give --yes to remove it"
-        told.append({"folder": str(stray.folder.path), "bytes": stray.nbytes, "removed": is_gone})
+        rows.append({"folder": str(stray.folder.path), "bytes": stray.nbytes, "removed": is_gone})
         if not args.json:
             size, age = readable_bytes(stray.nbytes), f"written to {stray.quiet_s / 60:.0f} min ago"
             console.line(f"{stray.folder.path}: {size}, {age}: {what}")
     if args.json:
-        console.json(told)
+        console.json(rows)
     elif not strays:
         console.line(f"every folder of segments in {args.segments} is that of a stream on this server")
     return 0

@@ -188,5 +188,5 @@ def _print(
         console.line((f"{one.severity:7}", f"bold {_COLOURS[one.severity]}"), f"  {of}, {one.check}: {one.found}")
         if one.fix:
             console.line(f"         fix: {one.fix}")
-    told = [f"{counts[each]} {each}{'' if counts[each] == 1 else 's'}" for each in ("error", "warning", "note")]
-    console.line(f"{', '.join(told)}; {counts['ok']} checks are well" + ("" if args.all else " (--all shows them)"))
+    totals = [f"{counts[each]} {each}{'' if counts[each] == 1 else 's'}" for each in ("error", "warning", "note")]
+    console.line(f"{', '.join(totals)}; {counts['ok']} checks are well" + ("" if args.all else " (--all shows them)"))

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         names = (lambda: args.stream) if args.stream else StreamLister(client).names
         looks = ServerLooks(client)
         monitors: dict[str, StreamMonitor] = {}
-        damaged = _tell(look(client, names, monitors, looks, streams), {}, console)
+        damaged = _report_damage(look(client, names, monitors, looks, streams), {}, console)
         streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
         registry.register(streams)
         try:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         try:
             while True:
                 time.sleep(SNAPSHOT_EVERY_S)
-                damaged = _tell(look(client, names, monitors, looks, streams), damaged, console)
+                damaged = _report_damage(look(client, names, monitors, looks, streams), damaged, console)
                 streams.take_queues(jobs.look(streams.snapshots) if has_queue else None)
         except KeyboardInterrupt:
             return 0
@@ -164,9 +164,9 @@ def look(
     return {name: str(error) for name, error in damaged.items()}
 
 
-def _tell(damaged: dict[str, str], told: dict[str, str], console: Console) -> dict[str, str]:
+def _report_damage(damaged: dict[str, str], before: dict[str, str], console: Console) -> dict[str, str]:
     """Print what the round before did not print, and return what is wrong now."""
     for name, why in damaged.items():
-        if told.get(name) != why:
+        if before.get(name) != why:
             console.notice(f"penstock: stream {name!r} cannot be read, and its metrics are left out: {why}")
     return damaged

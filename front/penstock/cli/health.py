@@ -56,10 +56,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     ages, what = (_worker_ages if args.action == "worker" else _member_ages)(args)
     if not ages:
         raise PenstockError(f"there is no {what}; expected a sign of life in the last {args.within:g} s")
-    told = f"the last sign of life of a {what} came {max(0.0, min(ages)):.1f} s ago"
+    text = f"the last sign of life of a {what} came {max(0.0, min(ages)):.1f} s ago"
     if min(ages) > args.within:
-        raise PenstockError(f"{told}; expected one in the last {args.within:g} s")
-    console.line(told)
+        raise PenstockError(f"{text}; expected one in the last {args.within:g} s")
+    console.line(text)
     return 0
 
 

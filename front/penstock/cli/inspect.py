@@ -47,8 +47,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.stream is None:
             lister = StreamLister(client)
             streams, damaged = read_all_details(client, lister.names())
-            told = {name: str(error) for name, error in damaged.items()}
-            return _show_all(streams, told | lister.unseen, args, console)
+            reasons = {name: str(error) for name, error in damaged.items()}
+            return _show_all(streams, reasons | lister.unseen, args, console)
         details = read_details(client, args.stream)
         if args.json:
             console.json(stream_json(details))
@@ -171,10 +171,10 @@ def _workers(seen: StreamSnapshot) -> str:
         return f"no worker says that it is at work: {load}"
     wished = shown(load)
     count = f"{load.workers} worker{'' if load.workers == 1 else 's'}"
-    told = (
+    wish = (
         "not known yet" if wished is None else wished if is_tellable(wished, load.workers) else "more than can be told"
     )
-    return f"{count}, wished {told}: {load}"
+    return f"{count}, wished {wish}: {load}"
 
 
 def _waiting(seen: StreamSnapshot) -> str:

@@ -76,7 +76,7 @@ class ProductionView:
         self._whole = _CountRate()
         self._ended: set[int] = set()
         self._fleet: ProgressBar | None = None
-        self._told, self._told_s = "", clock()
+        self._waits, self._printed_s = "", clock()
 
     def update(self, look: ProductionProgress) -> None:
         """Draw the newest state."""
@@ -91,9 +91,9 @@ class ProductionView:
             self._draw_fleet(look)
         for reason in look.new_bad:
             self._console.notice(f"bad sample: {reason}")
-        if look.waits and look.waits != self._told:
+        if look.waits and look.waits != self._waits:
             self._console.notice(f"waiting: {look.waits}")
-            self._told = look.waits
+            self._waits = look.waits
 
     def _draw(self, epoch: EpochProgress, now: float) -> None:
         bar = self._bars.get(epoch.epoch)
@@ -125,9 +125,9 @@ class ProductionView:
         self._fleet.update(look.workers, "  ".join(part for part in parts if part))
 
     def _tell_json(self, look: ProductionProgress, now: float) -> None:
-        if now - self._told_s < JSON_S:
+        if now - self._printed_s < JSON_S:
             return
-        self._told_s = now
+        self._printed_s = now
         rate, bytes_rate = self._whole.rates
         left_s = self._whole.left_s(look.samples)
         record = {

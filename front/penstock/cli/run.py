@@ -51,12 +51,12 @@ class _RunParser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """See the class."""
         given: Sequence[str] = list(args or ())
-        is_told = "--" in given
-        at = given.index("--") if is_told else self._command_at(given)
+        is_given = "--" in given
+        at = given.index("--") if is_given else self._command_at(given)
         found, rest = super().parse_known_args(given[:at], namespace)
-        found.command = list(given[at + 1 :]) if is_told else []
+        found.command = list(given[at + 1 :]) if is_given else []
         if not found.command:
-            command = [] if is_told else given[at:]
+            command = [] if is_given else given[at:]
             words = [*self.prog.split(), *given[:at], "--", *(command or ["python", "train.py"])]
             self.error(f"no command to run: the training command goes after --, as in `{shlex.join(words)}`")
         return found, rest

@@ -84,8 +84,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         if args.live:
             _follow(client, stream, args, console)
         else:
-            samples, told = _chosen(client, stream, args)
-            _present(stream, samples, told, args, console)
+            samples, choice = _chosen(client, stream, args)
+            _present(stream, samples, choice, args, console)
     return 0
 
 
@@ -147,16 +147,16 @@ def _found(viewer: SampleReader, stream: Stream, args: argparse.Namespace) -> li
 # --- showing them -----------------------------------------------------------------------------------------------------
 
 
-def _present(stream: Stream, samples: list[Sample], told: str, args: argparse.Namespace, console: Console) -> None:
+def _present(stream: Stream, samples: list[Sample], choice: str, args: argparse.Namespace, console: Console) -> None:
     from penstock.views.show import shown_of
 
     shown = shown_of(stream, samples, args.tensor)
-    title = f"{stream.name}: {told}"
+    title = f"{stream.name}: {choice}"
     if args.json:
         console.json({"stream": stream.name, "samples": [one.as_json() for one in shown]})
     if args.out is not None:
         _write(shown, title, args.out)
-        console.notice(f"wrote {args.out} ({told})")
+        console.notice(f"wrote {args.out} ({choice})")
     elif not args.json:
         _print(shown, title, console)
 

@@ -53,13 +53,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
         stream = load_stream(client, args.stream)
         names = class_names(stream)
         with SampleReader(client, stream, args.epoch, holds=not args.no_lease) as viewer:
-            told = _gathered(viewer, args, names)
-    told = {"stream": stream.name, "epoch": viewer.epoch, "state": viewer.manifest.state, **told}
-    plots = _plotted(args.plots, told, names) if args.plots else []
+            result = _gathered(viewer, args, names)
+    result = {"stream": stream.name, "epoch": viewer.epoch, "state": viewer.manifest.state, **result}
+    plots = _plotted(args.plots, result, names) if args.plots else []
     if args.json:
-        console.json({**told, "plots": plots})
+        console.json({**result, "plots": plots})
         return 0
-    _print(console, told)
+    _print(console, result)
     for path in plots:
         console.notice(f"wrote {path}")
     return 0
@@ -96,36 +96,36 @@ def _gathered(viewer: SampleReader, args: argparse.Namespace, names: dict[str, l
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _print(console: Console, told: dict[str, Any]) -> None:
-    console.line((f"stream {told['stream']}, epoch {told['epoch']}", "bold"), f": {_amount(told)}")
-    for line in _missed(told):
+def _print(console: Console, result: dict[str, Any]) -> None:
+    console.line((f"stream {result['stream']}, epoch {result['epoch']}", "bold"), f": {_amount(result)}")
+    for line in _missed(result):
         console.notice(line)
-    for tensor in told["tensors"]:
+    for tensor in result["tensors"]:
         console.line()
         _print_tensor(console, tensor)
-    warnings = [finding for tensor in told["tensors"] for finding in tensor["findings"]]
+    warnings = [finding for tensor in result["tensors"] for finding in tensor["findings"]]
     if warnings:
         console.line()
     for finding in warnings:
         console.line(("warning", "yellow"), f": {finding}")
 
 
-def _amount(told: dict[str, Any]) -> str:
-    there = told["samples_there"]
-    running = "" if told["state"] == "produced" else f" so far ({told['state']})"
-    if told["seed"] is None:
-        return f"all {told['samples_read']} samples{running}"
-    return f"{told['samples_read']} of {there} samples{running}, drawn with seed {told['seed']}; --exact reads all"
+def _amount(result: dict[str, Any]) -> str:
+    there = result["samples_there"]
+    running = "" if result["state"] == "produced" else f" so far ({result['state']})"
+    if result["seed"] is None:
+        return f"all {result['samples_read']} samples{running}"
+    return f"{result['samples_read']} of {there} samples{running}, drawn with seed {result['seed']}; --exact reads all"
 
 
-def _missed(told: dict[str, Any]) -> list[str]:
+def _missed(result: dict[str, Any]) -> list[str]:
 
     lines = []
-    if told["trimmed"]:
-        lines.append(f"{told['trimmed']} samples are left out: retention has removed them")
-    if told["unreadable"]:
+    if result["trimmed"]:
+        lines.append(f"{result['trimmed']} samples are left out: retention has removed them")
+    if result["unreadable"]:
         lines.append(
-            f"{told['unreadable']} samples are left out: their entries cannot be read ({told['why_unreadable']})"
+            f"{result['unreadable']} samples are left out: their entries cannot be read ({result['why_unreadable']})"
         )
     return lines
 
@@ -153,11 +153,11 @@ def _print_tensor(console: Console, one: dict[str, Any]) -> None:
         console.line(f"  {framework:<11} {line}")
 
 
-def _ratios(told: dict[str, Any]) -> str:
-    if not told["bytes"]:
+def _ratios(result: dict[str, Any]) -> str:
+    if not result["bytes"]:
         return "nothing to compress"
-    each = [f"{codec} {f'{ratio:.1f}x' if ratio else 'is not installed'}" for codec, ratio in told["ratios"].items()]
-    return f"{', '.join(each)} (estimated on {readable_bytes(told['bytes'])})"
+    each = [f"{codec} {f'{ratio:.1f}x' if ratio else 'is not installed'}" for codec, ratio in result["ratios"].items()]
+    return f"{', '.join(each)} (estimated on {readable_bytes(result['bytes'])})"
 
 
 def _classes(classes: list[dict[str, Any]]) -> str:
@@ -176,7 +176,7 @@ def _short(value: float | None) -> str:
 # --- plots ------------------------------------------------------------------------------------------------------------
 
 
-def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
+def _plotted(folder: Path, result: dict[str, Any], names: dict[str, list[str]]) -> list[str]:
     """Draw a histogram of each tensor, and the counts of classes if there are few."""
     from penstock.views.png import bars, save
 
@@ -184,10 +184,10 @@ def _plotted(folder: Path, told: dict[str, Any], names: dict[str, list[str]]) ->
 
     def write(name: str, title: str, counts: list[float], labels: list[str]) -> None:
         path = folder / f"{name.replace('/', '_')}.png"
-        save(bars(f"{told['stream']} epoch {told['epoch']}: {title}", counts, labels), path)
+        save(bars(f"{result['stream']} epoch {result['epoch']}: {title}", counts, labels), path)
         paths.append(str(path))
 
-    for one in told["tensors"]:
+    for one in result["tensors"]:
         if one["histogram"]["counts"]:
             edges = one["histogram"]["edges"]
             ends = [edges[round(part * (len(edges) - 1) / 4)] for part in range(4)]

@@ -219,8 +219,8 @@ class KerasModel:
     def _fit(self, batches: Any, epochs: int, on_step: OnStep) -> None:
         import keras
 
-        told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: on_step())
-        self._model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[told])
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: on_step())
+        self._model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[callback])
 
     def accuracy(self, images: NDArray[Any], labels: NDArray[Any]) -> float:
         """See Model."""
@@ -369,7 +369,7 @@ def _tell(**message: Any) -> None:
 
 
 def _train(task: TrainerTask, model: Model) -> dict[str, float]:
-    speed, told_s = _Speed(), 0.0
+    speed, printed_s = _Speed(), 0.0
     with penstock.Loader(
         STREAM,
         group=task.model,
@@ -379,9 +379,9 @@ def _train(task: TrainerTask, model: Model) -> dict[str, float]:
     ) as loader:
 
         def on_step() -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s > REPORT_S:
-                told_s = time.monotonic()
+            nonlocal printed_s
+            if time.monotonic() - printed_s > REPORT_S:
+                printed_s = time.monotonic()
                 stats = loader.stats(total=True)
                 speed.step(stats.samples, stats.waited_s)
                 _tell(state="training", samples=stats.samples)

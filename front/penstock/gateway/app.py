@@ -50,7 +50,7 @@ class Gateway:
         """The connections that have not shown a token, oldest first."""
         self._http: dict[str, HttpMember] = {}
         self._rates: dict[Grant, RateLimit] = {}
-        self._told: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self._pool = ThreadPoolExecutor(limits.members + 4, "penstock-gateway")
         """The threads that acknowledge and close, which may wait for Redis."""
 
@@ -94,7 +94,7 @@ class Gateway:
             self._tell(refusal)
             with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):  # it may have gone, or take nothing
                 async with asyncio.timeout(CLOSE_S):
-                    await socket.send_json(refusal.told())
+                    await socket.send_json(refusal.message())
                     await socket.close(refusal.close_code, refusal.reason)
         except WebSocketDisconnect:
             pass
@@ -265,7 +265,7 @@ class Gateway:
     async def _refused(self, _: Request, refusal: Refusal) -> Response:
         self._tell(refusal)
         headers = {"Retry-After": "1"} if refusal.kind is TOO_MANY else {}
-        return JSONResponse(refusal.told(), refusal.kind.status, headers)
+        return JSONResponse(refusal.message(), refusal.kind.status, headers)
 
     # --- both ---
 
@@ -275,8 +275,8 @@ class Gateway:
     def _tell(self, refusal: Refusal) -> None:
         """Say to the operator what was refused, unless a line of this kind was printed just now."""
         now, code = time.monotonic(), refusal.kind.code
-        if now - self._told.get(code, -TELL_EVERY_S) >= TELL_EVERY_S:
-            self._told[code] = now
+        if now - self._reported_s.get(code, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._reported_s[code] = now
             self._notify(f"refused ({code}): {refusal}")
 
     async def _in_pool(self, call: Callable[..., Any], *given: Any) -> Any:

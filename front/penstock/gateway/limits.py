@@ -53,9 +53,9 @@ class OriginCheck:
         """Raise Refusal unless the page may connect: it is listed, of this host, or local where the gateway is."""
         if origin is None:
             return
-        told = origin.lower()
-        netloc, hostname = _host_of(told)
-        if told in self._allowed or (netloc and host is not None and netloc == host.lower()):
+        text = origin.lower()
+        netloc, hostname = _host_of(text)
+        if text in self._allowed or (netloc and host is not None and netloc == host.lower()):
             return
         if self._allows_local and hostname in LOCAL_HOSTS:
             return

@@ -93,19 +93,19 @@ class NewestPictures:
                 except (EpochNotFound, DamagedKey):  # nothing is there yet, or the record of the stream tells it
                     samples = []
         decode = _decoder()
-        return {"stream": name, "samples": [_told(one, decode) for one in shown_of(stream, samples, None)]}
+        return {"stream": name, "samples": [_sample_fields(one, decode) for one in shown_of(stream, samples, None)]}
 
 
-def _told(one: Any, decode: Any) -> dict[str, Any]:
+def _sample_fields(one: Any, decode: Any) -> dict[str, Any]:
     """Return a sample as the page draws it: RGB in base64, or words in the place of a picture."""
     rgb = one.picture(decode)
-    told: dict[str, Any] = {"captions": one.captions()}
+    fields: dict[str, Any] = {"captions": one.captions()}
     if rgb is None:
-        return {**told, "words": one.words()}
+        return {**fields, "words": one.words()}
     if max(rgb.shape[:2]) > SIDE:
         rgb = fitted(rgb, SIDE, SIDE)
     height, width = rgb.shape[:2]
-    return {**told, "width": width, "height": height, "rgb": base64.b64encode(rgb.tobytes()).decode()}
+    return {**fields, "width": width, "height": height, "rgb": base64.b64encode(rgb.tobytes()).decode()}
 
 
 def _decoder() -> Any:
@@ -155,7 +155,7 @@ def monitor_app(url: str, looks: Looks, every_s: float, token: str) -> Starlette
         return JSONResponse(found, headers={"Cache-Control": "no-store"})
 
     async def refused(_: Request, refusal: Refusal) -> Response:
-        return JSONResponse(refusal.told(), refusal.kind.status)
+        return JSONResponse(refusal.message(), refusal.kind.status)
 
     handlers: dict[Any, Any] = {Refusal: refused}
     routes = [Route("/", show), Route("/v1/streams", streams), Route("/v1/streams/{stream}/samples", samples)]

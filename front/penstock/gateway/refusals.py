@@ -44,7 +44,7 @@ class Refusal(Exception):
         """Return the sentence in the length that a close frame may have."""
         return str(self).encode()[:REASON_BYTES].decode(errors="ignore")
 
-    def told(self) -> dict[str, str]:
+    def message(self) -> dict[str, str]:
         """Return the refusal as a client receives it."""
         return {"type": "error", "code": self.kind.code, "text": str(self)}
 

@@ -391,10 +391,10 @@ def _done(now: StreamSituation) -> Bottleneck | None:
 
 
 def _balanced(now: StreamSituation) -> Bottleneck | None:
-    told = [each for each in now.trainers if each.waits is not None]
-    if not told:
+    reporting = [each for each in now.trainers if each.waits is not None]
+    if not reporting:
         return None
-    most = max(told, key=lambda each: each.waits or 0.0)
+    most = max(reporting, key=lambda each: each.waits or 0.0)
     part = f"they wait {most.waits or 0.0:.0%} of their time for data".replace("%", " %")
     return Bottleneck("balanced", f"trainers set the pace: {part}, which is as it should be")
 

@@ -179,7 +179,7 @@ def pace(facts: StreamFacts) -> Finding:
 def idle_workers(facts: StreamFacts) -> Finding:
     """Check for idle workers: they exist, and have no jobs, while epochs are not made."""
     workers = facts.snapshot.rates.workers
-    idle = [name for name, told in workers.items() if told.shares.get("idle", 0.0) > 0.9]
+    idle = [name for name, report in workers.items() if report.shares.get("idle", 0.0) > 0.9]
     unmade = [epoch.epoch for epoch in facts.snapshot.epochs if epoch.state in ("open", "sized")]
     if idle and unmade and len(idle) == len(workers):
         return Finding(

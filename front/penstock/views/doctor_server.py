@@ -293,26 +293,26 @@ def latency(facts: ServerFacts) -> Finding:
     if not facts.pings_ms:
         return ok("latency", "not measured")
     half, most = (facts.pings_ms[int(len(facts.pings_ms) * part)] for part in (0.5, 0.99))
-    told = f"PING takes {half:.2f} ms, 1 of 100 {most:.2f} ms or more"
+    text = f"PING takes {half:.2f} ms, 1 of 100 {most:.2f} ms or more"
     if half > SLOW_PING_MS or most > VERY_SLOW_PING_MS:
         return Finding(
-            "latency", "warning", f"{told}: look for slow commands, swapping, or a far network",
+            "latency", "warning", f"{text}: look for slow commands, swapping, or a far network",
             "redis-cli --latency; redis-cli SLOWLOG GET 10",
         )  # fmt: skip
-    return ok("latency", told)
+    return ok("latency", text)
 
 
 def throughput(facts: ServerFacts) -> Finding:
     """Check a small probe: 32 entries of 1 MB, with plain redis-py, during all other work."""
     if facts.written_per_s is None or facts.read_per_s is None:
         return ok("throughput", f"not measured: {facts.probe_left_out or 'left out'}")
-    told = f"{facts.written_per_s / 1e6:,.0f} MB/s written, {facts.read_per_s / 1e6:,.0f} MB/s read"
+    text = f"{facts.written_per_s / 1e6:,.0f} MB/s written, {facts.read_per_s / 1e6:,.0f} MB/s read"
     if min(facts.written_per_s, facts.read_per_s) < SLOW_BYTES_PER_S:
         return Finding(
-            "throughput", "warning", f"{told}, in entries of 1 MB: the network, or a busy server",
+            "throughput", "warning", f"{text}, in entries of 1 MB: the network, or a busy server",
             "penstock monitor; redis-cli INFO commandstats",
         )  # fmt: skip
-    return ok("throughput", told)
+    return ok("throughput", text)
 
 
 def link(facts: ServerFacts) -> Finding:
@@ -325,13 +325,13 @@ def link(facts: ServerFacts) -> Finding:
     if facts.written_per_s is None or facts.read_per_s is None:
         return ok("link", "not measured")
     rate = min(facts.written_per_s, facts.read_per_s)
-    told = f"{rate / 1e6:,.0f} MB/s from this host"
+    text = f"{rate / 1e6:,.0f} MB/s from this host"
     if rate >= PACKED_BYTES_PER_S or not facts.uncompressed:
-        return ok("link", told)
+        return ok("link", text)
     name = facts.uncompressed[0]
     return Finding(
         "link", "note",
-        f"{told}, and one core compresses {PACKED_BYTES_PER_S / 1e6:,.0f} MB/s: if the network is the limit, and not a "
+        f"{text}, and one core compresses {PACKED_BYTES_PER_S / 1e6:,.0f} MB/s: if the network is the limit, and not a "
         f"busy server, masks, labels and tokens come faster compressed; {', '.join(facts.uncompressed)} "
         f"{'is' if len(facts.uncompressed) == 1 else 'are'} sent without compression",
         f"penstock stat {name}, for the ratio of each tensor; then penstock produce ... --compression TENSOR=zstd",

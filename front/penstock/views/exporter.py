@@ -43,12 +43,12 @@ def _one(value: Callable[[StreamSnapshot], float | None]) -> Callable[[StreamSna
 
 
 def _of_groups(
-    name: str, told: str, value: Callable[[GroupSnapshot], float], *, is_counter: bool = False
+    name: str, help_text: str, value: Callable[[GroupSnapshot], float], *, is_counter: bool = False
 ) -> MetricSpec:
     def values(snapshot: StreamSnapshot) -> Found:
         return [((group.name,), value(group)) for group in snapshot.groups]
 
-    return MetricSpec(name, told, values, ("group",), is_counter)
+    return MetricSpec(name, help_text, values, ("group",), is_counter)
 
 
 def _states(snapshot: StreamSnapshot) -> Found:
@@ -73,11 +73,11 @@ def _wished(snapshot: StreamSnapshot) -> float | None:
 
 
 def _wait_ratios(snapshot: StreamSnapshot) -> Found:
-    told: dict[str, list[float]] = {group.name: [] for group in snapshot.groups}
+    shares: dict[str, list[float]] = {group.name: [] for group in snapshot.groups}
     for (name, _), one in snapshot.rates.trainers.items():
-        if name in told and (part := waits(one)) is not None:
-            told[name].append(part)
-    return [((name,), sum(parts) / len(parts) if parts else None) for name, parts in told.items()]
+        if name in shares and (part := waits(one)) is not None:
+            shares[name].append(part)
+    return [((name,), sum(parts) / len(parts) if parts else None) for name, parts in shares.items()]
 
 
 TABLE = (
@@ -167,8 +167,8 @@ def queue_metrics(queues: QueueSnapshot | None) -> Iterator[Metric]:
     memory = queues.memory
     yield GaugeMetricFamily("penstock_queue_used_bytes", "The queue's server's memory.", value=memory.used_bytes)
     yield GaugeMetricFamily("penstock_queue_limit_bytes", "Its maxmemory, 0 for none.", value=memory.limit_bytes)
-    for kind, (name, told) in QUEUE_TABLE.items():
-        family = GaugeMetricFamily(name, told, labels=["queue"])
+    for kind, (name, help_text) in QUEUE_TABLE.items():
+        family = GaugeMetricFamily(name, help_text, labels=["queue"])
         for queue, counts in queues.queues.items():
             if kind in counts:
                 family.add_metric([queue], counts[kind])
@@ -190,8 +190,8 @@ NODE_TABLE: tuple[tuple[str, str, Callable[[ServerSnapshot], float | None]], ...
 
 def node_metrics(servers: Sequence[ServerSnapshot]) -> Iterator[Metric]:
     """Yield the facts about each server."""
-    for name, told, value in NODE_TABLE:
-        family = GaugeMetricFamily(name, told, labels=["node"])
+    for name, help_text, value in NODE_TABLE:
+        family = GaugeMetricFamily(name, help_text, labels=["node"])
         for server in servers:
             if (found := value(server)) is not None:
                 family.add_metric([server.where], found)

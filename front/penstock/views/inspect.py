@@ -42,10 +42,12 @@ def stream_json(details: StreamDetails) -> dict[str, Any]:
             }
             for (epoch, shard), waiter in sorted(seen.waiting.items(), key=lambda each: each[1].since_ms)
         ],
-        "workers": [{"name": name, "rate": told.rate, **_times(told)} for name, told in seen.rates.workers.items()],
+        "workers": [
+            {"name": name, "rate": report.rate, **_times(report)} for name, report in seen.rates.workers.items()
+        ],
         "trainers": [
-            {"group": group, "member": member, "rate": told.rate}
-            for (group, member), told in seen.rates.trainers.items()
+            {"group": group, "member": member, "rate": report.rate}
+            for (group, member), report in seen.rates.trainers.items()
         ],
         "staffing": staffing(seen),
         "servers": [server_json(server) for server in seen.servers],
@@ -103,5 +105,5 @@ def group_json(group: GroupSnapshot) -> dict[str, Any]:
     }
 
 
-def _times(told: ReportedRate) -> dict[str, float]:
-    return {kind: told.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}
+def _times(report: ReportedRate) -> dict[str, float]:
+    return {kind: report.shares.get(kind, 0.0) for kind in ("busy", "room", "idle")}

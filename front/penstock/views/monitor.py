@@ -67,7 +67,7 @@ def staffing(now: StreamSnapshot) -> dict[str, Any]:
 
 
 def _group(now: StreamSnapshot, group: GroupSnapshot, before: GroupSnapshot | None, seconds: float) -> dict[str, Any]:
-    told = {member: pace for (name, member), pace in now.rates.trainers.items() if name == group.name}
+    reports = {member: pace for (name, member), pace in now.rates.trainers.items() if name == group.name}
     return {
         "name": group.name, "kind": group.kind, "declared": group.declared, "holds": group.holds,
         "out": {
@@ -84,29 +84,29 @@ def _group(now: StreamSnapshot, group: GroupSnapshot, before: GroupSnapshot | No
                 "seen_s": None if (age := member.liveness.unseen_s) is None else round(age, 1),
                 "is_silent": member.is_silent,
                 "pending_entries": member.pending_entries,
-                "rate": told[member.name].rate if member.name in told else None,
-                "waits": waits(told.get(member.name)),
+                "rate": reports[member.name].rate if member.name in reports else None,
+                "waits": waits(reports.get(member.name)),
             }
             for member in group.members
         ],
     }  # fmt: skip
 
 
-def waits(told: ReportedRate | None) -> float | None:
+def waits(report: ReportedRate | None) -> float | None:
     """Return the part of the last ten seconds in which a training loop waited for batches, or None without a report."""
-    return round(1.0 - told.recent.get("training", 0.0), 3) if told is not None and told.recent else None
+    return round(1.0 - report.recent.get("training", 0.0), 3) if report is not None and report.recent else None
 
 
 def hosts(now: StreamSnapshot) -> list[dict[str, Any]]:
     """Return the worker processes by host: a worker's name is ``host.token``."""
     hosts: dict[str, list[ReportedRate]] = {}
-    for name, told in now.rates.workers.items():
-        hosts.setdefault(_host_of(name), []).append(told)
+    for name, report in now.rates.workers.items():
+        hosts.setdefault(_host_of(name), []).append(report)
     found = []
     for host, workers in sorted(hosts.items()):
-        rates = [told.rate * told.shares.get("busy", 1.0) for told in workers if told.rate is not None]
+        rates = [report.rate * report.shares.get("busy", 1.0) for report in workers if report.rate is not None]
         shares = {
-            kind: round(sum(told.shares.get(kind, 0.0) for told in workers) / len(workers), 3)
+            kind: round(sum(report.shares.get(kind, 0.0) for report in workers) / len(workers), 3)
             for kind in ("busy", "room", "idle")
         }
         found.append({"host": host, "workers": len(workers), "samples_per_s": sum(rates) if rates else None, **shares})
@@ -167,8 +167,8 @@ def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None
 
 def _share(now: StreamSnapshot, kind: str) -> float:
     """Return the mean part of the workers' last ten seconds that they spent in this kind of waiting."""
-    told = [one.recent for one in now.rates.workers.values() if one.recent]
-    return sum(each.get(kind, 0.0) for each in told) / len(told) if told else 0.0
+    recent = [one.recent for one in now.rates.workers.values() if one.recent]
+    return sum(each.get(kind, 0.0) for each in recent) / len(recent) if recent else 0.0
 
 
 def _is_all_made(now: StreamSnapshot) -> bool:
@@ -177,8 +177,8 @@ def _is_all_made(now: StreamSnapshot) -> bool:
 
 
 def _trainers(now: StreamSnapshot, group: GroupSnapshot) -> GroupSituation:
-    mine = [told for (name, _), told in now.rates.trainers.items() if name == group.name]
-    waiting = [part for told in mine if (part := waits(told)) is not None]
+    mine = [report for (name, _), report in now.rates.trainers.items() if name == group.name]
+    waiting = [part for report in mine if (part := waits(report)) is not None]
     is_ordered = group.kind == ORDERED
     there = {member.name for member in group.members}
     silent = [

@@ -138,22 +138,22 @@ class ShownSample:
     def as_json(self) -> dict[str, Any]:
         """Return the identity, the labels, and each tensor in short."""
         identity = self.sample.identity
-        tensors = {name: _told(value) for name, value in self.sample.tensors.items()}
+        tensors = {name: _summary(value) for name, value in self.sample.tensors.items()}
         return {"id": str(identity), **identity._asdict(), "labels": self.labels, "tensors": tensors}
 
 
-def _told(value: Any) -> dict[str, Any]:
+def _summary(value: Any) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"bytes": len(value), "text": text_of(value)[:LONGEST]}
-    told: dict[str, Any] = {"shape": list(value.shape)}
+    summary: dict[str, Any] = {"shape": list(value.shape)}
     if value.ndim == 0:
         number = value.item() if value.dtype.kind != "V" else float(value)
-        told["value"] = number if isinstance(number, int) or _is_finite(number) else str(number)
+        summary["value"] = number if isinstance(number, int) or _is_finite(number) else str(number)
     elif value.size:
         real = np.abs(value) if value.dtype.kind == "c" else value.astype(np.float64)
         finite = real[np.isfinite(real)]
-        told |= {"min": float(finite.min()), "max": float(finite.max())} if len(finite) else {}
-    return told
+        summary |= {"min": float(finite.min()), "max": float(finite.max())} if len(finite) else {}
+    return summary
 
 
 def _is_finite(number: Any) -> bool:
@@ -168,7 +168,7 @@ def shown_of(stream: Stream, samples: Sequence[Sample], wanted: str | None) -> l
     names, tensor = class_names(stream), picture_tensor(stream.spec, wanted)
     labels = label_tensors(stream.spec, tensor)
 
-    def told(one: Sample) -> list[str]:
+    def lines(one: Sample) -> list[str]:
         return [label_text(label, one.tensors[label.name], names.get(label.name, ())) for label in labels]
 
-    return [ShownSample(one, tensor, told(one)) for one in samples]
+    return [ShownSample(one, tensor, lines(one)) for one in samples]

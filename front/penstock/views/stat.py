@@ -227,9 +227,9 @@ ENOUGH_EACH = 20
 
 def findings(summary: TensorSummary, names: Sequence[str] = ()) -> list[str]:
     """Return a sentence for each problem. ``names`` are the tensor's class names, if the stream has some."""
-    told = [*_lost(summary), *_constant(summary), *_range(summary)]
+    findings = [*_lost(summary), *_constant(summary), *_range(summary)]
     counts = summary.classes()
-    return [*told, *_classes(summary, counts, names)] if counts else told
+    return [*findings, *_classes(summary, counts, names)] if counts else findings
 
 
 def _lost(summary: TensorSummary) -> list[str]:
@@ -246,17 +246,17 @@ def _constant(summary: TensorSummary) -> list[str]:
         return []
     if bounds[0] == bounds[1]:
         return [f"{name}: every {summary.of} is {bounds[0]:g}: there is nothing to learn from it"]
-    told = []
+    findings = []
     flat = [channel for channel, std in enumerate(summary.moments.std) if std == 0 and summary.axis is not None]
     if flat:
-        told.append(f"{name}: channel {', '.join(map(str, flat))} has the same value everywhere")
+        findings.append(f"{name}: channel {', '.join(map(str, flat))} has the same value everywhere")
     if summary.constant.count:
         share = summary.constant.count / summary.samples
-        told.append(
+        findings.append(
             f"{name}: {summary.constant.count} of {summary.samples} samples ({share:.1%}) have one value throughout "
             f"(empty?), the first is {summary.constant.first}"
         )
-    return told
+    return findings
 
 
 def _range(summary: TensorSummary) -> list[str]:
@@ -275,21 +275,21 @@ def _classes(summary: TensorSummary, counts: Mapping[int, int], names: Sequence[
     def named(number: int) -> str:
         return repr(names[number]) if 0 <= number < len(names) else str(number)
 
-    spec, told = summary.spec, []
+    spec, findings = summary.spec, []
     if names and (strange := [number for number in counts if not 0 <= number < len(names)]):
-        told.append(f"{spec.name}: {strange[0]} is no class: the stream has {len(names)} class names")
+        findings.append(f"{spec.name}: {strange[0]} is no class: the stream has {len(names)} class names")
     if names and summary.samples >= ENOUGH_EACH * len(names):
         absent = [names[number] for number in range(len(names)) if number not in counts]
         if absent:
-            told.append(f"{spec.name}: no sample of class {', '.join(map(repr, absent[:5]))} was seen")
+            findings.append(f"{spec.name}: no sample of class {', '.join(map(repr, absent[:5]))} was seen")
     if 2 <= len(counts) <= max(len(names), summary.samples // ENOUGH_EACH):
         most, least = max(counts, key=lambda n: counts[n]), min(counts, key=lambda n: counts[n])
         if counts[most] >= IMBALANCE * counts[least]:
-            told.append(
+            findings.append(
                 f"{spec.name}: class {named(most)} has {counts[most]} samples, {named(least)} {counts[least]}: "
                 "balance them (--balance), or weigh the loss"
             )
-    return told
+    return findings
 
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)

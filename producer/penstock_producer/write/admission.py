@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from penstock_common.errors import PenstockError, TooLarge
 from penstock_common.explain.backlog import idle_groups, missing_members
-from penstock_common.explain.sentences import explain_holds, told_missing
+from penstock_common.explain.sentences import explain_holds, explain_missing
 from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.stream.commands import Client, server_ms
@@ -213,7 +213,9 @@ class AdmissionControl:
         blockers = [name for name in self._blockers(roster) if not (self._is_next_now and name in idle)]
         is_deadlock = self._is_next_now and not blockers
         unacknowledged = {name: nbytes for name, nbytes in idle.items() if nbytes} if is_deadlock else {}
-        gone = told_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_deadlock else ""
+        gone = (
+            explain_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_deadlock else ""
+        )
         is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
         reason = explain_quota(
             self._stream.name, self._state, blockers, bool(roster.groups), unacknowledged, gone, is_kept

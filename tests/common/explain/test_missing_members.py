@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock_common.explain.backlog import Missing, missing_members
-from penstock_common.explain.sentences import SHOWN, told_missing
+from penstock_common.explain.sentences import SHOWN, explain_missing
 from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.presence import Liveness
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster, rank_member
@@ -42,7 +42,7 @@ def test_a_dead_member_is_spoken_of_while_it_holds_something(any_url: str, any_c
             roster, found = look(writer, any_client)
             assert {member for _, member in roster.members} == {"idle", "holder"}
             assert list(found) == [("g", "holder")]
-            assert told_missing(found).startswith("holder of group g (")
+            assert explain_missing(found).startswith("holder of group g (")
         assert idle.stats().samples == 0
 
 
@@ -56,12 +56,12 @@ def test_a_rank_that_is_not_there_is_named(any_url: str, any_client: Client) -> 
         roster, found = look(writer, any_client)
         assert roster.groups["o"].kind == ORDERED
         assert found["o", rank_member(1)] == Liveness()
-        assert "rank-1 of group o (not there)" in told_missing(found)
+        assert "rank-1 of group o (not there)" in explain_missing(found)
 
 
 @pytest.mark.parametrize("count", [3, 9])
 def test_many_are_told_in_a_line(count: int) -> None:
     """The reason of a wait is one line of a log."""
-    told = told_missing({("g", f"m{number}"): Liveness(1000 * number) for number in range(count)})
+    told = explain_missing({("g", f"m{number}"): Liveness(1000 * number) for number in range(count)})
     assert told.count(" of group g (") == min(count, SHOWN)
     assert ("and 5 more" in told) == (count == 9)

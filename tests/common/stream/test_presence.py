@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock_common.explain.sentences import told_missing
+from penstock_common.explain.sentences import explain_missing
 from penstock_common.stream.groups import presence
 from penstock_common.stream.groups.presence import (
     ALIVE_MS,
@@ -107,7 +107,7 @@ class TestLiveness:
         roster = Roster("0", members={WHO: 1000}, incarnations={WHO: incarnation})
         found = liveness_of([roster], 1000 + MEMBER_SILENT_MS)
         assert found == {WHO: Liveness(MEMBER_SILENT_MS, has_ended=True)}
-        assert told_missing(found) == "m of group g (its process has ended)"
+        assert explain_missing(found) == "m of group g (its process has ended)"
 
 
 @pytest.fixture

@@ -246,17 +246,17 @@ class BudgetWatch:
     ) -> None:
         self._client, self._stream, self._notify, self._clock = client, stream, notify, clock
         self._slots = client.slots()
-        self._told_s: float | None = None
+        self._notified_s: float | None = None
 
     def check(self) -> None:
         """Compare, if slots have moved since the last comparison. It warns once a `TELL_EVERY_S` at most."""
         slots, now = self._client.slots(), self._clock()
-        if slots == self._slots or (self._told_s is not None and now < self._told_s + TELL_EVERY_S):
+        if slots == self._slots or (self._notified_s is not None and now < self._notified_s + TELL_EVERY_S):
             return
         self._slots = slots
         for one in read_budgets(self._client, read_memories(self._client)):
             if one.left_bytes < 0 and self._stream in one.budgets:
-                self._told_s = now
+                self._notified_s = now
                 self._notify(
                     f"slots have moved: {one}. Writers will wait for its memory: raise its maxmemory, give a stream "
                     f"less by --budget, or move partitions (`penstock partitions {self._stream}` says how)"

@@ -131,12 +131,12 @@ def require_durable(client: Client, durability: Durability) -> None:
                 )
 
 
-def _online(told: dict[str, Any], lag_s: float = math.inf) -> int:
+def _online(info: dict[str, Any], lag_s: float = math.inf) -> int:
     """Return the number of replicas that follow, by the server's facts on replication.
 
     ``lag_s`` is the time for which a replica may not have answered its primary.
     """
-    replicas = [one for name, one in told.items() if re.fullmatch(r"slave\d+", name)]
+    replicas = [one for name, one in info.items() if re.fullmatch(r"slave\d+", name)]
     return sum(one["state"] == "online" and int(one.get("lag", 0)) <= lag_s for one in replicas)
 
 

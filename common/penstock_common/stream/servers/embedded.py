@@ -185,8 +185,8 @@ class EmbeddedServer:
         log = self._home / "server.log"
         text = log.read_text(errors="replace") if log.exists() else ""
         lines = (text.replace(self.password, "***") if self.password else text).splitlines()
-        told = [line.strip() for line in lines if re.search(r"\w{3}", line)]
-        return " | ".join(told[-4:]) or "it said nothing"
+        printed = [line.strip() for line in lines if re.search(r"\w{3}", line)]
+        return " | ".join(printed[-4:]) or "it said nothing"
 
     def wait(self) -> None:
         """Return when the server has ended."""
@@ -250,8 +250,8 @@ class EmbeddedServer:
                 umask=0o077,  # its files hold samples and, after CONFIG REWRITE, the password
                 start_new_session=True,  # a terminal's Ctrl-C must not end it before its owner ends it
             )
-        with _pipe(self._watcher.stdout) as told:
-            self.pid = int(told.readline() or 0)
+        with _pipe(self._watcher.stdout) as output:
+            self.pid = int(output.readline() or 0)
 
     def _answers(self) -> bool:
         """Wait until our process answers. False if it ended.
@@ -285,8 +285,8 @@ class EmbeddedServer:
                 if head.startswith(b"-LOADING"):
                     raise ServerLoading(head.decode(errors="replace").strip())
             size = re.fullmatch(rb"\$([0-9]{1,5})\r\n", head)
-            told = re.search(rb"process_id:([0-9]+)", answers.read(int(size[1]))) if size else None
-            return int(told[1]) if told else 0
+            match = re.search(rb"process_id:([0-9]+)", answers.read(int(size[1]))) if size else None
+            return int(match[1]) if match else 0
 
     def _stop(self) -> None:
         if self._watcher is None:
@@ -469,10 +469,12 @@ def _probe(executable: Path) -> ServerExecutable | None:
     if not os.access(executable, os.X_OK):
         return None
     try:
-        told = subprocess.run([executable, "--version"], check=False, capture_output=True, text=True, timeout=10).stdout
+        version = subprocess.run(
+            [executable, "--version"], check=False, capture_output=True, text=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _VERSION_LINE.match(told)
+    match = _VERSION_LINE.match(version)
     if match is None or (int(match[3]), int(match[4])) < _FLOOR:
         return None
-    return ServerExecutable(executable, match[1].lower(), match[2], told.strip())
+    return ServerExecutable(executable, match[1].lower(), match[2], version.strip())

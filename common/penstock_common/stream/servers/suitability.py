@@ -92,17 +92,17 @@ def read_memory(client: Client) -> ServerMemory:
 
 def combined_memory(memories: Iterable[ServerMemory]) -> ServerMemory:
     """Return the memory of several servers as if each were as full as the fullest one."""
-    told = list(memories)
-    limits = [memory.limit_bytes for memory in told]
-    policies = sorted({memory.policy for memory in told}, key=may_evict, reverse=True)
-    return ServerMemory(max(memory.used_bytes for memory in told) * len(told), min(limits) * len(told), policies[0])
+    known = list(memories)
+    limits = [memory.limit_bytes for memory in known]
+    policies = sorted({memory.policy for memory in known}, key=may_evict, reverse=True)
+    return ServerMemory(max(memory.used_bytes for memory in known) * len(known), min(limits) * len(known), policies[0])
 
 
-def memory_of(told: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
+def memory_of(info: Mapping[str, Any], named_bytes: int = 0) -> ServerMemory:
     """Return the memory in an answer of INFO. ``named_bytes`` is the limit that counts if the server names none."""
-    policy = str(told.get("maxmemory_policy", "noeviction"))
-    limit_bytes = int(told.get("maxmemory", 0)) or named_bytes
-    return ServerMemory(int(told.get("used_memory", 0)), limit_bytes, policy)
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    limit_bytes = int(info.get("maxmemory", 0)) or named_bytes
+    return ServerMemory(int(info.get("used_memory", 0)), limit_bytes, policy)
 
 
 def allocator_settings(client: Client, key: str | None = None) -> dict[str, str]:
