@@ -28,7 +28,7 @@ class _Reserved:
     """The offset at which the record must end."""
     address: int
     """The memory address of offset ``at``."""
-    room: int
+    header_bytes: int
     """The bytes for the header with its ref."""
 
     def meta_of(
@@ -40,7 +40,7 @@ class _Reserved:
         shift, whole = self.address - self.at, with_ref(bytes(meta), ref)
         lies = zip(arrays, ref.spans(), strict=True)
         are_here = all(not size or array.ctypes.data == at + shift for array, (at, size) in lies)
-        return (whole, ref) if are_here and ref.end <= self.end and len(whole) <= self.room else None
+        return (whole, ref) if are_here and ref.end <= self.end and len(whole) <= self.header_bytes else None
 
 
 class SegmentWriter:
@@ -89,9 +89,9 @@ class SegmentWriter:
         if reserved is not None:
             self.close()  # the arrays' owner may still write to them, so the file takes no other block
         sizes = [memoryview(value).nbytes for value in payload]
-        room = len(meta) + ref_bytes("0" * 32, len(sizes))
-        opened = self._room_for(room, sizes)
-        at, end = place_record(self._at, room, sizes)
+        header_bytes = len(meta) + ref_bytes("0" * 32, len(sizes))
+        opened = self._open_for(header_bytes, sizes)
+        at, end = place_record(self._at, header_bytes, sizes)
         ref = SegmentRef(opened.name, at, tuple(sizes))
         meta = with_ref(bytes(meta), ref)
         write_all(opened.fd, record_parts(opened.name, self._at, ref, meta, payload), self._at)
@@ -114,8 +114,8 @@ class SegmentWriter:
             OSError: There is no space; ENOSPC on a full disk.
         """
         self.drop_reserved()
-        room = meta_bytes + ref_bytes("0" * 32, len(sizes))
-        return self._reserve(self._room_for(room, sizes), room, sizes)
+        header_bytes = meta_bytes + ref_bytes("0" * 32, len(sizes))
+        return self._reserve(self._open_for(header_bytes, sizes), header_bytes, sizes)
 
     def place(self, meta_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8] | None:
         """Return memory as `reserve` does, for a block that could also be copied here when it is finished.
@@ -125,21 +125,21 @@ class SegmentWriter:
         """
         if self._reserved is not None:
             return None
-        room = meta_bytes + ref_bytes("0" * 32, len(sizes))
-        opened = self._room_for(room, sizes)
+        header_bytes = meta_bytes + ref_bytes("0" * 32, len(sizes))
+        opened = self._open_for(header_bytes, sizes)
         if self._is_placed is None:
             self._is_placed = not opened.is_fresh and self._maps.map(opened.fd, to_write=True) is not None
-        return self._reserve(opened, room, sizes) if self._is_placed else None
+        return self._reserve(opened, header_bytes, sizes) if self._is_placed else None
 
-    def _reserve(self, opened: OpenSegment, room: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
-        at, end = place_record(self._at, room, sizes)
+    def _reserve(self, opened: OpenSegment, header_bytes: int, sizes: Sequence[int]) -> NDArray[np.uint8]:
+        at, end = place_record(self._at, header_bytes, sizes)
         if self._mapped is None:
             # with a lock of its own, because arrays may outlive this writer's lock
             fd = os.open(self.folder.path / opened.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
             self._mapped = self._maps.held(fd, to_write=True)
             self._address = self._mapped.ctypes.data
-        self._reserved = _Reserved(at, end, self._address + at, room)
+        self._reserved = _Reserved(at, end, self._address + at, header_bytes)
         return self._mapped[at:end]
 
     def drop_reserved(self) -> None:
@@ -155,7 +155,7 @@ class SegmentWriter:
             os.fdatasync(opened.fd)
         self._at = end
 
-    def _room_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
+    def _open_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
         if self._open is not None:
             if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes and _is_whole(self._open):
                 return self._open

@@ -34,7 +34,7 @@ BEHIND_LARGE_BYTES: Final = 4096
 THROUGH_BUFFER_BYTES: Final = 16384
 """Payloads up to this size pass through the buffer, so that one system call brings several entries."""
 
-FIRST_ROOM_BYTES: Final = 1 << 20
+FIRST_PART_BYTES: Final = 1 << 20
 """The most memory that a value may take before a byte of it has come."""
 
 MAX_BULK_BYTES: Final = (512 << 20) + 65536
@@ -280,9 +280,9 @@ class RespReader:
         """
         data = bytearray()
         while len(data) < nbytes:
-            room = bytearray(min(nbytes - len(data), max(len(data), FIRST_ROOM_BYTES)))
-            self._into((memoryview(room),))
-            data += room
+            part = bytearray(min(nbytes - len(data), max(len(data), FIRST_PART_BYTES)))
+            self._into((memoryview(part),))
+            data += part
         return data
 
     def _into(self, views: Sequence[memoryview]) -> None:
@@ -360,10 +360,10 @@ class RespReader:
         self._view[:held] = self._view[self._pos : self._end]
         self._pos, self._end = 0, held
         while self._end < nbytes:
-            room = self._view[self._end : max(nbytes, min(self._end + self._window, BUFFER_BYTES))]
-            got = self._socket.receive(room)
+            free = self._view[self._end : max(nbytes, min(self._end + self._window, BUFFER_BYTES))]
+            got = self._socket.receive(free)
             self._end += got
-            if got == len(room):  # more is waiting, and no large payload since
+            if got == len(free):  # more is waiting, and no large payload since
                 self._window = min(2 * self._window, BUFFER_BYTES)
 
 

@@ -270,7 +270,7 @@ class Dataset(Placing):
             yield element
             del element  # the memory is free as soon as the loop lets go of it
             if self._tracker.running is mine:
-                self._tracker.report()  # before waiting: a writer may wait for just this room
+                self._tracker.report()  # before waiting: a writer may wait for just this space
 
     def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
         """Waits for a batch only if there is none; puts on the device what can be had without waiting."""

@@ -182,7 +182,7 @@ class LoaderDataset(Answering, IterableDataset):
                 if tracker.running is not mine:
                     return  # another pass took over
                 if not self._is_led:
-                    tracker.report()  # before waiting: a writer may wait for just this room
+                    tracker.report()  # before waiting: a writer may wait for just this space
                 batch, token = next(batches, (None, 0))
                 if batch is None:
                     break

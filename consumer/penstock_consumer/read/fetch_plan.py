@@ -281,5 +281,5 @@ class StepPlanner:
         """Return how many steps to wait for now. A rank that is alone, or knows nothing yet, waits for one."""
         if self._world == 1 or not self._sample_bytes or not self._each_s:
             return 1
-        room = int(self._budget_bytes / BUDGET_SHARE / (self._step * self._sample_bytes))
-        return max(1, min(STEPS_AT_ONCE, room, int(WITHIN_S / self._each_s)))
+        within_budget = int(self._budget_bytes / BUDGET_SHARE / (self._step * self._sample_bytes))
+        return max(1, min(STEPS_AT_ONCE, within_budget, int(WITHIN_S / self._each_s)))

@@ -53,8 +53,8 @@ class Rebatch:
 
     def _cut(self) -> None:
         *parts, last = self._parts
-        room = self._size - sum(part.size for part in parts)
-        head, tail = _slice(last, 0, room), _slice(last, room, last.size)
+        missing = self._size - sum(part.size for part in parts)
+        head, tail = _slice(last, 0, missing), _slice(last, missing, last.size)
         self._ready.append(self._fixed(self._joined([*parts, head])))
         self._parts = [tail] if tail.size else []
 

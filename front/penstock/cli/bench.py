@@ -120,9 +120,9 @@ def _setup(args: argparse.Namespace, console: Console) -> Iterator[BenchSetup]:
 @contextlib.contextmanager
 def _shared_memory(budget_bytes: int, console: Console) -> Iterator[str]:
     """Yield a folder for segments, or '' and a notice if there is no space."""
-    room = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    if room < 2 * budget_bytes:
-        console.notice(f"no segments: {SHARED_MEMORY} has {room >> 20} MiB, and {budget_bytes >> 19} are needed")
+    free_bytes = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if free_bytes < 2 * budget_bytes:
+        console.notice(f"no segments: {SHARED_MEMORY} has {free_bytes >> 20} MiB, and {budget_bytes >> 19} are needed")
         yield ""
         return
     with tempfile.TemporaryDirectory(prefix=f"penstock-bench-{os.getpid()}-", dir=SHARED_MEMORY) as folder:

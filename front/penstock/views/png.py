@@ -98,9 +98,9 @@ def bars(
     pen.line((MARGIN, bottom + 1, width - MARGIN, bottom + 1), fill=INK)
     greatest = f"most: {most:,.0f}"
     pen.text((width - MARGIN - _font().getlength(greatest), MARGIN), greatest, fill=FAINT, font=_font())
-    room = (width - 2 * MARGIN) / max(1, len(labels))
+    width_each = (width - 2 * MARGIN) / max(1, len(labels))
     for number, label in enumerate(labels):
-        pen.text((MARGIN + number * room, bottom + 4), _cut(label, room - 4), fill=INK, font=_font())
+        pen.text((MARGIN + number * width_each, bottom + 4), _cut(label, width_each - 4), fill=INK, font=_font())
     return chart
 
 

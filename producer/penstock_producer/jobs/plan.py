@@ -326,13 +326,13 @@ def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) ->
     _check(shard_samples)
     counts: list[int] = []
     left = n = int(sum(sizes))
-    held = room = 0
+    held = limit = 0
     for item, size in enumerate(map(int, sizes)):
         if size > MAX_SHARD_SAMPLES:
             raise ValueError(f"batch {item} holds {size} samples; a shard takes at most {MAX_SHARD_SAMPLES}")
-        if not counts or held + size > room:
+        if not counts or held + size > limit:
             counts.append(0)
-            held, room = 0, shard_size(left, n, shard_samples)
+            held, limit = 0, shard_size(left, n, shard_samples)
         counts[-1] += 1
         held += size
         left -= size
