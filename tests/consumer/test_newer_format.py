@@ -15,7 +15,7 @@ from penstock_common.stream.keys import RELEASED
 from penstock_common.tuning import Tuning
 from penstock_common.wire import codec, header
 from penstock_consumer.replay.replay import Replay
-from penstock_producer.write import segments
+from penstock_producer.write import payloads
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SPEC, loader_of, numbers, open_stream, sample
 
@@ -42,10 +42,10 @@ def write(url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> 
         for number in range(30):
             if number == 10:
                 epoch.flush()
-                monkeypatch.setattr(segments, "encode", later)
+                monkeypatch.setattr(payloads, "encode", later)
             if number == 20:
                 epoch.flush()
-                monkeypatch.setattr(segments, "encode", encode)
+                monkeypatch.setattr(payloads, "encode", encode)
             epoch.write(sample(number))
 
 

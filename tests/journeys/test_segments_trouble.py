@@ -41,7 +41,7 @@ from penstock_common.wire.codec import encode
 from penstock_common.wire.spec import Spec
 from penstock_consumer.replay.replay import Replay
 from penstock_producer.write.cleaner import recycle
-from penstock_producer.write.segments import open_segment_writer
+from penstock_producer.write.payloads import open_segment_writer
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, loader_of, numbers, produce, sample, writer_of
 from tests.producer import repaired

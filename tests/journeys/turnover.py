@@ -21,9 +21,9 @@ from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
-from penstock_producer.write import cleaner, segments
+from penstock_producer.write import cleaner, payloads
 from penstock_producer.write.commit import Committer
-from penstock_producer.write.segments import ShardPayloads
+from penstock_producer.write.payloads import ShardPayloads
 from penstock_producer.write.writer import Writer
 
 SPEC = {"x": ("uint32", (500,)), "y": ("int64", ())}
@@ -52,7 +52,7 @@ WRITING: dict[str, tuple[Any, str, str, int]] = {
     "in the middle of writing a block": (os, "pwritev", HALF, 9),
     "before its transaction": (SegmentWriter, "append", AFTER, 9),
     "after its transaction was sent": (Committer, "_execute", AFTER, 9),
-    "before a full segment is said to be full": (segments, "seal_command", BEFORE, 3),
+    "before a full segment is said to be full": (payloads, "seal_command", BEFORE, 3),
     "after it was said, behind a block, and not answered": (ShardPayloads, "sealed", BEFORE, 3),
     "while a new file has no name": (os, "posix_fallocate", AFTER, 2),
     "before a file that is used again has its new name": (SegmentFolder, "_locked", BEFORE, 3),

@@ -22,7 +22,7 @@ from penstock_common.stream.servers.durability import MEMORY, Durability, Replic
 from penstock_common.wire.block import Block, BlockBuilder
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.commit import Committer, SentBlock, ShardTaken
-from penstock_producer.write.segments import FolderFull, ShardPayloads
+from penstock_producer.write.payloads import FolderFull, ShardPayloads
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, open_stream, sample, stored, writer_of
 from tests.producer.test_commit_errors import once

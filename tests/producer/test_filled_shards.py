@@ -51,7 +51,7 @@ def test_blocks_that_are_large_have_files_of_their_own(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A budget holds five blocks of 200 MB: were two in a file, one that is read yet would keep the other's room."""
-    monkeypatch.setattr("penstock_producer.write.segments.LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr("penstock_producer.write.payloads.LARGE_BYTES", 1 << 20)
     for name, block_bytes, files in (("large", 1 << 20, 2), ("small", 1 << 19, 1)):
         writer = Writer(
             name,

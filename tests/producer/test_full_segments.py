@@ -16,7 +16,7 @@ from penstock_common.stream.payloads import registered_segments, seal_command, s
 from penstock_common.stream.streams import Stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.replay.replay import Replay
-from penstock_producer.write import segments
+from penstock_producer.write import payloads
 from penstock_producer.write.commit import Committer, SentBlock
 from penstock_producer.write.writer import Writer
 from tests.contracts.feed import SAMPLE_BYTES, SPEC, connections_cut, numbers, open_stream, sample
@@ -35,7 +35,7 @@ def writer_in(folder: Path, url: str, **settings: Any) -> Writer:
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one would take all that is written here."""
-    monkeypatch.setattr("penstock_producer.write.segments.SEGMENT_BYTES", 1)
+    monkeypatch.setattr("penstock_producer.write.payloads.SEGMENT_BYTES", 1)
 
 
 def sealed(client: Client, stream: Stream, epoch: int = 0) -> dict[str, bool]:
@@ -50,7 +50,7 @@ def refuse_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a round trip for it")
 
-    monkeypatch.setattr(segments, "seal_segments", refuse)
+    monkeypatch.setattr(payloads, "seal_segments", refuse)
 
 
 def test_a_full_segment_is_sealed_behind_a_later_block(
@@ -98,7 +98,7 @@ def test_only_segments_are_sealed_of_which_every_block_is_committed(
 
     monkeypatch.setattr(Committer, "_execute", executed)
     monkeypatch.setattr(Committer, "_collect", collected)
-    monkeypatch.setattr(segments, "seal_command", watched)
+    monkeypatch.setattr(payloads, "seal_command", watched)
     with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[20 * BLOCK]).shard(0) as shard:
         for number in range(20 * BLOCK):
             shard.write(sample(number))
@@ -128,7 +128,7 @@ def test_a_refused_sealing_keeps_nobody_from_going_on(
     """The block before it is committed, and a writer that ends reports it again."""
     with writer_in(tmp_path, any_url) as writer, writer.epoch(0, sizes=[8 * BLOCK]).shard(0) as shard:
         with monkeypatch.context() as patched:
-            patched.setattr(segments, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))
+            patched.setattr(payloads, "seal_command", lambda *_: (b"EVAL", b"return redis.error_reply('NO')", b"0"))
             for number in range(8 * BLOCK):
                 shard.write(sample(number))
             shard._committer._drain()

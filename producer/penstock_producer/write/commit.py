@@ -62,8 +62,8 @@ from penstock_common.wire.codec import Fields
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.admission import AdmissionControl
 from penstock_producer.write.completion import find_forged, first_fault, others_records, read_index
+from penstock_producer.write.payloads import FolderFull, ShardPayloads
 from penstock_producer.write.resources import SharedResources
-from penstock_producer.write.segments import FolderFull, ShardPayloads
 from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
 
 

@@ -1,4 +1,4 @@
-"""The payloads of one shard: how large its segments are made, and when the server learns that they are full.
+"""The payloads of one shard, inline or in segments: the size of a segment, and when the server learns that it is full.
 
 ``segments.writer`` writes them, and `cleaner` says which may be used again.
 """
@@ -113,9 +113,9 @@ def segment_bytes(stream: Stream, manifest: Manifest, shard: int) -> int:
     known = [tensor.sample_bytes for tensor in stream.spec or () if not tensor.is_ragged]
     record = max(stream.block_bytes, sum(known)) + RECORD_BYTES
     # whole blocks: space at the end of a file that no block fits into is lost
-    room = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
+    most_bytes = min(SEGMENT_BYTES, int(stream.partition_budget * BUDGET_SHARE)) - HEAD_BYTES
     # at least two blocks, unless they are so large that a file for each costs nothing: it is free again sooner
-    most = max(2 if record < LARGE_BYTES else 1, room // record) * record + HEAD_BYTES
+    most = max(2 if record < LARGE_BYTES else 1, most_bytes // record) * record + HEAD_BYTES
     if manifest.sizes is None or stream.spec is None or any(tensor.is_ragged for tensor in stream.spec):
         return most
     payload = manifest.shard_size(shard) * sum(tensor.sample_bytes for tensor in stream.spec)

@@ -53,10 +53,10 @@ from penstock_common.wire.compression import Compression
 from penstock_common.wire.spec import Spec, SpecLike, flattened
 from penstock_producer.write.cleaner import CleanupTimer
 from penstock_producer.write.commit import Committer
+from penstock_producer.write.payloads import prepare_folder, require_capacity
 from penstock_producer.write.reserve import Reservation
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.retention import parse_policy
-from penstock_producer.write.segments import prepare_folder, require_capacity
 from penstock_producer.write.shard import ShardSlot, ShardWriter, require_own, two_threads
 
 SHARD_SAMPLES = 1 << 20
