@@ -366,7 +366,7 @@ def _register(client: Client, stream: Stream, manifest: Manifest, *, is_begun_he
     is_there = found is not None and found.id == manifest.id
     if is_whole and is_there:
         return
-    if not is_there:  # else the release is under way, and sweeps up all of it
+    if not is_there:  # else the release is under way, and removes all of it
         run_scripts(client, _UNDO_OPEN_EPOCH, calls)
     raise _was_released(client, stream, epoch)
 

@@ -161,7 +161,7 @@ class FetchPlanner:
     def next_requests(self, under_way: int, *, is_ended: bool) -> list[FetchRequest]:
         """Return the requests to send now, a partition each. In an epoch that ``is_ended`` none of them waits.
 
-        An idle reader sends one request, or with several partitions a sweep over them, and waits for all its answers.
+        An idle reader sends one request, or with several partitions one to each, and waits for all its answers.
         So does a reader of one partition that was given every entry. After a pause no request waits.
         """
         size, round_of = self._partitions, max(self._partitions, REQUESTS_AHEAD)
@@ -169,7 +169,7 @@ class FetchPlanner:
         if is_slow and under_way:
             return []
         most, count = REQUESTS_AHEAD, self._count()
-        if is_slow:  # with several partitions one entry each, so that a sweep brings no more than usual
+        if is_slow:  # with several partitions one entry each, so that a round brings no more than usual
             most, count = (
                 (1, count) if size == 1 else (max(1, min(size - self._empty % size, REQUESTS_AHEAD * count)), 1)
             )
@@ -192,14 +192,14 @@ class FetchPlanner:
         """Return how long a request may wait for an entry. The server answers it at once if there is one.
 
         Only one request waits at a time, or the reader would see an epoch's end late. With several partitions it is
-        the last one of an idle reader's sweep.
+        the last one of an idle reader's round.
         """
         if not is_last:
             return None
-        sweeps = self._empty // self._partitions
+        rounds = self._empty // self._partitions
         if self._partitions > 1:  # a wait for one partition delays entries of the others
-            return min(BLOCK_MS, SHORTEST_MS << min(sweeps - 1, 4)) if sweeps else None
-        return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._rhythm.usual_wait_s)) << min(sweeps, 4))
+            return min(BLOCK_MS, SHORTEST_MS << min(rounds - 1, 4)) if rounds else None
+        return min(BLOCK_MS, max(SHORTEST_MS, int(USUAL_TIMES * 1000 * self._rhythm.usual_wait_s)) << min(rounds, 4))
 
 
 class FetchPause:
