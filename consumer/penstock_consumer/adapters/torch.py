@@ -7,11 +7,14 @@ How tensors reach a device is in ``torch_device``. What worker processes read is
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import getattr_static
 from typing import Any, Literal, NoReturn, overload
 
@@ -113,6 +116,16 @@ def dataset(
     return (LoaderDataset if hooks_of(loader).order is None else SizedTorchDataset)(loader, select, nested, ragged)
 
 
+@cache
+def _keep_inherited(process: int) -> None:
+    """Exclude what a worker process inherited from garbage collection.
+
+    Garbage of the training process may need a thread when it is destroyed, and a fork copies no other threads.
+    An iterator of tf.data then waits for ever, and a function of TensorFlow crashes the worker.
+    """
+    gc.freeze()
+
+
 @dataclass(slots=True)
 class WorkerBatch:
     """A batch on its way out of a worker process."""
@@ -162,7 +175,10 @@ class LoaderDataset(Answering, IterableDataset):
         if _makes_batches(sys._getframe(1).f_locals.get("self")):
             raise ValueError(BATCHED)
         worker = get_worker_info()
-        return self._pass() if worker is None else self._share(worker.id, worker.num_workers)
+        if worker is None:
+            return self._pass()
+        _keep_inherited(os.getpid())
+        return self._share(worker.id, worker.num_workers)
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError("a stream has no items by number: iterate the dataset, or read kept samples by penstock.Replay")

@@ -5,6 +5,7 @@ Worker processes only read; the training process is the rank and acknowledges.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -85,6 +86,35 @@ def test_workers_of_ranks_pad_as_the_rank_does(workers: int, any_url: str) -> No
         with rank_of(any_url, rank, 3, group="workers") as loader:
             assert labels(made(loader, workers)) == expected
         assert len(expected) == 5
+
+
+class NeedsThread:
+    """An object that can be destroyed only in the process that made it, as one of TensorFlow."""
+
+    def __init__(self) -> None:
+        self.itself, self.process = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def collected(batch: Any) -> Any:
+    """Collect garbage in a worker process, which a long epoch does by itself."""
+    gc.collect()
+    return batch
+
+
+def test_workers_leave_the_garbage_of_the_training_process_alone(any_url: str) -> None:
+    """An iterator of tf.data that is destroyed in a fork waits for threads that do not exist there."""
+    plan(any_url, SIZES)
+    with rank_of(any_url) as loader:
+        gc.disable()
+        try:
+            NeedsThread()
+            assert len(labels(made(loader, 2, collate_fn=collected))) == 13
+        finally:
+            gc.enable()
 
 
 def test_what_lies_in_the_queues_of_workers_is_not_acknowledged(any_url: str) -> None:
