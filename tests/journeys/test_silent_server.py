@@ -400,7 +400,7 @@ def servers_below(pid: int) -> list[int]:
         above = int(own)
         while above in parents and above != pid:
             above = parents[above]
-        if above == pid and "redis-server" in name:
+        if above == pid and name.startswith(("redis-server", "valkey-server")):
             found.append(int(own))
     return found
 
