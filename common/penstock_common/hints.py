@@ -199,10 +199,10 @@ NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
 """The default of a method that takes one sample, so that `not_one_sample` is reached."""
 
 
-def not_one_sample(call: str, names: Sequence[str] = ("x", "y")) -> TypeError:
-    """Return the error for a call that got its tensors as separate arguments."""
+def not_one_sample(names: Sequence[str] = ("x", "y")) -> TypeError:
+    """Return the error for a ``write`` that got its tensors as separate arguments."""
     pairs = ", ".join(f"{name!r}: ..." for name in names)
-    return TypeError(f"{call}() takes a sample as one dict of tensors by name, as in {call}({{{pairs}}})")
+    return TypeError(f"write() takes a sample as one dict of tensors by name, as in write({{{pairs}}})")
 
 
 def require_one_sample(error: BaseException | None) -> None:
@@ -213,7 +213,7 @@ def require_one_sample(error: BaseException | None) -> None:
     if not isinstance(error, TypeError):
         return
     if found := re.match(r"\w+\.write\(\) got an unexpected keyword argument '(.+?)'", str(error)):
-        raise not_one_sample("write", [found[1]]) from None
+        raise not_one_sample([found[1]]) from None
 
 
 def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:

@@ -155,18 +155,18 @@ class SegmentWriter:
             os.fdatasync(opened.fd)
         self._at = end
 
-    def _open_for(self, meta_bytes: int, sizes: Sequence[int]) -> OpenSegment:
+    def _open_for(self, header_bytes: int, sizes: Sequence[int]) -> OpenSegment:
         if self._open is not None:
-            if place_record(self._at, meta_bytes, sizes)[1] <= self._open.nbytes and _is_whole(self._open):
+            if place_record(self._at, header_bytes, sizes)[1] <= self._open.nbytes and _is_whole(self._open):
                 return self._open
             self.close()
         info = SegmentInfo(self._stream[1], self._stream[0], self._epoch, self._partition, new_token(), self.spec)
-        needed = place_record(2 * FILE_PAGE, meta_bytes, sizes)[1]
+        needed = place_record(2 * FILE_PAGE, header_bytes, sizes)[1]
         self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * FILE_PAGE))
         if self._is_synced:
             self.folder.sync()
         self._at = len(self._open.head)
-        if place_record(self._at, meta_bytes, sizes)[1] > self._open.nbytes:
+        if place_record(self._at, header_bytes, sizes)[1] > self._open.nbytes:
             raise OSError(f"a head of {self._at} bytes leaves no space in a segment of {self._open.nbytes}")
         return self._open
 

@@ -118,10 +118,10 @@ def dataset(
 
 @cache
 def _keep_inherited(process: int) -> None:
-    """Exclude what a worker process inherited from garbage collection.
+    """Exclude what a worker process inherited from garbage collection, once in each process.
 
     Garbage of the training process may need a thread when it is destroyed, and a fork copies no other threads.
-    An iterator of tf.data then waits for ever, and a function of TensorFlow crashes the worker.
+    The destruction of an iterator of tf.data then waits for ever.
     """
     gc.freeze()
 

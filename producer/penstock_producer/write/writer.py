@@ -268,7 +268,7 @@ class Writer:
             sample: name -> array, number or bytes, as the spec says.
         """
         if others:
-            raise not_one_sample("write")
+            raise not_one_sample()
         feed = self._feed
         if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
             feed = self._feeding(sample)
@@ -621,7 +621,7 @@ class EpochWriter:
             >>> epoch.write({"x": image, "y": 3})
         """
         if others:
-            raise not_one_sample("write")
+            raise not_one_sample()
         current = self._current
         if current is None or current.is_over:
             current = self._next_shard(sample, current)
