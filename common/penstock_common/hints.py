@@ -12,7 +12,7 @@ from functools import wraps
 from itertools import pairwise
 from numbers import Real
 from opcode import opmap
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -195,25 +195,19 @@ def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
     return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
 
 
-NO_SAMPLE: Mapping[str, Any] = MappingProxyType({})
-"""The default of a method that takes one sample, so that `not_one_sample` is reached."""
-
-
-def not_one_sample(names: Sequence[str] = ("x", "y")) -> TypeError:
-    """Return the error for a ``write`` that got its tensors as separate arguments."""
-    pairs = ", ".join(f"{name!r}: ..." for name in names)
-    return TypeError(f"write() takes a sample as one dict of tensors by name, as in write({{{pairs}}})")
-
-
 def require_one_sample(error: BaseException | None) -> None:
-    """Raise `not_one_sample` if a ``with`` block of a writer ended because of ``write(x=...)``.
+    """Explain ``write(x=...)`` or ``write(x, y)`` if a ``with`` block of a writer ended because of it.
 
-    Parameters for any names, or `explained`, would show it earlier. Both would add a tenth to the cost of a small row.
+    More parameters of ``write``, or `explained`, would show it earlier. Both would add to the cost of each small row.
     """
     if not isinstance(error, TypeError):
         return
-    if found := re.match(r"\w+\.write\(\) got an unexpected keyword argument '(.+?)'", str(error)):
-        raise not_one_sample([found[1]]) from None
+    if found := re.match(
+        r"\w+\.write\(\) (got an unexpected keyword argument '(.+?)'|takes \d+ positional)", str(error)
+    ):
+        names = [found[2]] if found[2] else ["x", "y"]
+        pairs = ", ".join(f"{name!r}: ..." for name in names)
+        raise TypeError(f"write() takes a sample as one dict of tensors by name, as in write({{{pairs}}})") from None
 
 
 def not_tuples(names: Iterable[str], verb: str = "loader.view().select({})") -> str:

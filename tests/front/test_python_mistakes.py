@@ -277,15 +277,15 @@ class Session(NamedTuple):
         with self.writer() as other:
             other.write(value)
 
-    def writes_apart(self) -> None:
+    def writes_apart(self, *values: Any, **tensors: Any) -> None:
         """Write the tensors of a sample as arguments."""
         with self.writer() as other, other.epoch() as epoch:
-            epoch.write(x=X, y=1)
+            epoch.write(*values, **tensors)
 
-    def feeds_apart(self) -> None:
+    def feeds_apart(self, *values: Any, **tensors: Any) -> None:
         """Write the tensors of a sample as arguments into the feed."""
         with self.writer() as other:
-            other.write(x=X, y=1)
+            other.write(*values, **tensors)
 
     def after(self, verb: str) -> None:
         """Use an object after its close."""
@@ -394,13 +394,10 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
         "select is 0, an int; expected names, select=('x', 'y') or sel",
     ),
     (lambda s: s.replay()[0], TypeError, "a Replay has no items by number"),
-    (lambda s: s.feeds_apart(), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
-    (lambda s: s.writes_apart(), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
-    (
-        lambda s: s.writer().write(X, 1),
-        TypeError,
-        "write() takes a sample as one dict of tensors by name, as in write(",
-    ),
+    (lambda s: s.feeds_apart(x=X, y=1), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
+    (lambda s: s.writes_apart(x=X, y=1), TypeError, "as one dict of tensors by name, as in write({'x': ...})"),
+    (lambda s: s.feeds_apart(X, 1), TypeError, "as one dict of tensors by name, as in write({'x': ..., 'y': ...})"),
+    (lambda s: s.writes_apart(X, 1), TypeError, "as one dict of tensors by name, as in write({'x': ..., 'y': ...})"),
     (lambda s: s.writer().add({"x": X}), AttributeError, "a Writer has no attribute 'add': its verb is write({'x'"),
     # samples
     (

@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Never, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
 from penstock_common.hints import (
-    NO_SAMPLE,
     an,
     answering,
     callable_of,
     explained,
-    not_one_sample,
     require_json,
     require_one_sample,
     seconds,
@@ -261,14 +259,12 @@ class Writer:
 
     # --- the endless feed ---
 
-    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never) -> None:
+    def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample to the stream's endless feed, exactly once in this writer's life; see `EpochWriter.write`.
 
         Args:
             sample: name -> array, number or bytes, as the spec says.
         """
-        if others:
-            raise not_one_sample()
         feed = self._feed
         if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
             feed = self._feeding(sample)
@@ -604,7 +600,7 @@ class EpochWriter:
             self._writer._require_spec(like)
         return self._writer._open_shard(self._manifest, shard)
 
-    def write(self, sample: Mapping[str, Any] = NO_SAMPLE, *others: Never) -> None:
+    def write(self, sample: Mapping[str, Any]) -> None:
         """Add a sample.
 
         A dict among the values becomes tensors below its name: ``{"y": {"boxes": ...}}`` is ``y/boxes``.
@@ -620,8 +616,6 @@ class EpochWriter:
         Example:
             >>> epoch.write({"x": image, "y": 3})
         """
-        if others:
-            raise not_one_sample()
         current = self._current
         if current is None or current.is_over:
             current = self._next_shard(sample, current)
