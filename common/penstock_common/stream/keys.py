@@ -86,49 +86,46 @@ class PartitionKeys:
     tag: str
     number: int
 
-    def _key(self, rest: str) -> str:
-        return f"penstock:{{{self.name}.{self.tag}}}:{rest}"
-
     @property
     def roster(self) -> str:
         """Hash: groups, members, epochs, replay leases and bytes of the partition."""
-        return self._key("roster")
+        return f"penstock:{{{self.name}.{self.tag}}}:roster"
 
     def entries(self, epoch: int) -> str:
         """Stream: the epoch's entries in this partition."""
-        return self._key(f"{epoch}:entries")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:entries"
 
     def state(self, epoch: int) -> str:
         """String ``live|abandoned|gone:<manifest id>``; absent once the epoch is released."""
-        return self._key(f"{epoch}:state")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:state"
 
     def index(self, epoch: int, shard: int) -> str:
         """Stream: one record per committed block, its id the block's end offset."""
-        return self._key(f"{epoch}:{shard}:index")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:{shard}:index"
 
     def repairs(self, epoch: int, shard: int) -> str:
         """Stream: records that override the shard's index; absent unless the shard was repaired."""
-        return self._key(f"{epoch}:{shard}:repairs")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:{shard}:repairs"
 
     def ledger(self, epoch: int, group: str, shard: int) -> str:
         """Bitmap: a bit for each offset that the group is done with."""
-        return self._key(f"{epoch}:ledger:{group}:{shard}")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:ledger:{group}:{shard}"
 
     def positions(self, epoch: int, group: str) -> str:
         """Hash of an ordered group: rank -> position below which it has acknowledged everything; ``floor``."""
-        return self._key(f"{epoch}:pos:{group}")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:pos:{group}"
 
     def dead(self, epoch: int, group: str) -> str:
         """Hash: entry id, or ``shard:first-end`` of discarded samples -> JSON with reason and time."""
-        return self._key(f"{epoch}:dead:{group}")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:dead:{group}"
 
     def segments(self, epoch: int) -> str:
         """Hash: segment -> number of its entries; ``s:<segment>``: it takes no further entry."""
-        return self._key(f"{epoch}:segments")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:segments"
 
     def quarantine(self, epoch: int) -> str:
         """Hash: ``shard:offset`` -> the reason why the source could not make the sample."""
-        return self._key(f"{epoch}:quarantine")
+        return f"penstock:{{{self.name}.{self.tag}}}:{epoch}:quarantine"
 
 
 _ANY = re.compile(
