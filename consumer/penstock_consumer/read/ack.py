@@ -47,8 +47,8 @@ class OutstandingBatches:
         """The batches and samples trained on since the loader was made."""
         self.last: Batch | None = None
         """The last batch trained on, without its arrays."""
-        self.waiting = OutstandingAmount()
-        """The amount that was trained on and is not acknowledged."""
+        self._waiting_samples = self._waiting_bytes = 0
+        """The amount of `_trained`."""
         self._changed_s = clock()
 
     def pull(self, batch: Batch) -> None:
@@ -110,7 +110,8 @@ class OutstandingBatches:
             self._covered += len(self._trained)
             self._pulled.clear()
             self._trained.clear()
-            self.waiting, self.last = OutstandingAmount(), None
+            self._waiting_samples = self._waiting_bytes = 0
+            self.last = None
 
     def first(self, besides: Iterable[Batch] = (), *, pulled_only: bool = False) -> Batch | None:
         """Return the first batch in canonical order that is not acknowledged (``pulled_only``: not trained on)."""
@@ -130,13 +131,19 @@ class OutstandingBatches:
         return self.promised > self._covered
 
     @property
+    def waiting(self) -> OutstandingAmount:
+        """The amount that was trained on and is not acknowledged."""
+        with self._lock:
+            return OutstandingAmount(len(self._trained), self._waiting_samples, self._waiting_bytes)
+
+    @property
     def quiet_s(self) -> float:
         """The time since a batch was last pulled, trained on or acknowledged."""
         return self._clock() - self._changed_s
 
     def _count(self, one: OutstandingBatch, sign: int) -> None:
-        batches, samples, nbytes = self.waiting
-        self.waiting = OutstandingAmount(batches + sign, samples + sign * one.samples, nbytes + sign * one.nbytes)
+        self._waiting_samples += sign * one.samples
+        self._waiting_bytes += sign * one.nbytes
         self._changed_s = self._clock()
 
 
@@ -243,7 +250,8 @@ class Acknowledger:
         """Note that the loop is done with the batch that it had."""
         if self._delivered is not None:
             batch, self._delivered = self._delivered, None
-            self.acknowledge(batch)
+            if self._outstanding.drop(batch):
+                self._acknowledge([batch])
 
     def acknowledge(self, batch: Batch) -> None:
         """See `Loader.acknowledge`."""
@@ -346,9 +354,10 @@ class Acknowledger:
         with self._lock:
             for batch in batches if self.member.rank is None else self._in_order(batches):
                 claim.acknowledge(batch)
-            for epoch in sorted({batch.epoch for batch in batches} & claim.unclosed):
-                if not claim.has_unacknowledged(epoch):
-                    claim.close_epochs(epoch)
+            if claim.unclosed:
+                for epoch in sorted({batch.epoch for batch in batches} & claim.unclosed):
+                    if not claim.has_unacknowledged(epoch):
+                        claim.close_epochs(epoch)
 
     def _in_order(self, batches: list[Batch]) -> list[Batch]:
         """Return the batches of an ordered group that may be acknowledged, which are those before every outstanding

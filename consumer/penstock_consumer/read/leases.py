@@ -34,7 +34,10 @@ def acknowledged_entries(batch: Batch) -> list[AcknowledgedSamples]:
 
 
 def _acknowledged(lease: Lease, ranges: list[tuple[int, int]]) -> AcknowledgedSamples:
-    return AcknowledgedSamples(lease, min(ranges)[0], max(ranges)[1], sum([hi - lo for lo, hi in ranges]))
+    samples = 0
+    for lo, hi in ranges:
+        samples += hi - lo
+    return AcknowledgedSamples(lease, min(ranges)[0], max(ranges)[1], samples)
 
 
 def _by_lease(batch: Batch) -> dict[Lease, list[tuple[int, int]]]:

@@ -379,7 +379,6 @@ class Loader(StageMethods, Passing):
         """Yield the batches of one iteration. Raises PenstockError in an older loop, and in a second thread."""
         mine = self._loop.begin()
         while True:
-            self._require_own()
             self._loop.ask(mine)
             try:
                 batch = next(batches, None)
@@ -395,6 +394,7 @@ class Loader(StageMethods, Passing):
         self._require_own()
         member = self._joined()
         self._acknowledger.asked_for_next()
+        wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
         is_empty, unfinished = True, None
         while True:
             if member.run is None:
@@ -407,7 +407,7 @@ class Loader(StageMethods, Passing):
             has_no_batch = member.run is None
             if has_no_batch and not member.begin_unless_released(epoch):
                 continue
-            while (batch := self._next_batch(member, epoch)) is not None:
+            while (batch := self._next_batch(member, epoch, wait)) is not None:
                 is_empty = has_no_batch = False
                 self._acknowledger.deliver(batch)
                 yield batch
@@ -592,10 +592,10 @@ class Loader(StageMethods, Passing):
             await_event(self._client, member.stream.keys, event, EVENT_MS)
         return epoch
 
-    def _next_batch(self, member: Member, epoch: int) -> Batch | None:
+    def _next_batch(self, member: Member, epoch: int, wait: Wait) -> Batch | None:
         run = member.run or member.begin(epoch)
         self._counter.begin(epoch, run.queue.inner)
-        wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
+        wait.over()
         while True:
             queued = run.queue.get(POLL_S)
             member.heartbeat.raise_error()

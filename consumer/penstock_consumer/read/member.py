@@ -82,6 +82,8 @@ class Member:
         claim.join(options.start)
         claim.keep()
         self.claim, self.heartbeat, self._options = claim, claim.heartbeat, options
+        self.rank = claim if isinstance(claim, RankClaim) else None
+        """The claim of a rank, or None in a shared group."""
         self.run: EpochRun | None = None
         self.has_begun = False
         self.cursor = -1
@@ -98,11 +100,6 @@ class Member:
     def stream(self) -> Stream:
         """The stream that is read."""
         return self.claim.stream
-
-    @property
-    def rank(self) -> RankClaim | None:
-        """The claim of a rank, or None in a shared group."""
-        return self.claim if isinstance(self.claim, RankClaim) else None
 
     # --- finding epochs ---
 

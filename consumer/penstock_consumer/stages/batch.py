@@ -174,8 +174,12 @@ class Batch(dict[str, Any]):
 
     def without_lost(self) -> Batch | None:
         """Return the batch without the rows of entries that another member holds now, or None if no row is left."""
-        if not any(span.lease.is_lost for span in self.spans):
-            return self
+        for span in self.spans:
+            if span.lease.is_lost:
+                return self._without_lost()
+        return self
+
+    def _without_lost(self) -> Batch | None:
         keep = np.concatenate([np.full(span.hi - span.lo, not span.lease.is_lost) for span in self.spans])
         if not keep.any():
             return None

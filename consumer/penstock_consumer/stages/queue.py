@@ -138,6 +138,8 @@ class PrefetchQueue:
         self._lock = threading.RLock()
         """The lock of `_changed`. Taking it directly is cheaper, and each batch takes it several times."""
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        """The number of threads that wait for `_changed`. Each batch changes the queue twice, mostly for nobody."""
         self._ended = False
         self._error: BaseException | None = None
         self._stopped = False
@@ -164,7 +166,7 @@ class PrefetchQueue:
             nbytes = batch.nbytes
             self._batches.append((batch, nbytes))
             self._bytes += nbytes
-            self._changed.notify_all()
+            self._wake()
 
     def wait_for_space(self, pending_bytes: int, timeout_s: float, times: ReaderTimes | None = None) -> bool:
         """Return whether more may be read.
@@ -187,7 +189,7 @@ class PrefetchQueue:
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Return whether every batch was taken. Raises QueueStopped."""
         with self._lock:
-            self._changed.wait_for(lambda: self._stopped or not self._batches, timeout_s)
+            self._wait_for(lambda: self._stopped or not self._batches, timeout_s)
             if self._stopped:
                 raise QueueStopped
             return not self._batches
@@ -197,19 +199,30 @@ class PrefetchQueue:
         """Return the most bytes that may wait here, whatever the trainer needs."""
         return self._prefetch_limit.budget_bytes
 
+    def _wait_for(self, is_due: Callable[[], object], timeout_s: float) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait_for(is_due, timeout_s)
+        finally:
+            self._waiting -= 1
+
+    def _wake(self) -> None:
+        if self._waiting:
+            self._changed.notify_all()
+
     def _has_space(self, pending_bytes: int) -> bool:
         return not self._batches or self._bytes + pending_bytes < self._prefetch_limit.nbytes
 
     def _rest(self, pending_bytes: int, timeout_s: float, times: ReaderTimes) -> None:
         times.rest()
-        self._changed.wait_for(lambda: self._stopped or self._has_space(pending_bytes), timeout_s)
+        self._wait_for(lambda: self._stopped or self._has_space(pending_bytes), timeout_s)
         times.to("reader")
 
     def end(self, error: BaseException | None = None) -> None:
         """Note that no more batches will come. The training loop gets ``error`` after those that wait here."""
         with self._lock:
             self._ended, self._error = True, error
-            self._changed.notify_all()
+            self._wake()
 
     def inlet_changed(self) -> None:
         """Take note of several readers: of their outages, of the first error of one, and of the end of all."""
@@ -219,7 +232,7 @@ class PrefetchQueue:
                 return
             self._error = next((one.error for one in self._inlets if one.error is not None), None)
             self._ended = self._error is not None or all(one.is_over for one in self._inlets)
-            self._changed.notify_all()
+            self._wake()
 
     @property
     def is_ended(self) -> bool:
@@ -242,7 +255,7 @@ class PrefetchQueue:
                 batch, nbytes = self._batches.popleft()
                 self._bytes -= nbytes
                 self._is_less |= self._prefetch_limit.took(nbytes, self._bytes)
-                self._changed.notify_all()
+                self._wake()
                 return batch
             if self._error is not None:
                 raise self._error  # at every call, so that an epoch that broke off never looks complete
@@ -251,7 +264,7 @@ class PrefetchQueue:
     def _wait(self, timeout_s: float) -> None:
         self._prefetch_limit.starved()
         began, (before, _) = self._clock(), self._booked()
-        self._changed.wait_for(lambda: self._batches or self._ended, timeout_s)
+        self._wait_for(lambda: self._batches or self._ended, timeout_s)
         seconds, (booked, doing) = self._clock() - began, self._booked()
         if booked is before:  # the usual case of small batches, and a cheap one
             self.loop_waited = self.loop_waited.plus(doing, seconds)
@@ -285,7 +298,7 @@ class PrefetchQueue:
             self._stopped = True
             self._batches.clear()
             self._bytes = 0
-            self._changed.notify_all()
+            self._wake()
 
     @property
     def is_stopped(self) -> bool:
