@@ -253,11 +253,11 @@ def refuse_unpacking(frame: FrameType, names: Iterable[str], verb: str) -> None:
     ops = [op for op in steps if op != _PRECALL]
     is_next = ops[:2] == [_CALL, _CALL] and ops[2] in _UNPACKING and _calls_next(frame)
     if steps[0] == _CALL and code[at + 1] == 1:  # enumerate: the second value of each pair is unpacked
-        steps, places = steps[1:], [2, 4]
+        steps, positions = steps[1:], [2, 4]
     else:
-        places = [2]
-    is_loop = tuple(steps[:2]) == _LOOPING and len(steps) > places[-1]
-    if is_next or (is_loop and all(steps[place] in _UNPACKING for place in places)):
+        positions = [2]
+    is_loop = tuple(steps[:2]) == _LOOPING and len(steps) > positions[-1]
+    if is_next or (is_loop and all(steps[position] in _UNPACKING for position in positions)):
         raise TypeError(not_tuples(names, verb))
 
 
@@ -450,15 +450,16 @@ def _mistake(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         if name not in parameters:
             return f"{call}() has no argument {name!r}{_instead(name, parameters)}"
     given = args[1:] if is_method else args
-    by_place = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    by_position = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
     needed = [p.name for p in parameters.values() if p.default is p.empty]
-    example = f"{call}({', '.join(name if name in by_place else f'{name}=...' for name in needed or parameters)})"
-    if len(given) > len(by_place):
-        is_all = len(by_place) == len(needed) == 1
+    example = f"{call}({', '.join(name if name in by_position else f'{name}=...' for name in needed or parameters)})"
+    if len(given) > len(by_position):
+        is_all = len(by_position) == len(needed) == 1
         what = f"; {needed[0]}: {NEEDED[needed[0]]}" if is_all and needed[0] in NEEDED else ""
-        return f"{call}() takes {', '.join(by_place) or 'nothing'} by place and the rest by name: write {example}{what}"
+        taken = ", ".join(by_position) or "nothing"
+        return f"{call}() takes {taken} by position and the rest by name: write {example}{what}"
     for name in needed:
-        if name not in kwargs and name not in by_place[: len(given)]:
+        if name not in kwargs and name not in by_position[: len(given)]:
             return f"{call}() needs {name}: {NEEDED.get(name, 'see its help')}; write {example}"
     return ""
 

@@ -46,11 +46,11 @@ def private_folder(session: Path | None) -> Path:
         session: XDG_RUNTIME_DIR, which counts if it belongs to this user alone.
     """
     user = os.geteuid()
-    for place in (session, Path(f"/run/user/{user}")):
-        if place is not None and place.is_absolute():
+    for folder in (session, Path(f"/run/user/{user}")):
+        if folder is not None and folder.is_absolute():
             with suppress(OSError):
-                require_private_folder(place)
-                return place / "penstock"
+                require_private_folder(folder)
+                return folder / "penstock"
     return Path(tempfile.gettempdir()) / f"penstock-{user}"
 
 

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.__main__ import main
 from penstock.cli import COMMANDS, parser_of
-from penstock.cli.completion import SHELLS, places
+from penstock.cli.completion import SHELLS, completion_points
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
 SECTIONS = dict(re.findall(r"^### penstock (\S+)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -291,7 +291,7 @@ def test_no_file_is_offered_where_an_action_is_due(
 ) -> None:
     """A list of files hides the few possible words. Each installed shell is asked for its own completions."""
     script = script_of(shell, capsys)
-    for at, place in places().items():
+    for at, place in completion_points().items():
         if shell == "fish":
             assert (f"-n '__penstock_at {at}' -f\n" in script) == bool(place.words)
         else:
@@ -313,8 +313,8 @@ def test_no_file_is_offered_where_an_action_is_due(
 def test_the_scripts_know_every_place_and_are_valid(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An option that cannot be completed is not found. Each installed shell checks the script."""
     script = script_of(shell, capsys)
-    assert {leaf.prog for leaf in LEAVES.values()} <= set(places())
-    for at, place in places().items():
+    assert {leaf.prog for leaf in LEAVES.values()} <= set(completion_points())
+    for at, place in completion_points().items():
         assert at in script
         for option in place.options:
             in_fish = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"

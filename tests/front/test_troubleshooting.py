@@ -66,11 +66,11 @@ def test_a_line_that_is_quoted_is_one_that_is_said(name: str) -> None:
 
 def test_what_the_page_advises_to_type_exists() -> None:
     """Advice that ends in `unknown command` is worse than none."""
-    from penstock.cli.completion import places
+    from penstock.cli.completion import completion_points
 
     typed = re.findall(r"`penstock ([a-z]+)(?: ([a-z]+))?", "\n".join(SECTIONS.values()))
     assert len(typed) > 20
-    known = places()
+    known = completion_points()
     for command, action in typed:
         assert command in known["penstock"].words
         actions = known[f"penstock {command}"].words

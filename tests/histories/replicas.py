@@ -13,7 +13,7 @@ from unittest.mock import patch
 from penstock_common.server.channel import Command, Reply
 from penstock_common.stream.groups import outbox
 from penstock_common.stream.servers import durability
-from penstock_common.stream.servers.confirmed import Confirmer, Place, Question
+from penstock_common.stream.servers.confirmed import Confirmer, Question, StreamPart
 from penstock_common.stream.servers.durability import Durability
 from penstock_common.stream.streams import Stream
 from penstock_producer.write.commit import Committer
@@ -39,7 +39,7 @@ class Answers:
                 (Question, "__init__", lambda *given: self._make(*given)),
                 (Question, "lacking", lambda question: self._of_fact(question)),
                 (durability, "_lacking", self._of_all), (outbox, "is_confirmed", self._of_probe),
-                (Confirmer, "are_apart", lambda _, *places: len(_slots_of(places)) > 1),
+                (Confirmer, "are_apart", lambda _, *parts: len(_slots_of(parts)) > 1),
             ):  # fmt: skip
                 stack.enter_context(patch.object(target, name, new))
             yield
@@ -50,13 +50,13 @@ class Answers:
             self._note([f"p{committer._partition.number}"])
         return found
 
-    def _make(self, question: Question, confirmer: Confirmer, places: Sequence[Place]) -> None:
-        _MAKE(question, confirmer, places)
-        self._asked[question] = _slots_of(places)
+    def _make(self, question: Question, confirmer: Confirmer, parts: Sequence[StreamPart]) -> None:
+        _MAKE(question, confirmer, parts)
+        self._asked[question] = _slots_of(parts)
 
     def _of_fact(self, question: Question) -> dict[str, str]:
         found = _LACKING(question)
-        if question._places and not found:
+        if question._parts and not found:
             self._note(self._asked[question])
         return found
 
@@ -72,5 +72,5 @@ class Answers:
         return is_there
 
 
-def _slots_of(places: Sequence[Place]) -> set[str]:
-    return {"s" if isinstance(place, Stream) else f"p{place.number}" for place in places}
+def _slots_of(parts: Sequence[StreamPart]) -> set[str]:
+    return {"s" if isinstance(part, Stream) else f"p{part.number}" for part in parts}

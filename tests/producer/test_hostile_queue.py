@@ -209,13 +209,13 @@ def test_an_unreadable_job_is_named_once_and_others_are_done(any_url: str, capfd
 def noted(job_id: str, key: bytes) -> dict[str, Any]:
     """Notes that a supervisor signs, of ten samples of a job that killed their workers."""
     notes: dict[str, Any] = {}
-    for place in range(10):
-        note_crash(notes, WorkerDeath("w", "died", place=place, deed="ate the data", weight=99, key=key), job_id)
+    for offset in range(10):
+        note_crash(notes, WorkerDeath("w", "died", offset=offset, deed="ate the data", weight=99, key=key), job_id)
     return notes
 
 
 FORGED: dict[str, Callable[[str, bytes], dict[str, Any]]] = {
-    "not signed": lambda job_id, key: {"suspects": {str(place): [9, 99, "ate the data"] for place in range(10)}},
+    "not signed": lambda job_id, key: {"suspects": {str(offset): [9, 99, "ate the data"] for offset in range(10)}},
     "signed by another": lambda job_id, key: noted(job_id, key + b"!"),
     "signed for another shard": lambda job_id, key: noted(job_id + "9", key),
 }

@@ -112,4 +112,4 @@ def test_a_worker_killed_while_it_waits_for_room_costs_its_shard_nothing(
     death = watchdog.death("w", process.pid, process.exitcode or 0)
     assert death is not None
     assert death.is_to_blame is is_to_blame
-    assert death.place == (7 if stage == "making" else None)
+    assert death.offset == (7 if stage == "making" else None)

@@ -85,7 +85,7 @@ def test_a_sample_is_hung_when_its_limit_is_over_and_never_without_one(clock: Cl
     assert process.done == ["kill"]
     death = watched.death("me", 4711, -signal.SIGKILL)
     assert death is not None
-    assert (death.place, death.deed, death.weight) == (
+    assert (death.offset, death.deed, death.weight) == (
         8,
         "took its worker longer than 60 s (--sample-limit)",
         watchdog.HUNG,
@@ -115,7 +115,7 @@ def test_a_grown_worker_ends_after_its_sample_and_one_that_cannot_is_killed(
     assert process.done == ["terminate", "kill"]
     harsh = watched.death("me", 4711, -signal.SIGKILL)
     assert harsh is not None
-    assert (harsh.place, harsh.deed) == (3, "grew its worker beyond 1.0 GiB")
+    assert (harsh.offset, harsh.deed) == (3, "grew its worker beyond 1.0 GiB")
     assert harsh.weight > 0
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_had_nothing_more_to_do_did_not_die(clock: Clock) -> None:
     assert watched.death("me", 4711, 0) is None
     crashed = watched.death("me", 4711, -signal.SIGSEGV)
     assert crashed is not None
-    assert crashed.place is None
+    assert crashed.offset is None
     meta: dict[str, Any] = {}
     note_crash(meta, WorkerDeath("me", "stopped"), "job-0")
     note_crash(meta, crashed, "job-0")

@@ -148,7 +148,7 @@ class StreamMonitor:
                     sums[name].add_dead(count)
         self._looks += 1
         following, final, _ = read_counters(client, stream)
-        waiting = {place: waiter for roster in rosters for place, waiter in roster.waiting.items()}
+        waiting = {at: waiter for roster in rosters for at, waiter in roster.waiting.items()}
         return StreamSnapshot(
             name=stream.name, id=stream.id, at_s=self._clock(),
             budget_bytes=stream.budget_bytes, held_bytes=sum(roster.bytes for roster in rosters),
@@ -206,16 +206,16 @@ class StreamMonitor:
         read = dict.fromkeys(readers, 0)
         for shard, log in epoch.logs.items():
             at = lasts[stream.partition_of(shard)]
-            if any(_place(log, at, lows, shard, name) is None for name in reading):
+            if any(_position(log, at, lows, shard, name) is None for name in reading):
                 self._reread(stream, number, shard, log)
-            places = {name: _place(log, at, lows, shard, name) or 0 for name in reading}
+            positions = {name: _position(log, at, lows, shard, name) or 0 for name in reading}
             for name in readers:
-                now = log.behind(places[name]) if name in places else ShardBacklog()
+                now = log.behind(positions[name]) if name in positions else ShardBacklog()
                 self._count_given(epoch, name, shard, now, begun.get(shard))
                 read[name] += log.end - now.samples
-                if name in places:
+                if name in positions:
                     sums[name].add_unread(now)
-            log.forget(min(places.values(), default=len(log.ids)))
+            log.forget(min(positions.values(), default=len(log.ids)))
         epoch.note_read(read)
         self._look_at_pending(lasts, number, reading, sums)
         is_read = all(log.end >= epoch.manifest.shard_size(shard) for shard, log in epoch.logs.items())
@@ -363,7 +363,7 @@ def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:
     return [name for name in reading if kinds[name] == ORDERED]
 
 
-def _place(
+def _position(
     log: ShardLog, given: Mapping[str, EntryId], lows: Mapping[str, Mapping[int, int]], shard: int, name: str
 ) -> int | None:
     """Return the index of the first record that the group has not read, or None if some of them were forgotten."""

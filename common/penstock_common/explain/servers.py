@@ -29,7 +29,7 @@ class ServerLooks:
         self._states: list[NodeState] = []
         self._since_s: dict[str, float] = {}
         """Address of each server that does not answer -> the time of the first look that found it so."""
-        self._places: dict[str, dict[int, str]] = {}
+        self._addresses: dict[str, dict[int, str]] = {}
         """Stream -> partition -> address, as last seen."""
 
     def look(self) -> Sequence[NodeState]:
@@ -46,7 +46,7 @@ class ServerLooks:
             return
         own = self._client.node_of(StreamKeys(name).meta).where
         for state in self._states:
-            lost = [partition for partition, where in self._places.get(name, {}).items() if where == state.where]
+            lost = [partition for partition, where in self._addresses.get(name, {}).items() if where == state.where]
             if state.failure and (lost or state.where == own):
                 raise PartitionsAway(self._explain(name, state, lost))
 
@@ -56,14 +56,14 @@ class ServerLooks:
         Raises:
             PartitionsAway: One of them is away.
         """
-        self._places[stream.name] = {
+        self._addresses[stream.name] = {
             partition.number: self._client.node_of(partition.roster).where for partition in stream.partitions
         }
         self.require(stream.name)
-        return self.servers(self._places[stream.name])
+        return self.servers(self._addresses[stream.name])
 
-    def servers(self, places: dict[int, str] | None = None) -> tuple[ServerSnapshot, ...]:
-        """Return the servers as they were at the last look, with the partitions of these places."""
+    def servers(self, addresses: dict[int, str] | None = None) -> tuple[ServerSnapshot, ...]:
+        """Return the servers as they were at the last look, with the partitions at these addresses."""
         now = self._clock()
         return tuple(
             ServerSnapshot(
@@ -73,7 +73,7 @@ class ServerLooks:
                 if state.info is not None
                 else ServerMemory(0, 0, ""),
                 replicas=state.replicas,
-                partitions=tuple(number for number, where in (places or {}).items() if where == state.where),
+                partitions=tuple(number for number, where in (addresses or {}).items() if where == state.where),
                 failure=state.failure,
                 away_s=now - self._since_s.get(state.where, now),
             )

@@ -266,7 +266,7 @@ class ControlClient(redis.Redis):
         """
         if self._slots is None:
             return [(self, ask(self))]
-        places = dict.fromkeys([*self._slots.masters(), *(self._slots.nodes if has_replicas else ())])
+        addresses = dict.fromkeys([*self._slots.masters(), *(self._slots.nodes if has_replicas else ())])
         answers: dict[Address, Answer | PenstockError | ResponseError] = {}
 
         def run(where: Address, node: Self) -> None:
@@ -275,11 +275,11 @@ class ControlClient(redis.Redis):
             except (PenstockError, ResponseError) as error:
                 answers[where] = error
 
-        for where in places:
+        for where in addresses:
             if where not in self._owing or self._owing[where].has_answer():
                 self._owing[where] = _Question(partial(run, where, self._node(where)), seconds)
         found: list[tuple[Self, Answer | PenstockError | ResponseError]] = []
-        for where in places:
+        for where in addresses:
             self._owing[where].has_answer()
             node, silent_s = self._node(where), time.monotonic() - self._owing[where].since_s
             late = ServerUnavailable(f"{node.where} has not answered for {silent_s:.0f} s")

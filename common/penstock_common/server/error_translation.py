@@ -107,86 +107,86 @@ def translated(where: str | redis.Redis) -> Iterator[None]:
 
 def translate(error: BaseException, where: str | redis.Redis) -> PenstockError | None:
     """Return the Penstock error for `error`, or None if it is one already or does not come from the server."""
-    place = where if isinstance(where, str) else address(where)
+    server = where if isinstance(where, str) else address(where)
     # 1. Penstock's own, or not a failure
     if isinstance(error, PenstockError):
         return None
     # 2. the server refused this client; redis-py makes these ConnectionErrors, so they come first
     if isinstance(error, foreign.BusyLoadingError):
-        return ServerLoading(f"{server_at(place)} is still loading its data: wait until it has, then try again")
+        return ServerLoading(f"{server_at(server)} is still loading its data: wait until it has, then try again")
     if isinstance(error, foreign.AuthenticationError | foreign.AuthenticationWrongNumberOfArgsError):
         return Unauthorized(
-            f"{server_at(place)} refused the login ({_text(error)}): "
+            f"{server_at(server)} refused the login ({_text(error)}): "
             "put user and password into the URL, as in redis://user:password@host:6379; for a server that "
             '`penstock server` started here, export PENSTOCK_URL="$(penstock server --print-url)"'
         )
     # 3. no usable connection
     if isinstance(error, foreign.TimeoutError | TimeoutError):
-        hint = ", or without TLS (then write redis://)" if place.startswith(_WITH_TLS) else ""
+        hint = ", or without TLS (then write redis://)" if server.startswith(_WITH_TLS) else ""
         return ServerUnavailable(
-            f"{server_at(place)} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
+            f"{server_at(server)} does not answer ({_text(error)}): is it stopped, overloaded, behind a firewall{hint}?"
         )
     if isinstance(error, foreign.ConnectionError | OSError):
-        return _unreachable(error, place)
+        return _unreachable(error, server)
     if isinstance(error, foreign.InvalidResponse):
         return ServerUnavailable(
-            f"what answers at {place} does not speak the Redis protocol ({_text(error)}): check host and port"
+            f"what answers at {server} does not speak the Redis protocol ({_text(error)}): check host and port"
         )
     # 4. the server refused one command
     if isinstance(error, foreign.ResponseError):
-        return _refused(error, place)
+        return _refused(error, server)
     return None
 
 
-def _unreachable(error: BaseException, place: str) -> PenstockError:
+def _unreachable(error: BaseException, server: str) -> PenstockError:
     text = _text(error)
-    is_service = "+sentinel:" in place
+    is_service = "+sentinel:" in server
     plain, secure = ("redis+sentinel://", "rediss+sentinel://") if is_service else ("redis://", "rediss://")
     if "WRONG_VERSION_NUMBER" in text or "UNEXPECTED_EOF" in text:
-        return ServerUnavailable(f"no TLS is spoken at {place} ({text}): write {plain} if the server has none")
+        return ServerUnavailable(f"no TLS is spoken at {server} ({text}): write {plain} if the server has none")
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return ServerUnavailable(
-            f"the certificate shown at {place} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
+            f"the certificate shown at {server} is not trusted ({text}): name its CA with ?ssl_ca_certs=FILE in the URL"
         )
     if FULL in text or isinstance(error, foreign.MaxConnectionsError):
-        return ServerUnavailable(f"{server_at(place)} takes no more clients ({text}): raise its maxclients")
-    is_tls = place.startswith(_WITH_TLS)
+        return ServerUnavailable(f"{server_at(server)} takes no more clients ({text}): raise its maxclients")
+    is_tls = server.startswith(_WITH_TLS)
     if "CERTIFICATE_REQUIRED" in text or (is_tls and "HANDSHAKE_FAILURE" in text):
-        return ServerUnavailable(f"{server_at(place)} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
+        return ServerUnavailable(f"{server_at(server)} asks for a client certificate ({text}): {_CLIENT_CERTIFICATE}")
     if _CLOSED.search(text):
         hint = f"if it asks for a client certificate, {_CLIENT_CERTIFICATE}" if is_tls else f"{secure} if it wants TLS"
         return ServerUnavailable(
-            f"{server_at(place)} closed the connection ({text}): see its log, then try again ({hint})"
+            f"{server_at(server)} closed the connection ({text}): see its log, then try again ({hint})"
         )
     if is_service:
         return ServerUnavailable(
-            f"{server_at(place)} does not answer ({text}): see that its Sentinels run, and that the last part of the "
+            f"{server_at(server)} does not answer ({text}): see that its Sentinels run, and that the last part of the "
             "address is the service"
         )
-    return ServerUnavailable(f"no Redis answers at {place} ({text}): {START_ONE}")
+    return ServerUnavailable(f"no Redis answers at {server} ({text}): {START_ONE}")
 
 
-def _refused(error: foreign.ResponseError, place: str) -> PenstockError:
+def _refused(error: foreign.ResponseError, server: str) -> PenstockError:
     text = _text(error)
     if (denied := _DENIED.search(text)) is not None:
         what = "a command" if denied[1] == "run" else "a key"
         return Unauthorized(
-            f"{server_at(place)} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
+            f"{server_at(server)} does not permit this user {what} that Penstock's scripts use: extend the user's ACL; "
             f"`penstock doctor` names the commands that it lacks, and its keys are ~penstock:*; {_WHOLE_LINES}"
         )
     if isinstance(error, foreign.NoPermissionError) or "NOPERM " in text:  # EXEC quotes it
         return Unauthorized(
-            f"{server_at(place)} does not permit this user a command ({text}): extend the user's ACL: as an "
-            f"administrator, run `ACL SETUSER {_user_of(place)} {_missing_rule(text)}` there ({_WHOLE_LINES})"
+            f"{server_at(server)} does not permit this user a command ({text}): extend the user's ACL: as an "
+            f"administrator, run `ACL SETUSER {_user_of(server)} {_missing_rule(text)}` there ({_WHOLE_LINES})"
         )
-    if (failure := _hindered(error, text, place)) is not None:
+    if (failure := _hindered(error, text, server)) is not None:
         return failure
     if is_unknown_command(error):
-        return ServerUnsuitable(f"{server_at(place)} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
-    return ReplyError(error, place)
+        return ServerUnsuitable(f"{server_at(server)} lacks a command ({text}): use Redis 6.2, Valkey 7.2 or newer")
+    return ReplyError(error, server)
 
 
-def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnavailable | None:
+def _hindered(error: foreign.ResponseError, text: str, server: str) -> ServerUnavailable | None:
     """Return an error for a state that may pass, else None: a failover, a long script, full memory or a full disk.
 
     Redis 6.2 wraps these up in a script's error.
@@ -197,31 +197,31 @@ def _hindered(error: foreign.ResponseError, text: str, place: str) -> ServerUnav
         or "with replica instances" in text
         or "instance state changed" in text  # UNBLOCKED, as are the next two
     ):
-        instead = "the Sentinels name another one soon" if "+sentinel:" in place else "connect to its primary"
-        return WritesRefused(f"{server_at(place)} is a read-only replica: {instead}")
+        instead = "the Sentinels name another one soon" if "+sentinel:" in server else "connect to its primary"
+        return WritesRefused(f"{server_at(server)} is a read-only replica: {instead}")
     if text.startswith("UNBLOCKED"):
         cause = (
             "the stream, or an epoch of it, was deleted, released or lost (FLUSHALL), or moves to another server"
             if "no longer exists" in text
             else "somebody ended that with CLIENT UNBLOCK"
         )
-        return ServerUnavailable(f"{server_at(place)} no longer waits for samples: {cause}", is_said=True)
+        return ServerUnavailable(f"{server_at(server)} no longer waits for samples: {cause}", is_said=True)
     if isinstance(error, foreign.OutOfMemoryError) or "OOM command" in text:
         return WritesRefused(
-            f"{server_at(place)} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
+            f"{server_at(server)} is above its maxmemory and takes no writes: raise maxmemory, or release epochs"
         )
     if text.startswith(("MISCONF", "NOREPLICAS")) or "-MISCONF" in text or "-NOREPLICAS" in text:
-        return WritesRefused(f"{server_at(place)} takes no writes now ({text[:200]}): see its log")
+        return WritesRefused(f"{server_at(server)} takes no writes now ({text[:200]}): see its log")
     if text.startswith("BUSY "):
         return ServerUnavailable(
-            f"{server_at(place)} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
+            f"{server_at(server)} is kept busy by a script ({text}): end it with SCRIPT KILL", is_said=True
         )
     if isinstance(error, foreign.MasterDownError) or text.startswith("MASTERDOWN"):  # redis-py: a ClusterDownError, too
         return ServerUnavailable(
-            f"{server_at(place)} is a replica without its primary ({text}): connect to the primary", is_said=True
+            f"{server_at(server)} is a replica without its primary ({text}): connect to the primary", is_said=True
         )
     if is_redirection(error):
-        return ServerUnavailable(_resharded(error, text, place), is_said=True)
+        return ServerUnavailable(_resharded(error, text, server), is_said=True)
     return None
 
 
@@ -232,21 +232,21 @@ def is_redirection(error: object) -> TypeGuard[foreign.ResponseError]:
     )  # MOVED is an AskError
 
 
-def _resharded(error: foreign.ResponseError, text: str, place: str) -> str:
+def _resharded(error: foreign.ResponseError, text: str, server: str) -> str:
     """Return what happens to a slot, and what to do if that lasts."""
     if isinstance(error, foreign.ClusterDownError):
         return (
-            f"the cluster of {place} does not serve these keys ({text}): see that each master or a replica of it runs "
+            f"the cluster of {server} does not serve these keys ({text}): see that each master or a replica of it runs "
             "(`CLUSTER NODES`)"
         )
     if isinstance(error, foreign.MovedError):
-        return f"slot {error.slot_id} moved from {place} to {error.host}:{error.port}"
+        return f"slot {error.slot_id} moved from {server} to {error.host}:{error.port}"
     half = (
-        f"slot {error.slot_id} moves from {place} to {error.host}:{error.port}"
+        f"slot {error.slot_id} moves from {server} to {error.host}:{error.port}"
         if isinstance(error, foreign.AskError)
-        else f"a slot moves away from {place}"
+        else f"a slot moves away from {server}"
     )
-    node = _NODE.search(place)
+    node = _NODE.search(server)
     return (
         f"{half} and is half moved: if that lasts, finish it with `redis-cli --cluster fix {node[1] if node else ''}`"
     )
@@ -278,8 +278,8 @@ def _missing_rule(text: str) -> str:
     return f"+{command[1]}" if command is not None else "~penstock:*"
 
 
-def _user_of(place: str) -> str:
-    return urlsplit(place).username or _DEFAULT_USER
+def _user_of(server: str) -> str:
+    return urlsplit(server).username or _DEFAULT_USER
 
 
 def is_denied(error: BaseException) -> bool:

@@ -133,10 +133,10 @@ def _replicas(info: Mapping[str, Any]) -> Iterator[ReplicaState]:
 def _without_slots(text: str, known: NodeState) -> Iterator[NodeState]:
     """Yield the masters of an answer of CLUSTER NODES that are well and hold no slot."""
     for line in text.splitlines():
-        node_id, place, flags, _, _, _, link, *slots = line.split(" ")
+        node_id, address, flags, _, _, _, link, *slots = line.split(" ")
         if "master" not in flags.split(",") or "fail" in flags or link != "connected" or slots or "myself" in flags:
             continue
-        host, _, port = place.partition("@")[0].rpartition(":")
+        host, _, port = address.partition("@")[0].rpartition(":")
         base, _, _ = known.where.rpartition(f"{known.host}:{known.port}")
         host = host or known.host
         yield NodeState(f"{base}{host}:{port}", host, int(port), id=node_id)

@@ -43,7 +43,7 @@ MAX_BULK_BYTES: Final = (512 << 20) + 65536
 MAX_ITEMS: Final = 1 << 22
 MAX_DEPTH: Final = 16
 
-_PLACES = 16
+_POSITIONS = 16
 _NUMBER = re.compile(rb"0|-?[1-9]\d{0,18}")
 _LENGTHS = tuple(b"$%d\r\n" % size for size in range(1024))
 _CRLF = b"\r\n"
@@ -133,7 +133,7 @@ class RespReader:
         self._view = memoryview(self._buf)
         self._pos = self._end = 0
         self._window = BUFFER_BYTES
-        self._seen = [(b"?", b"", 0)] * _PLACES  # header, name and size of the last field at each position of an entry
+        self._seen = [(b"?", b"", 0)] * _POSITIONS  # header, name, size of the last field at each position
 
     def reply(self, depth: int = 0) -> Reply:
         """Return the next reply, of any type, as values."""
@@ -205,23 +205,23 @@ class RespReader:
         if items % 2:
             raise InvalidResponse(f"entry {entry_id!r} has a field without a value")
         sink.begin(entry_id)
-        for place in range(items // 2):
-            header, name, nbytes = self._seen[place % _PLACES]
+        for number in range(items // 2):
+            header, name, nbytes = self._seen[number % _POSITIONS]
             if self._buf.startswith(header, self._pos, self._end):  # as in the entry before: shapes are mostly fixed
                 self._pos += len(header)
             else:
-                name, nbytes = self._field(place % _PLACES)
+                name, nbytes = self._field(number % _POSITIONS)
             self._value(name, nbytes, sink)
         sink.end()
 
-    def _field(self, place: int) -> tuple[bytes, int]:
+    def _field(self, number: int) -> tuple[bytes, int]:
         """Return name and size of the next field, and remember them: the next entry probably has the same."""
         match = _FIELD.match(self._buf, self._pos, self._end)
         if match is None or len(match[2]) != int(match[1]):  # cut by the buffer's end, or odd: token by token
             return self._name(), self._size()
         self._pos = match.end()
         name, nbytes = match[2], _limited(int(match[3]))
-        self._seen[place] = match[0], name, nbytes
+        self._seen[number] = match[0], name, nbytes
         return name, nbytes
 
     def _value(self, name: bytes, nbytes: int, sink: EntrySink) -> None:

@@ -86,9 +86,9 @@ class StreamLister:
             self._scan_at_s = self._clock() + SCAN_EVERY_S
             self._known = self._known.union(*self._asked(scan_streams, REPLY_TIMEOUT_S))
         known = self._known.union(*(names for names in entered if names is not None))
-        places = {name: self._client.node_of(StreamKeys(name).meta) for name in known}
-        there = self._asked(lambda node: _existing(node, [n for n in known if places[n] is node]), ANSWER_S)
-        self._known = {name for name in known if places[name].where in self.silent}.union(*there)
+        nodes = {name: self._client.node_of(StreamKeys(name).meta) for name in known}
+        there = self._asked(lambda node: _existing(node, [n for n in known if nodes[n] is node]), ANSWER_S)
+        self._known = {name for name in known if nodes[name].where in self.silent}.union(*there)
         return sorted(self._known)
 
     def _asked(self, ask: Callable[[Client], Answer], seconds: float) -> list[Answer]:

@@ -84,7 +84,7 @@ class IndexWalk:
         self._positions_each = 0.0
         """The recent mean number of positions in a record, or 0 before the first."""
         self.now(manifest, begun)
-        self._shard, self._end = self._place_of(position)
+        self._shard, self._end = self._shard_and_offset(position)
         """The shard and offset up to which all is known to be committed."""
         self._ahead: dict[int, int] = {}
         """The committed samples of each later shard at the last look. Several shards may be written at once."""
@@ -95,7 +95,7 @@ class IndexWalk:
         self._manifest, self._begun = manifest, begun
         self._starts = list(starts_of(manifest, begun).values())
 
-    def _place_of(self, position: int) -> tuple[int, int]:
+    def _shard_and_offset(self, position: int) -> tuple[int, int]:
         """Return (shard, offset) of a position. Shards without samples are passed over."""
         shard = max(bisect_right(self._starts, position) - 1, 0)
         return shard, position - (self._starts[shard] if self._starts else 0)
@@ -113,7 +113,7 @@ class IndexWalk:
         """Return whether all below a position is committed. Asks the server unless that is known or was just asked."""
         is_news, self._has_looked = not self._has_looked, False
         while is_news and self.end < position:
-            stop = self._place_of(position - 1)[0] + 1
+            stop = self._shard_and_offset(position - 1)[0] + 1
             is_news = self._look(stop) and self._shard + SHARDS_AT_ONCE <= stop
         return self.end >= position
 
@@ -172,7 +172,7 @@ class IndexWalk:
         """Return the last shard not known to be committed far enough, and the offset to wait beyond."""
         if not self._starts:
             return self._shard, 0
-        last, offset = self._place_of(position - 1)
+        last, offset = self._shard_and_offset(position - 1)
         if last >= self._shard + SHARDS_AT_ONCE:
             last, offset = self._shard, self._last_of(self._shard)
         for shard in range(last, self._shard, -1):
@@ -277,7 +277,7 @@ class IndexWalk:
     def _wants(self, lo: int, hi: int) -> Iterator[IndexRange]:
         """Return what to ask of each shard that has some of these positions."""
         while lo < hi and self._starts:
-            shard, offset = self._place_of(lo)
+            shard, offset = self._shard_and_offset(lo)
             size = self._size(shard)
             end = hi - self._starts[shard] if size is None else min(hi - self._starts[shard], size)
             if offset >= end:

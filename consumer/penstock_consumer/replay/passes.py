@@ -201,5 +201,5 @@ def permuted(items: Iterator[T], shuffle: ShuffleOptions | None) -> Iterator[T]:
         yield from items
         return
     held = list(items)
-    for place in shuffle.blocks(len(held)).tolist():
-        yield held[place]
+    for number in shuffle.blocks(len(held)).tolist():
+        yield held[number]

@@ -70,20 +70,20 @@ class SampleSlots:
         found: list[int] = []
         while self.count and len(found) < samples:
             size = min(samples - len(found), self.count)
-            places = rng.choice(self.count, size=size, replace=False)
-            slots = self._slots[places].copy()
-            self._free(places)
+            positions = rng.choice(self.count, size=size, replace=False)
+            slots = self._slots[positions].copy()
+            self._free(positions)
             found += [slot for slot in slots.tolist() if not self._leases[slot].is_lost]
             self.nbytes -= size * self._row_bytes + self._ragged_bytes(slots)
         return np.array(found, dtype=np.int64)
 
-    def _free(self, places: NDArray[np.int64]) -> None:
+    def _free(self, positions: NDArray[np.int64]) -> None:
         """Free the slots at the drawn positions. The last slots in use move to these positions."""
-        left = self.count - len(places)
-        drawn = self._slots[places].copy()
+        left = self.count - len(positions)
+        drawn = self._slots[positions].copy()
         last = np.arange(left, self.count)
-        stay = self._slots[last[~np.isin(last, places)]].copy()
-        self._slots[places[places < left]] = stay
+        stay = self._slots[last[~np.isin(last, positions)]].copy()
+        self._slots[positions[positions < left]] = stay
         self._slots[left : self.count] = drawn
         self.count = left
 

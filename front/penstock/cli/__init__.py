@@ -220,8 +220,8 @@ class Parser(argparse.ArgumentParser):
             action = self._option_string_actions.get("".join(before))
             if action is not None and action.nargs == (0 if takes == "no value" else None):
                 return f"{before[0]} takes {takes}" + ("" if takes == "no value" else f", {_metavar(action)}")
-        places = [action for action in self._get_positional_actions() if action.nargs is None]
-        return ", ".join(f"{_metavar(a)} is one: {a.help}" if a.help else _metavar(a) for a in places) or (
+        positionals = [action for action in self._get_positional_actions() if action.nargs is None]
+        return ", ".join(f"{_metavar(a)} is one: {a.help}" if a.help else _metavar(a) for a in positionals) or (
             "" if self._get_positional_actions() else "only options are taken"
         )
 

@@ -96,7 +96,7 @@ def _print(bad: BadReport, console: Console) -> None:
         console.table(rows, head=("epoch", "shard", "offset", "why"))
     if bad.dead:
         rows_of_dead = [
-            (d.epoch, d.group, d.entry or "(none)", _place(d), _ago(d.since_ms), "given up" if d.given_up else "dead",
+            (d.epoch, d.group, d.entry or "(none)", _where(d), _ago(d.since_ms), "given up" if d.given_up else "dead",
              _shown(d.why))
             for d in bad.dead
         ]  # fmt: skip
@@ -148,12 +148,12 @@ def _tell(done: list[DeadLetter], what: str, args: argparse.Namespace, console: 
     elif not done:
         console.line(f"nothing to {args.action}: no group has a dead letter or a loss there")
     for letter in () if args.json else done:
-        entry = f"entry {letter.entry} ({_place(letter)})" if letter.entry else _place(letter)
+        entry = f"entry {letter.entry} ({_where(letter)})" if letter.entry else _where(letter)
         console.line(f"epoch {letter.epoch}, group {letter.group!r}: {entry} {what}")
     return 0
 
 
-def _place(letter: DeadLetter) -> str:
+def _where(letter: DeadLetter) -> str:
     if letter.shard is None:
         return "in no index"
     return f"shard {letter.shard} offsets {letter.first}-{letter.end - 1}"

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Print the script."""
-    console.lines({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](places()).rstrip())
+    console.lines({"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](completion_points()).rstrip())
     return 0
 
 
@@ -50,7 +50,7 @@ class CompletionPoint:
     """Option that takes a value -> its allowed values, or none if any value is allowed."""
 
 
-def places() -> dict[str, CompletionPoint]:
+def completion_points() -> dict[str, CompletionPoint]:
     """Return every completion point by its words."""
     from penstock.cli import COMMANDS, parser_of
 
@@ -62,21 +62,21 @@ def places() -> dict[str, CompletionPoint]:
 
 
 def _walk(parser: argparse.ArgumentParser, at: str, found: dict[str, CompletionPoint]) -> None:
-    place = found[at] = CompletionPoint()
+    point = found[at] = CompletionPoint()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:
-                place.words[choice.dest] = _help(parser, choice)
+                point.words[choice.dest] = _help(parser, choice)
             for name, sub in action.choices.items():
                 _walk(sub, f"{at} {name}", found)
             continue
         choices = [str(choice) for choice in action.choices or ()]
         if not action.option_strings:
-            place.words.update(dict.fromkeys(choices, ""))
+            point.words.update(dict.fromkeys(choices, ""))
         for option in action.option_strings:
-            place.options[option] = _help(parser, action)
+            point.options[option] = _help(parser, action)
             if action.nargs != 0:
-                place.values[option] = choices
+                point.values[option] = choices
 
 
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
@@ -87,10 +87,10 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 def _filled(template: str, found: dict[str, CompletionPoint], words: Callable[[dict[str, str]], str]) -> str:
     """Fill a script of bash or zsh. ``words`` writes the assignment of some words with their help."""
     cases, values = [], []
-    for at, place in found.items():
-        files = "no" if place.words else "yes"
-        cases.append(f"        '{at}') {words({**place.words, **place.options})} files={files} ;;")
-        for option, choices in place.values.items():
+    for at, point in found.items():
+        files = "no" if point.words else "yes"
+        cases.append(f"        '{at}') {words({**point.words, **point.options})} files={files} ;;")
+        for option, choices in point.values.items():
             files = "no" if choices else "yes"
             values.append(f"        '{at} {option}') {words(dict.fromkeys(choices, ''))} files={files} ;;")
     deeper = "|".join(f"'{at}'" for at in found if at != "penstock")
@@ -156,14 +156,14 @@ compdef _penstock penstock
 
 def _fish(found: dict[str, CompletionPoint]) -> str:
     lines = []
-    for at, place in found.items():
+    for at, point in found.items():
         when = f"complete -c penstock -n {_fish_quoted(f'__penstock_at {at}')}"
-        if place.words:
+        if point.words:
             lines.append(f"{when} -f")
-        lines += [f"{when} -a {_fish_quoted(word)}{_described(text)}" for word, text in place.words.items()]
-        for option, text in place.options.items():
+        lines += [f"{when} -a {_fish_quoted(word)}{_described(text)}" for word, text in point.words.items()]
+        for option, text in point.options.items():
             name = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
-            values = place.values.get(option)
+            values = point.values.get(option)
             takes = "" if values is None else f" -x -a {_fish_quoted(' '.join(values))}" if values else " -r"
             lines.append(f"{when} {name}{takes}{_described(text)}")
     return _FISH.format(deeper=" ".join(_fish_quoted(at) for at in found if at != "penstock"), lines="\n".join(lines))

@@ -117,18 +117,18 @@ def _of_servers(
     by_server = read_budgets(client, memories) if is_whole else []
     found = check_nodes(nodes, by_server)
     budgets_of = {one.where: one.budgets for one in by_server}
-    for place in client.on_each(lambda each: each):
-        node = masters.get(place.where)
+    for server in client.on_each(lambda each: each):
+        node = masters.get(server.where)
         if node is None:
             continue
         # only one of them has the slot of the scratch key
-        probe = not args.no_probe and client.node_of(scratch_key("")).where == place.where
-        held = memories[place.where].used_bytes  # only a single server's findings count the rest
-        here_budgets = budgets_of.get(place.where, {})
-        facts = read_server(place, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
+        probe = not args.no_probe and client.node_of(scratch_key("")).where == server.where
+        held = memories[server.where].used_bytes  # only a single server's findings count the rest
+        here_budgets = budgets_of.get(server.where, {})
+        facts = read_server(server, probe=probe, budgets=here_budgets, held_bytes=held, uncompressed=plain)
         here = f"redis-cli -h {node.host} -p {node.port} "
         found += [
-            (f"server {place.where}", replace(one, fix=one.fix.replace("redis-cli ", here)))
+            (f"server {server.where}", replace(one, fix=one.fix.replace("redis-cli ", here)))
             for one in check_server(facts)
         ]
     return found

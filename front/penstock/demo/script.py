@@ -81,12 +81,12 @@ def write_digits(folder: Path, samples: int) -> tuple[DigitFiles, DigitFiles]:
     order = np.random.default_rng(1797).permutation(len(images))[:samples].tolist()
     train, held_out = folder / "train", folder / "held-out"
     for position, index in enumerate(order):
-        place = (held_out if position < round(len(order) * HELD_OUT) else train) / str(int(labels[index]))
-        place.mkdir(parents=True, exist_ok=True)
+        target = (held_out if position < round(len(order) * HELD_OUT) else train) / str(int(labels[index]))
+        target.mkdir(parents=True, exist_ok=True)
         extension, options = FORMATS[position % len(FORMATS)]
         pixels = Image.fromarray((images[index].reshape(8, 8) * 15.9).astype(np.uint8))
         enlarged = pixels.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-        enlarged.save(place / f"{index:04d}.{extension}", **options)
+        enlarged.save(target / f"{index:04d}.{extension}", **options)
     return DigitFiles(train), DigitFiles(held_out)
 
 

@@ -155,9 +155,9 @@ def _half_moved(node: NodeState, nodes: Sequence[NodeState]) -> Finding:
     """Check for slots that a tool began to move, and left when it ended."""
     if not node.half_moved:
         return ok("moving slots", "none")
-    places = {one.id: f"{one.host}:{one.port}" for one in nodes}
+    addresses = {one.id: f"{one.host}:{one.port}" for one in nodes}
     slots = ", ".join(
-        f"{half.slot} {'to' if half.is_leaving else 'from'} {places.get(half.other, half.other)}"
+        f"{half.slot} {'to' if half.is_leaving else 'from'} {addresses.get(half.other, half.other)}"
         for half in node.half_moved
     )
     return Finding(

@@ -116,7 +116,7 @@ class TensorSummary:
         else:
             self._add_shapes(column.shapes[rows])
         if self._lost > lost and not self.nan_first:
-            at = next(place for place, values in enumerate(split(column, rows)) if _has_lost(values))
+            at = next(number for number, values in enumerate(split(column, rows)) if _has_lost(values))
             self.nan_first = identity_of(int(rows[at]))
         self.constant.add(column, rows, identity_of)
 

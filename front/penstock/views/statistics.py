@@ -290,10 +290,10 @@ class CompressionEstimate:
         if not column.values.nbytes:
             return
         self._seen += 1
-        place = len(self._kept) if len(self._kept) < RATIO_BLOCKS else int(self._rng.integers(self._seen))
-        if place < RATIO_BLOCKS:
+        number = len(self._kept) if len(self._kept) < RATIO_BLOCKS else int(self._rng.integers(self._seen))
+        if number < RATIO_BLOCKS:
             flat = np.ascontiguousarray(column.values).reshape(-1).view(np.uint8)
-            self._kept[place : place + 1] = [(flat[:RATIO_BYTES].tobytes(), item_size(column.spec.dtype))]
+            self._kept[number : number + 1] = [(flat[:RATIO_BYTES].tobytes(), item_size(column.spec.dtype))]
 
     @property
     def nbytes(self) -> int:

@@ -307,9 +307,9 @@ class _Feeder:
             raise TooManyBad(f"none of the {self._watch.bad} items could be made: {self._bad_before[:1]}")
 
     def _made(self, item: Any) -> Sample | SampleError:
-        place = self._fed.items
+        offset = self._fed.items
         try:
-            return self._source.make(item, place, self._seed.of(0, place))
+            return self._source.make(item, offset, self._seed.of(0, offset))
         except SampleError as error:
             return error
 

@@ -76,7 +76,7 @@ class FailureLimit:
         if self.should_stop():
             raise FillStopped
 
-    def make(self, place: int, key: str, make: Callable[[], T], commit_all: Callable[[], None]) -> T:
+    def make(self, offset: int, key: str, make: Callable[[], T], commit_all: Callable[[], None]) -> T:
         """Make a sample, or a block of them that begins at this offset, while the supervisor watches.
 
         Raises SampleError.
@@ -84,12 +84,12 @@ class FailureLimit:
         A sample that ended a worker before is made once everything before it is safe, which ``commit_all`` ensures. If
         it ends another worker, nothing else is lost. After too many such ends it is not tried any more.
         """
-        record = self.crashes.get(place)
+        record = self.crashes.get(offset)
         if record is not None:
             commit_all()
             if record.is_enough:
                 raise SampleError(f"{key}: {record}")
-        self.current.begin(place, self.sample_limit_s)
+        self.current.begin(offset, self.sample_limit_s)
         try:
             return make()
         except SystemExit as error:
@@ -377,27 +377,27 @@ class BlockFiller:
     def fill(self) -> None:
         """Write what is missing of the shard."""
         for first in range(0, len(self.items), self.count):
-            places = range(first, min(first + self.count, len(self.items)))
-            if self.writer.position >= places.stop:
+            offsets = range(first, min(first + self.count, len(self.items)))
+            if self.writer.position >= offsets.stop:
                 continue
             self.watch.before_sample()
-            made = self._transformed(self._read(places))
-            for place in places:
-                if place >= self.writer.position:
-                    put(self.writer, self.watch, self._key(place), made[place])
+            made = self._transformed(self._read(offsets))
+            for offset in offsets:
+                if offset >= self.writer.position:
+                    put(self.writer, self.watch, self._key(offset), made[offset])
 
-    def _read(self, places: range) -> Made:
+    def _read(self, offsets: range) -> Made:
         made: Made = {}
-        for place in places:
-            read = partial(self.source.read, int(self.items[place]), self.seed.of(self.shard, place))
+        for offset in offsets:
+            read = partial(self.source.read, int(self.items[offset]), self.seed.of(self.shard, offset))
             try:
-                made[place] = self.watch.make(place, self._key(place), read, self.writer.commit_all)
+                made[offset] = self.watch.make(offset, self._key(offset), read, self.writer.commit_all)
             except SampleError as error:
-                made[place] = error
+                made[offset] = error
         return made
 
     def _transformed(self, read: Made) -> Made:
-        good = {place: sample for place, sample in read.items() if not isinstance(sample, SampleError)}
+        good = {offset: sample for offset, sample in read.items() if not isinstance(sample, SampleError)}
         if not good:
             return read
         if not self._has_crashed(read):
@@ -406,11 +406,11 @@ class BlockFiller:
             except SampleError:
                 pass  # making each alone shows which of them is to blame
         made = dict(read)
-        for place, sample in good.items():
+        for offset, sample in good.items():
             try:
-                (made[place],) = self._call({place: sample})
+                (made[offset],) = self._call({offset: sample})
             except SampleError as error:
-                made[place] = error
+                made[offset] = error
         return made
 
     def _call(self, samples: dict[int, Sample]) -> list[Sample]:
@@ -419,13 +419,13 @@ class BlockFiller:
         made: list[Sample] = self.watch.make(first, self._key(first), make, self.writer.commit_all)
         return made
 
-    def _has_crashed(self, places: Made) -> bool:
+    def _has_crashed(self, offsets: Made) -> bool:
         """Return whether too many workers died with this block.
 
         A death in a block is noted against its first sample.
         """
-        found = (self.watch.crashes.get(place) for place in places)
+        found = (self.watch.crashes.get(offset) for offset in offsets)
         return any(record.weight >= HUNG for record in found if record is not None)
 
-    def _key(self, place: int) -> str:
-        return self.source.key(int(self.items[place]))
+    def _key(self, offset: int) -> str:
+        return self.source.key(int(self.items[offset]))

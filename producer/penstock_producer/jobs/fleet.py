@@ -148,7 +148,7 @@ class Fleet:
                 raise advise(ServerUnavailable(f"workers waited {OUTAGE_S:.0f} s in vain for {self._servers()}"))
             if code == EXIT_LOST:
                 death = WorkerDeath(member.options.name, LOST_SERVER, is_to_blame=False)
-            soon = time.monotonic() - member.began < TOO_SOON_S and death.place is None
+            soon = time.monotonic() - member.began < TOO_SOON_S and death.offset is None
             self._false_starts = self._false_starts + 1 if soon and code > 0 and code != EXIT_LOST else 0
             if self._false_starts < FALSE_STARTS:
                 self._add(self._restart)

@@ -39,16 +39,16 @@ def infer_spec(source: Source, items: Any, seed: EpochSeed, limit_s: float, noti
         args = (theirs, source, items, start, seed, limit_s, watchdog.current)
         process = forked(_make_first, *args, daemon=True)
         theirs.close()
-        found = _await(process, ours, watchdog, lambda place: source.key(int(items[place])), notify)
+        found = _await(process, ours, watchdog, lambda offset: source.key(int(items[offset])), notify)
         current = watchdog.current.look()
         process.join()
         death = watchdog.death("", process.pid, process.exitcode or 0)
         if found is not None:
             return _read(found)
-        if death is None or current.place is None:
+        if death is None or current.offset is None:
             raise TooManyBad("the first sample cannot be made: the process that should make it ended and said nothing")
-        start = current.place + 1
-        last = f"{source.key(int(items[current.place]))}: {death.deed}"
+        start = current.offset + 1
+        last = f"{source.key(int(items[current.offset]))}: {death.deed}"
         if start >= len(items):
             break
     raise TooManyBad(f"none of the first {start} samples can be made; the last: {last}")
@@ -61,9 +61,9 @@ def _await(process: BaseProcess, pipe: Connection, watchdog: WorkerWatchdog, key
         while not pipe.poll(_LOOK_S):
             watchdog.look_after(process)
             current = watchdog.current.look()
-            if not is_explained and current.place is not None and time.monotonic() - current.since > FIRST_WORD_S:
+            if not is_explained and current.offset is not None and time.monotonic() - current.since > FIRST_WORD_S:
                 is_explained = True
-                notify(f"the first sample, {key(current.place)}, is being made since {FIRST_WORD_S:g} s")
+                notify(f"the first sample, {key(current.offset)}, is being made since {FIRST_WORD_S:g} s")
         try:
             return pipe.recv_bytes().decode()
         except EOFError:
@@ -89,15 +89,15 @@ def _make_first(
     """Report the spec as JSON, in the other process."""
     last = ""
     try:
-        for place in range(start, min(len(items), HOPELESS)):
-            current.begin(place, limit_s)
+        for offset in range(start, min(len(items), HOPELESS)):
+            current.begin(offset, limit_s)
             try:
-                spec = Spec.infer(source.read(int(items[place]), seed.of(0, place)))
+                spec = Spec.infer(source.read(int(items[offset]), seed.of(0, offset)))
             except SampleError as error:
                 last = str(error)
                 continue
             except SystemExit as error:
-                last = f"{source.key(int(items[place]))}: called sys.exit({error.code!r})"
+                last = f"{source.key(int(items[offset]))}: called sys.exit({error.code!r})"
                 continue
             current.end()
             pipe.send_bytes(json.dumps({"spec": spec.as_json()}).encode())

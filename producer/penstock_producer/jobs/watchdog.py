@@ -52,11 +52,11 @@ class CurrentSample:
         """Note that a shard is begun: its source is being opened."""
         self.cells[0] = 0
 
-    def begin(self, place: int, limit_s: float) -> None:
+    def begin(self, offset: int, limit_s: float) -> None:
         """Note that the sample at this offset is being made from now on."""
         cells = self.cells
         cells[1], cells[2] = time.monotonic(), limit_s
-        cells[0] = place + 1
+        cells[0] = offset + 1
 
     def end(self) -> None:
         """Note that it is made or was given up. Our own work follows, and waits for quota and for the server."""
@@ -64,17 +64,17 @@ class CurrentSample:
 
     def look(self) -> WorkerSample:
         """Return what is being made now."""
-        place, since, limit_s = self.cells
-        if place < 0:
+        offset, since, limit_s = self.cells
+        if offset < 0:
             return BETWEEN
-        return WorkerSample(int(place) - 1, since, limit_s) if place else NOTHING
+        return WorkerSample(int(offset) - 1, since, limit_s) if offset else NOTHING
 
 
 @dataclass(frozen=True)
 class WorkerSample:
     """The content of a worker's note at one moment."""
 
-    place: int | None
+    offset: int | None
     since: float = 0.0
     limit_s: float = 0.0
     is_between: bool = False
@@ -82,7 +82,7 @@ class WorkerSample:
 
     def is_overdue(self, now: float) -> bool:
         """Return whether it takes longer than a sample may."""
-        return self.place is not None and 0 < self.limit_s < now - self.since
+        return self.offset is not None and 0 < self.limit_s < now - self.since
 
 
 NOTHING = WorkerSample(None)
@@ -99,7 +99,7 @@ class WorkerDeath:
     """A sentence for people: ``worker process 4711 was killed by SIGSEGV``."""
     is_to_blame: bool = True
     """Whether what it was doing may be the cause."""
-    place: int | None = None
+    offset: int | None = None
     """The offset in its shard of the sample that it was making."""
     deed: str = ""
     """The deed of that sample, such as ``killed its worker by SIGSEGV``."""
@@ -140,11 +140,11 @@ class CrashRecord:
 
 def note_crash(meta: dict[str, Any], death: WorkerDeath, job_id: str) -> None:
     """Note in a job's meta which sample ended a worker, and forget samples that were committed since."""
-    if death.place is None or not death.weight:
+    if death.offset is None or not death.weight:
         return
-    known = CrashRecord.of(meta, job_id, death.key).get(death.place, CrashRecord(0, 0, ""))
+    known = CrashRecord.of(meta, job_id, death.key).get(death.offset, CrashRecord(0, 0, ""))
     noted = (known.times + 1, known.weight + death.weight, death.deed)
-    name = f"{death.place}.{sign(death.key)[:8]}"  # other supervisors have notes of their own
+    name = f"{death.offset}.{sign(death.key)[:8]}"  # other supervisors have notes of their own
     crashes = meta.setdefault("suspects", {})
     crashes[name] = [*noted, sign(death.key, job_id, name, *noted)]
     for old in [old for old in crashes if int(old.partition(".")[0]) < int(meta.get("at", 0))]:
@@ -174,7 +174,7 @@ class WorkerWatchdog:
         if sample.is_overdue(now):
             self._kill(process, f"took its worker longer than {sample.limit_s:g} s (--sample-limit)")
         elif self._grown is not None:
-            if sample == self._grown[0] and sample.place is not None and now - self._grown[1] > GROWN_S:
+            if sample == self._grown[0] and sample.offset is not None and now - self._grown[1] > GROWN_S:
                 self._kill(process, f"grew its worker beyond {_size(self._memory_bytes or 0)}")
         elif self._memory_bytes and now - self._looked >= LOOK_S and now - self._began >= RIPE_S:
             self._looked = now
@@ -192,17 +192,17 @@ class WorkerWatchdog:
         sample, who = self.current.look(), f"worker process {pid}"
         if self._verdict:
             weight = CRASHED if self._grown else HUNG
-            return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sample.place, self._verdict, weight)
+            return WorkerDeath(name, f"{who}: one sample {self._verdict}", True, sample.offset, self._verdict, weight)
         if self._grown:
             return WorkerDeath(name, f"{who} held more than {_size(self._memory_bytes or 0)} of memory", False)
-        if code == 0 and sample.place is None:
+        if code == 0 and sample.offset is None:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
         how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
         # a kill -9 of a worker that waits for quota or for the server is not the shard's fault
         is_to_blame = not (sample.is_between and code == -signal.SIGKILL)
-        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sample.place, deed, weight)
+        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sample.offset, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:

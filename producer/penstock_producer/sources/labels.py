@@ -171,13 +171,13 @@ def _json_rows(text: str, file: str) -> dict[str, dict[str, Any]]:
         numbered = [(f"row {number}", row) for number, row in enumerate(_parsed(text, file), 1)]
     else:
         lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        numbered = [(place, _parsed(line, f"{file}, {place}")) for place, line in lines]
+        numbered = [(where, _parsed(line, f"{file}, {where}")) for where, line in lines]
     paths, values = [], []
-    for place, row in numbered:
+    for where, row in numbered:
         key = next((key for key in FILE_KEYS if isinstance(row, dict) and isinstance(row.get(key), str)), None)
         if key is None:
             raise SourceError(
-                f'{file}, {place}: found {json.dumps(row):.60}; expected an object like {{"file": "a.jpg", ...}}'
+                f'{file}, {where}: found {json.dumps(row):.60}; expected an object like {{"file": "a.jpg", ...}}'
             )
         paths.append(row.pop(key))
         values.append(row)

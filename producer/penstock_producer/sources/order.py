@@ -104,8 +104,8 @@ def walk(length: int, first: int, count: int, seed: int, shuffle: bool) -> Indic
     """
     taken: list[Indices] = []
     while count:
-        number, place = divmod(first, length)
-        taken.append(_each_once(length, seed, number, shuffle)[place : place + count])
+        number, start = divmod(first, length)
+        taken.append(_each_once(length, seed, number, shuffle)[start : start + count])
         first += len(taken[-1])
         count -= len(taken[-1])
     return np.concatenate([in_order(0), *taken])
@@ -117,8 +117,8 @@ def blend(parts: Sequence[Indices], seed: int, epoch: int, shuffle: bool) -> Ind
     if shuffle:
         order: Indices = joined[permutation(len(joined), seed, epoch)]
         return order
-    places = np.concatenate([(np.arange(len(part)) + 0.5) / max(1, len(part)) for part in parts])
-    even: Indices = joined[np.argsort(places, kind="stable")]
+    positions = np.concatenate([(np.arange(len(part)) + 0.5) / max(1, len(part)) for part in parts])
+    even: Indices = joined[np.argsort(positions, kind="stable")]
     return even
 
 

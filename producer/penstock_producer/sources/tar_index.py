@@ -77,7 +77,7 @@ def scan(fd: int, path: str) -> TarContents:
         SourceError: the file is not an uncompressed tar, or two of its members have one name.
     """
     _require_tar(fd, path)
-    found, places = TarContents(), dict[str, int]()
+    found, numbers = TarContents(), dict[str, int]()
     for name, member in _members(fd):
         if member is None:
             found.keys.append(name)
@@ -87,12 +87,12 @@ def scan(fd: int, path: str) -> TarContents:
         key, extension = split_name(name)
         if not extension or is_hidden(name.removeprefix("./")):
             continue
-        if key not in places:
-            places[key] = len(found.keys)
+        if key not in numbers:
+            numbers[key] = len(found.keys)
             found.keys.append(shown(key))
             found.members.append({})
             found.bad.append("")
-        fields = found.members[places[key]]
+        fields = found.members[numbers[key]]
         if extension in fields:
             raise SourceError(f"{path} holds {shown(name)!r} twice; every member needs a name of its own")
         fields[extension] = member

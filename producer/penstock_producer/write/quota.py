@@ -361,7 +361,7 @@ class AdmissionOrder:
         return self._complete.get((epoch, number), number)
 
     def _note(self, epoch: int, shard: int) -> None:
-        place = epoch, self._stream.partition_of(shard).number
-        if place not in self._complete and len(self._complete) >= EPOCHS_KNOWN:
+        key = epoch, self._stream.partition_of(shard).number
+        if key not in self._complete and len(self._complete) >= EPOCHS_KNOWN:
             self._complete.clear()
-        self._complete[place] = shard
+        self._complete[key] = shard

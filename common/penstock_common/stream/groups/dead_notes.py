@@ -46,8 +46,8 @@ def read_note(value: bytes) -> DeadLetterNote:
 
 def write_note(note: DeadLetterNote) -> str:
     """Return the JSON of a note on discarded samples."""
-    place = {"shard": note.shard, "first": note.first, "end": note.end} if note.shard >= 0 else {}
-    return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **place})
+    offsets = {"shard": note.shard, "first": note.first, "end": note.end} if note.shard >= 0 else {}
+    return json.dumps({"why": note.why, "at": note.since_ms, "given_up": True, **offsets})
 
 
 def skipped(

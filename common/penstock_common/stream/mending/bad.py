@@ -195,11 +195,11 @@ def _epochs(client: Client, stream: Stream, epoch: int | None) -> list[int]:
 
 @readable(lambda client, partition, epoch: partition.quarantine(epoch))
 def _quarantined(client: Client, partition: PartitionKeys, epoch: int) -> list[Quarantined]:
-    places = []
+    found = []
     for name, value in client.hgetall(partition.quarantine(epoch)).items():
         shard, _, offset = name.partition(b":")
-        places.append(Quarantined(epoch, int(shard), int(offset), read_reason(value)))
-    return sorted(places, key=lambda place: (place.shard, place.offset))
+        found.append(Quarantined(epoch, int(shard), int(offset), read_reason(value)))
+    return sorted(found, key=lambda one: (one.shard, one.offset))
 
 
 def kinds_of_bad(client: Client, stream: Stream, epoch: int) -> list[dict[str, Any]]:

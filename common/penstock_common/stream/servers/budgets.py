@@ -99,13 +99,13 @@ def read_budget(client: Client, name: str) -> StreamBudget | None:
     if stored is None:
         return None
     tags: list[str] = json.loads(stored)
-    places = [client.node_of(PartitionKeys(name, tag, number).roster).where for number, tag in enumerate(tags)]
+    servers = [client.node_of(PartitionKeys(name, tag, number).roster).where for number, tag in enumerate(tags)]
     nbytes = int(budget or DEFAULT_BUDGET_BYTES) if payload in (None, b"inline") else 0
-    return StreamBudget(name, nbytes, _parts(places))
+    return StreamBudget(name, nbytes, _parts(servers))
 
 
-def _parts(places: Sequence[str]) -> dict[str, Fraction]:
-    return {where: Fraction(places.count(where), len(places)) for where in places}
+def _parts(servers: Sequence[str]) -> dict[str, Fraction]:
+    return {where: Fraction(servers.count(where), len(servers)) for where in servers}
 
 
 # --- a new stream, or another budget ---------------------------------------------------------------------------------

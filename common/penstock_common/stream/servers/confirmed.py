@@ -27,8 +27,8 @@ from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify, Wait
 
 Answer = TypeVar("Answer")
-Place: TypeAlias = PartitionKeys | Stream
-"""The place of facts: a partition, or the keys of the stream itself."""
+StreamPart: TypeAlias = PartitionKeys | Stream
+"""A part of a stream whose facts one server has: a partition, or the keys of the stream itself."""
 
 
 class Confirmer:
@@ -55,17 +55,17 @@ class Confirmer:
         """The wait of `Question.is_answered`, from its first refusal on."""
 
     @property
-    def everywhere(self) -> Sequence[Place]:
+    def everywhere(self) -> Sequence[StreamPart]:
         """The partitions, and the stream's own keys."""
         return [*self._stream.partitions, self._stream]
 
-    def asks(self, places: Sequence[Place]) -> bool:
-        """Return whether any of the servers of these places is to be asked."""
-        return any(self._level(place).commands() for place in places)
+    def asks(self, parts: Sequence[StreamPart]) -> bool:
+        """Return whether any of the servers of these parts is to be asked."""
+        return any(self._level(part).commands() for part in parts)
 
-    def are_apart(self, *places: Place) -> bool:
-        """Return whether several servers have these places. One server loses no fact without those that rest on it."""
-        return len(self._client.by_server([_key_of(place) for place in places])) > 1
+    def are_apart(self, *parts: StreamPart) -> bool:
+        """Return whether several servers have these parts. One server loses no fact without those that rest on it."""
+        return len(self._client.by_server([_key_of(part) for part in parts])) > 1
 
     def probe(self, partitions: Sequence[PartitionKeys], limit_ms: int) -> list[Command]:
         """Return the commands that ask the server of these partitions on a connection to it, or nothing.
@@ -75,18 +75,18 @@ class Confirmer:
         replicas = 0 if self.are_apart(*partitions) else self._level(partitions[0]).replicas
         return [touch_command(partitions[0].roster), (b"WAIT", b"%d" % replicas, b"%d" % limit_ms)] if replicas else []
 
-    def question(self, places: Sequence[Place]) -> Question:
+    def question(self, parts: Sequence[StreamPart]) -> Question:
         """Return the question whether what is written from now on, or was read since, is on replicas."""
-        return Question(self, places)
+        return Question(self, parts)
 
-    def run(self, places: Sequence[Place], write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
-        """Write facts of these places, and return what ``write`` returned once replicas have them.
+    def run(self, parts: Sequence[StreamPart], write: Callable[[], Answer], limit_s: float = math.inf) -> Answer:
+        """Write facts of these parts, and return what ``write`` returned once replicas have them.
 
         ``write`` runs again after each failover. With ``auto`` the wait has a limit of its own. Raises DurabilityLost.
         """
         wait = Wait(self._notify)
         while True:
-            question = self.question(places)
+            question = self.question(parts)
             answer = write()
             if not (lacking := question.lacking()) or wait.seconds >= limit_s:
                 return answer
@@ -94,8 +94,8 @@ class Confirmer:
                 self._give_up(lacking)
                 return answer
 
-    def _level(self, place: Place) -> Durability:
-        return self._watch.level(self._durability, _key_of(place))
+    def _level(self, part: StreamPart) -> Durability:
+        return self._watch.level(self._durability, _key_of(part))
 
     def _give_up(self, lacking: dict[str, str]) -> None:
         for key in lacking:
@@ -104,30 +104,30 @@ class Confirmer:
 
     # --- for a question ---
 
-    def place_at(self, places: Sequence[Place]) -> dict[str, Place]:
-        """Return a place for each server that has some of these now, by its address."""
-        found: dict[str, Place] = {}
-        for place in places:
-            found.setdefault(self._client.node_of(_key_of(place)).server, place)
+    def part_at(self, parts: Sequence[StreamPart]) -> dict[str, StreamPart]:
+        """Return a part for each server that has some of these now, by its address."""
+        found: dict[str, StreamPart] = {}
+        for part in parts:
+            found.setdefault(self._client.node_of(_key_of(part)).server, part)
         return found
 
-    def lacking_at(self, server: str, place: Place) -> str:
+    def lacking_at(self, server: str, part: StreamPart) -> str:
         """Return what the replicas of a server lack, or ''."""
-        node, safety = self._client.node_of(_key_of(place)), self._level(place).commands()
+        node, safety = self._client.node_of(_key_of(part)), self._level(part).commands()
         if node.server != server:
             return _moved(server, node.server)
         if not safety:
             return ""
         try:
             with node.impatient().pipeline(transaction=False) as pipe:
-                for command in (touch_command(_key_of(place)), *safety):
+                for command in (touch_command(_key_of(part)), *safety):
                     pipe.execute_command(*command)
                 touched, *replies = pipe.execute(raise_on_error=False)
             if isinstance(touched, ResponseError):
                 return str(touched)
             if node.server != server:  # a new connection led to another one
                 return _moved(server, node.server)
-            return self._level(place).shortfall(replies, node)
+            return self._level(part).shortfall(replies, node)
         except ServerUnavailable as error:
             return str(error)
         except (Unauthorized, ResponseError):
@@ -152,13 +152,13 @@ class Question:
     A server that has taken over may lack the write, so it does not answer for it.
     """
 
-    def __init__(self, confirmer: Confirmer, places: Sequence[Place]) -> None:
+    def __init__(self, confirmer: Confirmer, parts: Sequence[StreamPart]) -> None:
         self._confirmer = confirmer
-        self._places = confirmer.place_at(places) if confirmer.asks(places) else {}
+        self._parts = confirmer.part_at(parts) if confirmer.asks(parts) else {}
 
     def lacking(self) -> dict[str, str]:
         """Ask each server once, and return what its replicas lack, by a key of it."""
-        found = {_key_of(place): self._confirmer.lacking_at(server, place) for server, place in self._places.items()}
+        found = {_key_of(part): self._confirmer.lacking_at(server, part) for server, part in self._parts.items()}
         return {key: lack for key, lack in found.items() if lack}
 
     def is_answered(self) -> bool:
@@ -175,5 +175,5 @@ def _moved(server: str, successor: str) -> str:
     return f"the keys have moved from {server} to {successor}"
 
 
-def _key_of(place: Place) -> str:
-    return place.keys.meta if isinstance(place, Stream) else place.roster
+def _key_of(part: StreamPart) -> str:
+    return part.keys.meta if isinstance(part, Stream) else part.roster

@@ -460,8 +460,8 @@ def _candidates() -> Iterator[Path]:
             yield Path(folder, name).absolute()
     for package, pattern in _PACKAGED:
         spec = importlib.util.find_spec(package)  # finds the folder without running the package
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            yield from Path(place).glob(pattern)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield from Path(folder).glob(pattern)
 
 
 @functools.cache
