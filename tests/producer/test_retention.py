@@ -328,7 +328,7 @@ def test_a_group_that_lost_an_epoch_goes_on_where_it_stands(any_url: str, any_cl
     settings: dict[str, Any] = {"acknowledge": "manual", "prefetch_bytes": 20 * BYTES}
     if order != "shared":
         settings["order"] = order
-    with writer_of(any_url, budget_bytes=240 * BYTES) as writer:
+    with writer_of(any_url, budget_bytes=240 * BYTES, room_wait_s=10) as writer:
         for _ in range(2):
             write_epoch(writer, 90)
         with loader_of(any_url, "left", **settings) as left:
