@@ -195,6 +195,9 @@ def not_a_sample(value: object, names: Iterable[str] = ("x", "y")) -> str:
     return f"a sample is {an(value)}, expected a dict of tensors by name: {{{example}}}"
 
 
+_WRITE = r"(?:Epoch|Shard)?Writer\.write\(\)"
+
+
 def require_one_sample(error: BaseException | None) -> None:
     """Explain ``write(x=...)`` or ``write(x, y)`` if a ``with`` block of a writer ended because of it.
 
@@ -202,9 +205,7 @@ def require_one_sample(error: BaseException | None) -> None:
     """
     if not isinstance(error, TypeError):
         return
-    if found := re.match(
-        r"\w+\.write\(\) (got an unexpected keyword argument '(.+?)'|takes \d+ positional)", str(error)
-    ):
+    if found := re.match(rf"{_WRITE} (got an unexpected keyword argument '(.+?)'|takes \d+ positional)", str(error)):
         names = [found[2]] if found[2] else ["x", "y"]
         pairs = ", ".join(f"{name!r}: ..." for name in names)
         raise TypeError(f"write() takes a sample as one dict of tensors by name, as in write({{{pairs}}})") from None

@@ -500,6 +500,24 @@ def test_what_one_has_in_hand_says_what_it_is_in_one_line(any_url: str) -> None:
         assert repr(old.epoch(7, sizes=[3, 2])) == "<EpochWriter of epoch 7 of 'train': 5 samples in 2 shards>"
 
 
+class Log:
+    """A program's own object, whose method is named write."""
+
+    def write(self, line: str) -> None:
+        """Write a line."""
+
+
+def test_an_error_of_another_write_in_the_block_of_a_writer_is_left_as_it_is(any_url: str) -> None:
+    """It was explained as if the writer had got two samples."""
+    log: Any = Log()
+    with (
+        pytest.raises(TypeError, match=r"^Log\.write\(\) takes 2 positional arguments but 3 were given$"),
+        penstock.Writer("t", url=any_url, spec=SPEC) as writer,
+        writer.epoch(),
+    ):
+        log.write("one", "two")
+
+
 def test_a_sample_that_names_other_tensors_is_answered_by_one_error(any_url: str) -> None:
     """Our own KeyError above it would be read first."""
     session = Session(any_url, None, None, "other")
