@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -723,6 +724,21 @@ def test_a_forked_process_is_told_to_make_its_own_loader_and_writer(any_url: str
         epoch.write(sample(1))
     with penstock.Replay("other", epoch=0, batch_size=8, url=any_url) as kept:
         assert [len(each["y"]) for each in kept] == [2]
+
+
+def test_a_process_that_is_forked_while_a_thread_asks_is_told_of_the_fork(any_url: str) -> None:
+    """It has no such thread, and was told that another one reads the loader."""
+    with (
+        penstock.Writer("t", url=any_url, spec=SPEC) as writer,
+        penstock.Loader("t", group="g", batch_size=1, url=any_url) as loader,
+    ):
+        asking = threading.Thread(target=lambda: next(iter(loader)))
+        asking.start()
+        time.sleep(0.5)  # then it waits for an epoch
+        assert "make a penstock.Loader in each process" in in_fork(as_text(lambda: next(iter(loader))))
+        with writer.epoch() as epoch:
+            epoch.write(sample(0))
+        asking.join()
 
 
 def test_an_epoch_that_the_options_leave_nothing_of_is_told(any_url: str) -> None:

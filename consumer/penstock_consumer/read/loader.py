@@ -379,7 +379,11 @@ class Loader(StageMethods, Passing):
         """Yield the batches of one iteration. Raises PenstockError in an older loop, and in a second thread."""
         mine = self._loop.begin()
         while True:
-            self._loop.ask(mine)
+            try:
+                self._loop.ask(mine)
+            except PenstockError:
+                self._require_own()  # a fork copies the mark of a thread that asks
+                raise
             try:
                 batch = next(batches, None)
             finally:
