@@ -291,12 +291,12 @@ def test_no_file_is_offered_where_an_action_is_due(
 ) -> None:
     """A list of files hides the few possible words. Each installed shell is asked for its own completions."""
     script = script_of(shell, capsys)
-    for at, place in completion_points().items():
+    for at, point in completion_points().items():
         if shell == "fish":
-            assert (f"-n '__penstock_at {at}' -f\n" in script) == bool(place.words)
+            assert (f"-n '__penstock_at {at}' -f\n" in script) == bool(point.words)
         else:
             (line,) = re.findall(rf"^ *'{at}'\) .*", script, re.MULTILINE)
-            assert line.endswith(f"files={'no' if place.words else 'yes'} ;;")
+            assert line.endswith(f"files={'no' if point.words else 'yes'} ;;")
     if program := shutil.which(shell):
         (tmp_path / "photos").mkdir()
         (tmp_path / "script").write_text(
@@ -314,9 +314,9 @@ def test_the_scripts_know_every_place_and_are_valid(shell: str, capsys: pytest.C
     """An option that cannot be completed is not found. Each installed shell checks the script."""
     script = script_of(shell, capsys)
     assert {leaf.prog for leaf in LEAVES.values()} <= set(completion_points())
-    for at, place in completion_points().items():
+    for at, point in completion_points().items():
         assert at in script
-        for option in place.options:
+        for option in point.options:
             in_fish = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
             assert (in_fish if shell == "fish" else option) in script
     if program := shutil.which(shell):
