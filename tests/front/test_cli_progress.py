@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -22,6 +23,19 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         """Return True."""
         return True
+
+
+class FailingTerminal(Terminal):
+    """A terminal that is closed, or whose user presses Ctrl-C, when the first drawing has hidden the cursor."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._errors = [error]
+
+    def flush(self) -> None:
+        """Raise the error, once, at its time."""
+        if self._errors and self.getvalue().endswith("\x1b[?25l"):
+            raise self._errors.pop()
 
 
 def looks(seconds: int) -> ProductionProgress:
@@ -131,3 +145,14 @@ def test_a_notice_to_a_reader_that_is_gone_ends_no_training(monkeypatch: pytest.
             stream.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), far)
     os.close(far)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "closed")], ids=["ctrl-c", "closed"])
+def test_what_ends_a_drawing_that_begins_ends_the_command(error: BaseException) -> None:
+    """The drawing hides the cursor first. The error must stay what it is, and the cursor must come back."""
+    err = FailingTerminal(error)
+    with pytest.raises(type(error)) as raised, Console(io.StringIO(), err).progress() as shown:
+        shown.add("epoch 0", 100, "samples")
+    assert raised.value is error
+    assert "0/100 samples" in err.getvalue()
+    assert err.getvalue().rfind("\x1b[?25h") > err.getvalue().rfind("\x1b[?25l")

@@ -346,6 +346,7 @@ class ProgressBars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
             self._write(self._bars)  # the last state stays on the screen
+            self._show_cursor()
             self._console.put(None)
 
     @without_terminal()
@@ -357,17 +358,23 @@ class ProgressBars:
         if self._live is None:
             from rich.live import Live
 
-            self._live = Live(
+            live = Live(
                 console=self._terminal, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
             )
-            self._live.start()
-            self._terminal.show_cursor(True)  # a signal that ends the command must not leave it hidden
+            live.start()
+            self._live = live  # not before: one that an error or a signal kept from starting cannot be stopped
+            self._terminal.show_cursor(True)
         self._live.update(self._drawn(self._bars, self._terminal.width), refresh=True)
 
     def _erase(self) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    @without_terminal()
+    def _show_cursor(self) -> None:
+        if self._terminal is not None:  # a signal may have come when a drawing had just hidden it
+            self._terminal.show_cursor(True)
 
     @without_terminal()
     def _write(self, bars: Sequence[ProgressBar]) -> None:
