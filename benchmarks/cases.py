@@ -64,7 +64,7 @@ CASES = (
 
 
 def asked_for(text: str, batch: int | None = None, by_batch: bool = False) -> Case:
-    """The payload that ``text`` names: bytes a sample (``64kb``), or its dtype and shape (``float32:3,96,96``).
+    """Return the case of a payload: bytes a sample (``64kb``), or its dtype and shape (``float32:3,96,96``).
 
     ``batch`` is the samples of a batch. None means about 10 MB.
 

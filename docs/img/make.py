@@ -1,4 +1,4 @@
-"""Makes the pictures of the documents again, from real runs: ``python docs/img/make.py``. Takes about a minute.
+"""Make the pictures of the documents again, from real runs: ``python docs/img/make.py``. It takes about a minute.
 
 It needs the extra ``demo``. No picture is drawn manually: servers, workers and trainers are processes, and one is
 stopped.
@@ -58,7 +58,7 @@ TRAINERS = (("resnet", "gpu-0", "0.18"), ("resnet", "gpu-1", "0.18"), ("vit", "g
 
 
 def main() -> None:
-    """All of them."""
+    """Make all pictures."""
     with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": PATHS, "PENSTOCK_URL": server.url, "PENSTOCK_QUEUE_URL": server.url}
         look_at_digits(server.url, environment)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def look_at_digits(url: str, environment: dict[str, str]) -> None:
-    """show.png, and the plots of stat."""
+    """Make show.png, and the plots of stat."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -81,7 +81,7 @@ def look_at_digits(url: str, environment: dict[str, str]) -> None:
 
 
 def watch_a_run(folder: Path, environment: dict[str, str]) -> None:
-    """monitor.svg: trainers that wait for producers. dead.svg: the same with a trainer that stands still.
+    """Make monitor.svg, of trainers that wait for producers, and dead.svg, of a trainer that stands still.
 
     A trainer that is killed looks the same from other hosts. On its own host, the others get its entries at once.
     """
@@ -128,7 +128,7 @@ def until(environment: dict[str, str], cause: str) -> list[dict[str, Any]]:
 
 
 def save(name: str, records: list[dict[str, Any]]) -> None:
-    """The screen as a terminal of 100 columns has it; no font is fetched from anywhere."""
+    """Save the screen of a terminal of 100 columns. The picture fetches no font."""
     for host in records[0]["workers"]:
         host["host"] = "workers-a"  # not whose machine this is
     terminal = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")

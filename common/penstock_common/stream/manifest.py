@@ -104,7 +104,7 @@ class Manifest:
         return sum(self.sizes) if self.sizes is not None else None
 
     def starts(self) -> list[int]:
-        """The position of each shard's first sample in canonical order. For sized epochs."""
+        """Return the position of each shard's first sample in canonical order. The epoch must be sized."""
         return [0, *accumulate(self.sizes or ())]
 
     def shards(self) -> range:

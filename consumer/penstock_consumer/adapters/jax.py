@@ -1,6 +1,6 @@
 """A loader as an iterable of ``jax.Array`` batches, placed by a sharding, acknowledged from the training step.
 
-What counts as proof that a step is done is ``step_tracking``'s; which tensors are given ``selection``'s.
+``step_tracking`` decides what proves that a step is done, and ``selection`` which tensors a batch has.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PREFETCH = 2
 """The batches on the device beyond the one in the step: one that is ready, and one whose transfer is under way."""
 
 Sharding = Any
-"""A ``jax.sharding.Sharding`` or a device for all tensors, one for each by name, or None: JAX's default device."""
+"""A ``jax.sharding.Sharding`` or a device. None is JAX's default device."""
 
 
 def _flat(batch: Batch) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
     """Return a batch's tensors by name, in the order that JAX gives dicts, and their names.
 
-    Its identities are left out: as part of the structure they would have every step compiled again.
+    The identities are left out. As part of the structure they would make JAX compile every step again.
     """
     names = tuple(sorted(batch.keys()))
     return [(jax.tree_util.DictKey(name), batch[name]) for name in names], names
@@ -126,7 +126,7 @@ def dataset(
 
 
 class Placing(Passing):
-    """Batches of a source as arrays on JAX's devices."""
+    """A source whose batches become arrays on JAX's devices."""
 
     def __init__(
         self,
@@ -158,19 +158,19 @@ class Placing(Passing):
         self._remainder = remainder or ("pad" if self._checked_cuts() else "keep")
 
     def __len__(self) -> int:
-        """Batches of an epoch, in canonical order; a TypeError where it is not known."""
+        """Return the batches of an epoch in canonical order. Raises TypeError if it is not known."""
         return len(self._loader)
 
     def __bool__(self) -> bool:
         return True
 
     def _refuse_tuples(self, loop: FrameType) -> None:
-        """Raise TypeError for ``for x, y in dataset`` where it gives dicts."""
+        """Raise TypeError for ``for x, y in dataset`` if the dataset gives dicts."""
         if self._select is None and self._map is None:
             refuse_unpacking(loop, self._loader.spec.names, "penstock.jax.dataset(loader, select=({}))")
 
     def _element(self, batch: Batch) -> Any:
-        """One batch on the devices; None if it is dropped."""
+        """Return a batch on the devices, or None if it is dropped."""
         size = batch.size
         made: Mapping[str, Any] = self._map(batch) if self._map is not None else batch
         if not isinstance(made, Mapping):
@@ -183,7 +183,7 @@ class Placing(Passing):
             arrays = {name: _padded(array, self._loader.batch_size) for name, array in arrays.items()}
         return shaped(self._placed(arrays), self._select, is_nested=self._nested)
 
-    # --- where arrays go ---
+    # --- shardings ---
 
     def _of(self, name: str) -> Sharding:
         if not isinstance(self._sharding, Mapping):
@@ -206,7 +206,7 @@ class Placing(Passing):
         return {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
 
     def _checked_cuts(self) -> bool:
-        """Return whether a sharding cuts batches. Raises ValueError where it can be known that it cannot."""
+        """Return whether a sharding cuts batches. Raises ValueError if one is known to cut them unequally."""
         given = self._sharding.values() if isinstance(self._sharding, Mapping) else [self._sharding]
         if any(_spans_processes(sharding) for sharding in given):
             _refuse_unequal_steps(self._loader)
@@ -273,19 +273,19 @@ class Dataset(Placing):
                 self._tracker.report()  # before waiting: a writer may wait for just this space
 
     def _fill(self, source: Iterator[tuple[Batch, int]], ahead: deque[tuple[Any, int]]) -> None:
-        """Waits for a batch only if there is none; puts on the device what can be had without waiting."""
+        """Put batches on the device that can be had without waiting. Wait for one only if there is none."""
         while len(ahead) <= self._prefetch and (not ahead or self._tracker.is_ready):
             batch, token = next(source, (None, 0))
             if batch is None:
                 return
             element = self._element(batch)
-            batch.clear()  # JAX holds what it reads from
+            batch.clear()  # JAX keeps the memory that it reads from
             if element is not None:
                 ahead.append((element, token))
 
 
 class ReplayArrays(Placing):
-    """A replay on JAX's devices: each iteration is the whole epoch, and nothing is acknowledged."""
+    """A replay on JAX's devices. Each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __iter__(self) -> Iterator[Any]:
         self._refuse_tuples(sys._getframe(1))
@@ -323,7 +323,7 @@ def _spans_processes(sharding: Sharding) -> bool:
 
 
 def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one device's piece; raises ValueError where the devices do not share evenly."""
+    """Return the shape of one device's piece. Raises ValueError if the pieces would be unequal."""
     if not isinstance(sharding, jax.sharding.Sharding):
         return shape
     try:
@@ -340,7 +340,7 @@ def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> tuple[i
 
 
 def _narrowed(name: str, value: Any) -> Any:
-    """A value as an array of a dtype that JAX keeps: without x64 mode it would cut 64 bits to 32 without a word."""
+    """Return a value as an array of a dtype that JAX keeps. Without x64 mode JAX cuts 64 bits to 32 silently."""
     if isinstance(value, jax.Array):
         return value
     if not isinstance(value, np.ndarray):

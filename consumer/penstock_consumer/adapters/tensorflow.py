@@ -1,6 +1,6 @@
 """A loader as a ``tf.data.Dataset``, acknowledged from the training step however far tf.data reads ahead.
 
-What counts as proof that a step is done is ``step_tracking``'s; Keras's own callback is ``keras``'s.
+``step_tracking`` decides what proves that a step is done. ``keras`` has the callbacks that ``fit`` takes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.selection import Select, chosen, shaped
 
 _SAME_BATCHES = ("skip", "shuffle", "prefetch", "repeat", "cache", "with_options", "ragged_batch", "shard")
-"""Elements go through whole, so their tokens go with them."""
+"""The transformations that pass each element on whole, so that its token goes with it."""
 _SAME_NUMBER = ("shuffle", "prefetch", "cache", "with_options")
 _REMAKING = (
     "unbatch", "rebatch", "flat_map", "interleave", "concatenate", "window", "padded_batch", "enumerate", "scan",
     "group_by_window", "bucket_by_sequence_length", "snapshot", "unique", "ignore_errors", "rejection_resample",
 )  # fmt: skip
-"""The methods whose output cannot be traced to their input. All input has come out when the pass ends."""
+"""The transformations whose output cannot be traced to their input. All input has come out when the pass ends."""
 
 
 @overload
@@ -170,10 +170,10 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         self, inner: tf.data.Dataset, tracker: StepTracker, *, is_ordered: bool, is_drained: bool,
         is_parallel: bool = False, steps: Steps | None = None, untouched: tf.data.Dataset | None = None,
     ) -> None:  # fmt: skip
-        """``inner`` has elements (what the user sees, token).
+        """Wrap ``inner``, whose elements are pairs of what the user sees and a token.
 
-        ``untouched`` has the same without tokens, each reported where it is made: tf.data runs Python once for it,
-        not twice. Only for a dataset behind which nothing reads ahead.
+        ``untouched`` has the same elements without tokens, and reports each where it is made. So tf.data runs Python
+        once for an element instead of twice. It is used only if no transformation follows that could read ahead.
         """
         self._untouched = untouched
         self._inner, self.tracker, self._is_parallel = inner, tracker, is_parallel
@@ -191,7 +191,7 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return self._seen.element_spec
 
     def cardinality(self) -> tf.Tensor:
-        """Steps of an epoch where the loader knows them, as every rank of an ordered group does."""
+        """Return the steps of an epoch if the loader knows them, as every rank of an ordered group does."""
         if self._steps is None:
             return self._seen.cardinality()
         try:
@@ -203,15 +203,15 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
     # --- state ---
 
     def state_dict(self) -> State:
-        """The loader's: the position of what the training step was given, however far tf.data has read ahead."""
+        """Return the loader's state: the position of the training step, however far tf.data has read ahead."""
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The loader's; the next pass goes on there, one that is under way ends. Raises StateMismatch."""
+        """Begin the next pass where the state was taken, and end one that is under way. Raises StateMismatch."""
         self._position.load_state_dict(state)
 
     def _trackable_children(self, save_type: str = "checkpoint", **settings: Any) -> dict[str, Any]:
-        """``tf.train.Checkpoint(model=model, data=ds)`` saves the position of what the step was given."""
+        """Return the position of the training step, for ``tf.train.Checkpoint(model=model, data=ds)``."""
         if save_type != "checkpoint":
             children: dict[str, Any] = super()._trackable_children(save_type, **settings)
             return children
@@ -237,11 +237,11 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         )
 
     def remade(self, made: tf.data.Dataset) -> TrackedDataset:
-        """A dataset whose elements have no tokens."""
+        """Return a dataset made of this one whose elements have no tokens."""
         return self._then(made.map(_without_token), is_ordered=False, is_parallel=True)
 
     def map(self, map_func: Callable[..., Any], *args: Any, **settings: Any) -> TrackedDataset:
-        """``tf.data.Dataset.map``."""
+        """Do as ``tf.data.Dataset.map`` does."""
         if isinstance(self.element_spec, dict):
             one_argument("map", map_func, "element", "dataset(loader, select=('x', 'y')) gives tuples")
 
@@ -255,12 +255,12 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return self._then(made, is_ordered=is_ordered, is_parallel=is_parallel, steps=_all)
 
     def take(self, count: Any, name: str | None = None) -> TrackedDataset:
-        """``tf.data.Dataset.take``."""
+        """Do as ``tf.data.Dataset.take`` does."""
         steps = _taking(count) if isinstance(count, int) and count >= 0 else None
         return self._then(self._inner.take(count, name=name), is_drained=False, steps=steps)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> TrackedDataset:
-        """``tf.data.Dataset.filter``."""
+        """Do as ``tf.data.Dataset.filter`` does."""
 
         def without_token(element: Any, _: Any) -> Any:
             return predicate(*element) if isinstance(element, tuple) else predicate(element)
@@ -268,7 +268,7 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return self._then(self._inner.filter(without_token, name=name))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> TrackedDataset:
-        """``tf.data.Dataset.take_while``."""
+        """Do as ``tf.data.Dataset.take_while`` does."""
 
         def without_token(element: Any, _: Any) -> Any:
             return predicate(*element) if isinstance(element, tuple) else predicate(element)
@@ -276,7 +276,7 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return self._then(self._inner.take_while(without_token, name=name), is_drained=False)
 
     def batch(self, batch_size: Any, *args: Any, **settings: Any) -> TrackedDataset:
-        """``tf.data.Dataset.batch``: batches of batches, since the elements are batches already."""
+        """Do as ``tf.data.Dataset.batch`` does. The elements are batches already, so it makes batches of batches."""
         if self._untouched is not None:
             to_stderr(
                 f"penstock.tensorflow.dataset(loader) gives batches of {self.tracker.loader.batch_size} already, and "
@@ -285,11 +285,11 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return _batching(self, batch_size, *args, **settings)
 
     def reduce(self, *args: Any, **settings: Any) -> Any:
-        """``tf.data.Dataset.reduce``: one pass."""
+        """Do as ``tf.data.Dataset.reduce`` does, in one pass."""
         return self._watched().reduce(*args, **settings)
 
     def save(self, *_: Any, **__: Any) -> None:
-        """Refused: a file that is not whole yet would be all that is left of acknowledged samples."""
+        """Refuse. An incomplete file would be all that is left of samples that were acknowledged."""
         raise PenstockError("tf.data cannot save the batches of a stream: copy its epochs by `penstock export` instead")
 
     def __iter__(self) -> Iterator[Any]:
@@ -300,21 +300,21 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
         return iter(self._watched())
 
     def _tell_fit(self, names: str) -> None:
-        """Say that ``fit`` takes a dict as inputs alone, as it does where a model has its own train_step."""
+        """Say that ``fit`` takes a dict as inputs without targets. A model with its own train_step may want that."""
         to_stderr(
             f"Keras is given dicts of {names}, which it takes for inputs without targets: for inputs and targets write "
             "penstock.tensorflow.dataset(loader, select=('x', 'y'))"
         )
 
     def _watched(self) -> tf.data.Dataset:
-        """Return the dataset that is iterated, which reports each element when it is asked for, and the end."""
+        """Return the dataset that is iterated. It reports each element when it is asked for, and the end of a pass."""
         watch = _IterationWatch(self.tracker)
         passes = functools.partial(watch.passes, is_ordered=self._is_ordered, is_drained=self._is_drained)
         rounds = tf.data.Dataset.from_generator(passes, output_signature=tf.TensorSpec((), tf.int64))
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False  # it would ask before the step does
         if not self._is_parallel and self._inner.options().threading.private_threadpool_size is None:
-            # a batch comes from Python, one at a time; more threads only spin while they wait for it
+            # a batch comes from Python, one at a time, and further threads would only spin while they wait for it
             options.threading.private_threadpool_size = 1
         if (untouched := self._untouched) is not None:
             return rounds.flat_map(lambda _: untouched).with_options(options)
@@ -322,20 +322,20 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
 
 
 class _IterationWatch:
-    """One iteration of a dataset: says what arrives, until another pass, or a state that was loaded, takes over."""
+    """A watch over one iteration. It reports what arrives until another pass or a loaded state takes over."""
 
     def __init__(self, tracker: StepTracker) -> None:
         self._tracker = tracker
         self._mine: TrackedIteration | None = None
 
     def passes(self, **kind: bool) -> Iterator[int]:
-        """See `StepTracker.passes`."""
+        """Drive one pass, as `StepTracker.passes` says."""
         for number in self._tracker.passes(**kind):
             self._mine = self._tracker.running
             yield number
 
     def report(self, _: Any, tokens: Any) -> Any:
-        """Reports an element that the step asks for, and says whether it may be given to it; in the graph."""
+        """Report an element that the step asks for, in the graph. The result is False if another pass took over."""
         return tf.ensure_shape(tf.numpy_function(self._arrive, [tokens], tf.bool, stateful=True), ())
 
     def _arrive(self, tokens: Any) -> Any:
@@ -346,13 +346,16 @@ class _IterationWatch:
 
 
 def _alone(element: Any, _: Any) -> Any:
-    """Without its token. Behind the report: a map that has no effect tf.data would run in parallel, so ahead."""
-    with tf.control_dependencies([tf.timestamp()]):  # an effect, for tf.data
+    """Return the element without its token.
+
+    This map follows the report. tf.data runs a map without side effects in parallel, and so ahead of the step.
+    """
+    with tf.control_dependencies([tf.timestamp()]):  # a side effect
         return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
 
 class CheckpointPosition(tf.train.experimental.PythonState):
-    """The position of a dataset in a ``tf.train.Checkpoint``: its `TrackedDataset.state_dict`, as JSON."""
+    """The position of a dataset in a ``tf.train.Checkpoint``: the JSON of its `TrackedDataset.state_dict`."""
 
     def __init__(self, tracker: StepTracker) -> None:
         self._tracker = tracker
@@ -362,23 +365,23 @@ class CheckpointPosition(tf.train.experimental.PythonState):
         return self._tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Ends the pass under way."""
+        """Begin the next pass where the state was taken, and end one that is under way."""
         self._tracker.load_state_dict(state)
 
     def serialize(self) -> str:
-        """For a checkpoint."""
+        """Return the state as the text that a checkpoint stores."""
         return json.dumps(self.state_dict())
 
     def deserialize(self, string_value: bytes | str) -> None:
-        """From a checkpoint. Raises StateMismatch, ReplayTruncated."""
+        """Load the state that a checkpoint stored. Raises StateMismatch, ReplayTruncated."""
         self.load_state_dict(json.loads(string_value))
 
 
-# --- steps of an epoch, as far as they are known ----------------------------------------------------------------------
+# --- steps of an epoch, if they are known -----------------------------------------------------------------------------
 
 
 Steps = Callable[[int], int]
-"""The loader's number of batches -> the dataset's."""
+"""The loader's number of batches in an epoch -> the dataset's number."""
 
 
 def _all(steps: int) -> int:
@@ -407,7 +410,7 @@ def _passing(name: str, *, is_drained: bool = True) -> Callable[..., TrackedData
             steps=_all if name in _SAME_NUMBER else None,
         )
 
-    method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
+    method.__name__, method.__doc__ = name, f"Do as ``tf.data.Dataset.{name}`` does."
     return method
 
 
@@ -415,7 +418,7 @@ def _remaking(name: str) -> Callable[..., TrackedDataset]:
     def method(self: TrackedDataset, *args: Any, **settings: Any) -> TrackedDataset:
         return self.remade(getattr(self._seen, name)(*args, **settings))
 
-    method.__name__, method.__doc__ = name, f"``tf.data.Dataset.{name}``."
+    method.__name__, method.__doc__ = name, f"Do as ``tf.data.Dataset.{name}`` does."
     return method
 
 
@@ -432,18 +435,18 @@ def _without_token(*element: Any) -> tuple[Any, Any]:
 
 
 def _no_alarm_at_the_end() -> None:
-    """Keras warns whenever a dataset of unknown length ends; no feed can know its length, and every epoch ends."""
+    """Silence Keras, which warns when a dataset of unknown length ends. A feed's length is never known."""
     warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
 
 
-# --- batches as flat tensors, which tf.data takes from Python ---------------------------------------------------------
+# --- batches as flat tensors, the only ones that tf.data takes from Python --------------------------------------------
 
 
 RaggedAs = Literal["ragged", "padded"]
 
 
 def is_composite(tensor: TensorSpec, ragged: RaggedAs) -> bool:
-    """Return whether it becomes a ``tf.RaggedTensor``, which Python cannot give in one piece."""
+    """Return whether the tensor becomes a ``tf.RaggedTensor``, which Python cannot give in one piece."""
     return ragged == "ragged" and tensor.is_ragged and tensor.dtype != BYTES
 
 
@@ -458,7 +461,10 @@ def flat_spec(tensor: TensorSpec, rows: int | None, ragged: RaggedAs) -> Any:
 
 
 def flat_value(tensor: TensorSpec, value: Any, ragged: RaggedAs) -> Any:
-    """An array ``[n, *shape]``; of bytes an array of n objects; of a ragged tensor its values and row splits."""
+    """Return one tensor of a batch in a form that tf.data takes from Python.
+
+    It is an array ``[n, *shape]``, for bytes an array of n objects, and for a ragged tensor its values and row splits.
+    """
     if not tensor.is_ragged:
         return value
     if tensor.dtype == BYTES:
@@ -469,7 +475,7 @@ def flat_value(tensor: TensorSpec, value: Any, ragged: RaggedAs) -> Any:
 
 
 def assembled(tensor: TensorSpec, part: Any, rows: int | None) -> Any:
-    """The tensor of a `flat_value`; in the graph."""
+    """Make the tensor of what `flat_value` returned, in the graph."""
     if not isinstance(part, tuple):
         return part
     values, *splits = part
@@ -486,12 +492,12 @@ def assembled(tensor: TensorSpec, part: Any, rows: int | None) -> Any:
 
 
 def _levels(tensor: TensorSpec) -> int:
-    """Dimensions of a sample up to the last one that differs."""
+    """Return the number of a sample's dimensions up to the last one that differs."""
     return max(position for position, dim in enumerate(tensor.shape) if dim is None) + 1
 
 
 def _flat_ragged(tensor: TensorSpec, value: Ragged) -> tuple[Any, ...]:
-    """Values with the uniform inner dimensions, and where each row of each outer dimension ends."""
+    """Return values with the uniform inner dimensions, and the row splits of each outer dimension."""
     levels = _levels(tensor)
     splits, rows = [], np.ones(len(value), dtype=np.int64)
     for level in range(levels):

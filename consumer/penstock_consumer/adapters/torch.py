@@ -1,8 +1,6 @@
-"""A loader as a PyTorch IterableDataset of batches, acknowledged from the training process and its step.
+"""A loader or a replay as a PyTorch IterableDataset of batches. The training step acknowledges a loader's.
 
-A replay is one, too, with nothing to acknowledge.
-
-How tensors reach a device is in ``torch_device``. What worker processes read is in ``worker_shares``.
+``torch_device`` moves tensors to a device. ``worker_shares`` decides what worker processes read.
 """
 
 from __future__ import annotations
@@ -58,9 +56,9 @@ REPLAYED = (
     "is the fast way, since batches arrive decoded and a thread reads ahead"
 )
 FINISHED = "_iterator_finished"
-"""StatefulDataLoader's word, in its state, for a pass whose loop has seen the end."""
+"""The key in a StatefulDataLoader's state that says whether the loop has seen the end of the pass."""
 Token = tuple[int, int]
-"""The tracker's token of a batch, and its epoch."""
+"""A batch's token in the tracker, and its epoch."""
 
 
 @overload
@@ -137,7 +135,7 @@ class WorkerBatch:
     nbytes: int
 
     def pin_memory(self) -> WorkerBatch:
-        """DataLoader(pin_memory=True) asks for this."""
+        """Return the batch in pinned memory, for ``DataLoader(pin_memory=True)``."""
         return replace(self, element=mapped(self.element, torch.Tensor.pin_memory))
 
 
@@ -147,31 +145,31 @@ class LoaderDataset(Answering, IterableDataset):
     __len__ = Lengthless()
 
     def __init__(self, loader: Loader | Mixture, select: Select, nested: bool, ragged: RaggedAs) -> None:
-        """Raises ValueError for unknown tensors, and for a loader with ``acknowledge="manual"``."""
+        """Raise ValueError for unknown tensors, and for a loader with ``acknowledge="manual"``."""
         self._element = _element_of(loader, select, nested, ragged)
         self.loader, self.tracker = loader, StepTracker.of(loader)
-        """Only of the training process: a copy in a worker process leaves them alone."""
+        """Both are for the training process. A copy of this dataset in a worker process must not use them."""
         self.waiting: deque[Token] = deque()
-        """Pulled, and not said to have arrived."""
+        """The batches that were pulled and are not reported to have arrived."""
         self._is_led = False
-        """Whether `AcknowledgingIterable` says what arrives."""
+        """Whether `AcknowledgingIterable` reports what arrives."""
         self._epoch: int | None = None
         """The epoch of the last batch that arrived, while its pass lasts."""
         self._is_at_end = False
-        """Whether of the pass that a state was taken in nothing is left."""
+        """Whether a state was loaded that was taken at the end of its pass."""
         self._part: EpochShare | None = None
         """The share that worker processes read."""
         self._identity: State = {}
-        """The loader whose state they give."""
+        """The loader that the states of worker processes belong to."""
         self._done = 0
-        """In a worker process: batches of its share that were given."""
+        """The batches of its share that a worker process has given."""
         self._is_over = False
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass. Raises ValueError in a DataLoader that would make batches of batches."""
+        """Return one pass. Raises ValueError in a DataLoader that would make batches of batches."""
         if _makes_batches(sys._getframe(1).f_locals.get("self")):
             raise ValueError(BATCHED)
         worker = get_worker_info()
@@ -213,7 +211,7 @@ class LoaderDataset(Answering, IterableDataset):
 
     @contextmanager
     def led(self) -> Iterator[None]:
-        """Let the caller say what arrives, for as long as this lasts."""
+        """Let the caller report what arrives until the block ends."""
         self._is_led = True
         try:
             yield
@@ -221,26 +219,26 @@ class LoaderDataset(Answering, IterableDataset):
             self._is_led = False
 
     def arrive(self, token: Token) -> None:
-        """A batch goes to the step."""
+        """Note that the step is given a batch."""
         self.tracker.arrive([token[0]])
         self._epoch = token[1]
 
     def finish(self) -> None:
-        """The loop has seen the end of the pass."""
+        """Note that the loop has seen the end of the pass."""
         self.tracker.report()
         self._epoch = None
 
     def assign(self, part: EpochShare | None, identity: State) -> None:
-        """Set what worker processes read from now on, and what their states are compared by."""
+        """Set what worker processes read from now on, and the loader that their states belong to."""
         self._part, self._identity = part, identity
 
     def is_told_of_the_end(self) -> bool:
-        """Return whether this pass is the rest, which was empty, of the one that a state was taken in."""
+        """Return True once after a state was loaded that was taken at the end of its pass: this pass is empty."""
         was, self._is_at_end = self._is_at_end, False
         return was
 
     def state_dict(self) -> State:
-        """The loader's: of what was given to the step. With it, whether the pass under way has given its last batch."""
+        """Return the position of the step, and whether the pass has given its last batch."""
         if get_worker_info() is not None:
             return self._share_state()
         state, loader, part, epoch = self.tracker.state_dict(), self.loader, self._part, self._epoch
@@ -250,12 +248,12 @@ class LoaderDataset(Answering, IterableDataset):
         if part is not None and state["epoch"] == part.epoch:
             manifest = hooks.manifest_of(part.epoch)
             if manifest is not None and part.is_end(state["position"], manifest.samples):
-                state = {**state, "epoch": part.epoch + 1, "position": 0}  # the loader does not see what others read
+                state = {**state, "epoch": part.epoch + 1, "position": 0}  # workers read this, unseen by the loader
         ended = epoch is not None and "position" in state and state["epoch"] > epoch and not hooks.runs_on(epoch)
         return {**state, "is_at_end": self._is_at_end or ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        """Continue with the rest of the pass that the state was taken in. Raises StateMismatch, ReplayTruncated."""
         if get_worker_info() is not None:
             self._load_share_state(state)
             return
@@ -265,7 +263,7 @@ class LoaderDataset(Answering, IterableDataset):
     # --- in a worker process ---
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker process that is not forked: it shares no connection either."""
+        """Leave out the connection, which a worker process that is not forked must not share either."""
         return {**self.__dict__, "loader": None, "tracker": None, "waiting": deque()}
 
     def _share(self, number: int, workers: int) -> Iterator[WorkerBatch]:
@@ -292,18 +290,18 @@ class LoaderDataset(Answering, IterableDataset):
 
 
 class SizedTorchDataset(LoaderDataset):
-    """A dataset of an ordered group. Others must have no ``__len__``, which Keras would call, and fail."""
+    """A dataset of an ordered group. Other datasets must have no ``__len__``, because Keras would call it and fail."""
 
     def __len__(self) -> int:  # type: ignore[override]
-        """Batches of an epoch; a TypeError while it is not known."""
+        """Return the batches of an epoch. Raises TypeError while it is not known."""
         return len(self.loader)
 
 
 class ReplayDataset(IterableDataset):
-    """A replay as an IterableDataset: each iteration is the whole epoch, and nothing is acknowledged."""
+    """A replay as an IterableDataset. Each iteration is the whole epoch, and nothing is acknowledged."""
 
     def __init__(self, replay: Passes, select: Select, nested: bool, ragged: RaggedAs) -> None:
-        """Raises ValueError for tensors that are not there."""
+        """Raise ValueError for unknown tensors."""
         self._element = _element_of(replay, select, nested, ragged)
         self._replay: Passes | None = replay
         self._steps = len(replay)
@@ -312,11 +310,11 @@ class ReplayDataset(IterableDataset):
         return True
 
     def __len__(self) -> int:
-        """Batches in an iteration."""
+        """Return the batches of an iteration."""
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass. Raises ValueError in a DataLoader that would make batches of batches, or has worker processes."""
+        """Return one pass. Raises ValueError in a DataLoader that makes batches of batches, or has worker processes."""
         if _makes_batches(sys._getframe(1).f_locals.get("self")):
             raise ValueError(BATCHED)
         if self._replay is None or get_worker_info() is not None:
@@ -324,20 +322,20 @@ class ReplayDataset(IterableDataset):
         return map(self._element, self._replay)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker process that is not forked, which refuses to read."""
+        """Leave out the replay. A worker process then refuses to read."""
         return {**self.__dict__, "_replay": None}
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A batch's chosen tensors, in the form that was asked for."""
+    """A function that gives a batch's chosen tensors in the form that the user wants."""
 
     select: Select
     nested: bool
     ragged: RaggedAs
 
     def __call__(self, batch: Batch) -> Any:
-        """One batch's."""
+        """Return the element of a batch."""
         names = chosen(tuple(batch), self.select)
         values = {name: value_of(batch[name], self.ragged) for name in names}
         element = shaped(values, self.select, is_nested=self.nested)
@@ -351,7 +349,7 @@ def _element_of(loader: Loader | Mixture | Passes, select: Select, nested: bool,
     return Element(select, nested, ragged)
 
 
-# --- saying what arrives ----------------------------------------------------------------------------------------------
+# --- reports of what arrives ------------------------------------------------------------------------------------------
 
 
 def acknowledging(batches: Any) -> AcknowledgingIterable:
@@ -380,7 +378,7 @@ def acknowledging(batches: Any) -> AcknowledgingIterable:
 
 
 class AcknowledgingIterable:
-    """The result of `acknowledging`: iterate over it, and save and load its state."""
+    """The result of `acknowledging`. Iterate over it, and save and load its state."""
 
     def __init__(self, batches: Any) -> None:
         batches = batches.batches if isinstance(batches, AcknowledgingIterable) else batches
@@ -395,15 +393,15 @@ class AcknowledgingIterable:
         self.dataset = found
         self._shares = _shares_of(found.loader) if _checked_workers(batches) else None
         self._begun: tuple[EpochShare, int, bool] | None = None
-        """A pass prepared for a state that was asked for before the first batch."""
+        """A pass that was prepared because a state was asked for before the first batch."""
         self._has_begun = False
-        """Whether worker processes were ever told what to read: from then on the DataLoader has a state of its own."""
+        """Whether worker processes were ever told what to read. From then on the DataLoader has a state of its own."""
 
     def __bool__(self) -> bool:
         return True
 
     def __len__(self) -> int:
-        """Return the length of what it was made of."""
+        """Return the length of the dataset or DataLoader."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -424,7 +422,7 @@ class AcknowledgingIterable:
         return self._shares is None and self.dataset.tracker.is_ready
 
     def elements(self) -> Iterator[tuple[Any, Token]]:
-        """One pass, each batch with the token to say its arrival by; the step must report each arrival."""
+        """Yield the batches of one pass, each with its token. The caller must report the arrival of each."""
         if self._shares is not None:
             yield from self._shared_out(self._shares)
             return
@@ -433,7 +431,7 @@ class AcknowledgingIterable:
                 yield element, self.dataset.waiting.popleft()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the DataLoader's state if it has one, else the dataset's: of the last batch that the loop was given.
+        """Return the DataLoader's state if it has one, else the dataset's. It is the position of the loop.
 
         A state that was loaded and not used yet is returned as it is.
         """
@@ -452,7 +450,7 @@ class AcknowledgingIterable:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next pass is what was left of the one the state was taken in. Raises StateMismatch, ReplayTruncated."""
+        """Continue with the rest of the pass that the state was taken in. Raises StateMismatch, ReplayTruncated."""
         (self.batches if hasattr(self.batches, "load_state_dict") else self.dataset).load_state_dict(state)
 
     # --- worker processes ---
@@ -485,7 +483,7 @@ class AcknowledgingIterable:
             rounds.close()
 
     def _begin(self, shares: WorkerShares, *, is_first: bool) -> tuple[EpochShare, int, bool] | None:
-        """Return what the workers are to read, the position up to which it was read, and whether a state says so.
+        """Return what the workers are to read, the position up to which it was read, and whether it is from a state.
 
         The state's own position may be earlier: a StatefulDataLoader skips what it gave since its last snapshot.
         """
@@ -506,7 +504,7 @@ class AcknowledgingIterable:
     def _resumed(
         self, shares: WorkerShares, states: list[Mapping[str, Any]], *, has_ended: bool
     ) -> tuple[EpochShare | None, int]:
-        """Return the part whose shares these states are of, and the position; None where its pass had ended."""
+        """Return the part that these states share, or None if its pass had ended, and the position."""
         epoch, start = int(states[0]["epoch"]), int(states[0]["start"])
         position = start + sum(int(state["done"]) for state in states) * shares.step
         where = {"epoch": epoch + 1, "position": 0} if has_ended else {"epoch": epoch, "position": position}
@@ -520,16 +518,16 @@ def is_replayed(batches: Any) -> bool:
 
 
 def _makes_batches(asking: object) -> bool:
-    """Return whether what asks for the dataset's iterator is part of a DataLoader with a ``batch_size``.
+    """Return whether a DataLoader with a ``batch_size`` asks for the dataset's iterator.
 
-    A DataLoader tells its dataset nothing about itself, in a worker process not even the DataLoader is there. Its
-    fetcher, which asks for the iterator, knows.
+    A DataLoader tells its dataset nothing about itself, and does not exist in a worker process. The fetcher, which
+    asks for the iterator, knows.
     """
     return getattr_static(asking, "auto_collation", False) is True
 
 
 def _checked_workers(batches: Any) -> int:
-    """Worker processes of a DataLoader."""
+    """Return the worker processes of a DataLoader. Raises ValueError for options that break the order."""
     workers = int(getattr(batches, "num_workers", 0))
     if getattr(batches, "batch_size", None) is not None:
         raise ValueError(BATCHED)
@@ -573,10 +571,10 @@ RaggedAs = Literal["list", "padded"]
 
 
 class NamedTensors(dict[str, Any]):
-    """A batch as a dict of torch tensors, which says what to write where it is mistaken for a tuple or a tensor."""
+    """A batch as a dict of torch tensors. If it is taken for a tuple or a tensor, an error says what to write."""
 
     def __iter__(self) -> Iterator[str]:
-        """Tensor names. Raises TypeError for ``x, y = batch``, which would give two names instead of two tensors."""
+        """Yield names. Raises TypeError for ``x, y = batch``, which would give two names instead of two tensors."""
         if is_unpacking(sys._getframe(1)):
             raise TypeError(not_tuples(self.keys(), "penstock.torch.dataset(loader, select=({}))"))
         return super().__iter__()
@@ -589,8 +587,8 @@ class NamedTensors(dict[str, Any]):
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """The array's own memory as a tensor; bfloat16, which numpy does not know, through 16-bit integers."""
-    if not array.flags.writeable:  # PyTorch has no read-only tensors; only what never was a batch's own array is
+    """Return a tensor that shares the array's memory. bfloat16, which numpy lacks, goes through 16-bit integers."""
+    if not array.flags.writeable:  # PyTorch has no read-only tensors. A batch's own arrays are writeable.
         array = array.copy()
     if array.dtype.name == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -598,9 +596,9 @@ def tensor_of(array: NDArray[Any]) -> torch.Tensor:
 
 
 def value_of(value: Any, ragged: RaggedAs) -> Any:
-    """One entry of a batch: a tensor ``[n, *shape]``; of byte strings a list of bytes.
+    """Return a tensor of a batch as torch has it: ``[n, *shape]``, or for byte strings a list of bytes.
 
-    Ragged: a list of n tensors, views of one flat one, or with 'padded' one tensor filled up with zeros.
+    A ragged tensor becomes a list of n views of one flat tensor, or with 'padded' one tensor that is filled with zeros.
     """
     if not isinstance(value, Ragged):
         return tensor_of(value)
@@ -625,7 +623,7 @@ def mapped(element: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def nbytes_of(element: Any) -> int:
-    """Bytes of all its tensors."""
+    """Return the bytes of all tensors of an element."""
     sizes: list[int] = []
 
     def count(tensor: torch.Tensor) -> torch.Tensor:

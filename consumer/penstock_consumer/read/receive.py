@@ -41,7 +41,7 @@ class ReaderConnection:
     """A reader's connection, opened when it is needed and again after an outage. One thread uses it."""
 
     def __init__(self, client: Client, queue: ReaderQueue, notify: Notify, what: str = "") -> None:
-        """``what`` is read through it, in messages; '' for a whole stream."""
+        """Begin. ``what`` names in messages what it reads; '' is a whole stream."""
         self._client, self._queue, self._what = client, queue, what
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading", what=what)

@@ -240,7 +240,7 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         runs: ServerRuns | None = None,
     ) -> None:
-        """``what`` is acknowledged through it, in messages; '' for a whole stream."""
+        """Begin. ``what`` names in messages what it acknowledges; '' is a whole stream."""
         self._client, self._who, self._probe, self._clock = client, who, probe, clock
         self._runs = runs or ServerRuns(client, who.stream, [])
         self._asked_s = clock()
