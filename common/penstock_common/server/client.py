@@ -604,7 +604,11 @@ class ConnectionCounter:
 
     def __call__(self, connection: Any) -> None:
         """Log in as redis-py does. redis-py calls this for each new connection."""
-        connection.on_connect()
+        try:
+            connection.on_connect()
+        except BaseException:  # redis-py keeps the connection after Ctrl-C, and would use it without a login
+            connection.disconnect()
+            raise
         self.made += 1
 
 

@@ -18,6 +18,7 @@ from redis import exceptions as foreign
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
 from penstock_common.server.channel import KNOWN_REDIS_PY, ReplyError
+from penstock_common.server.client import connections_of
 from penstock_common.server.connection import open_channel, translated
 from penstock_common.server.error_translation import address, may_pass, redacted, translate
 from penstock_common.stream.client import connect
@@ -323,3 +324,20 @@ def test_a_connection_that_a_thread_gives_back_after_its_client_ended_is_closed(
     assert len(any_client.client_list()) == before + 1
     client.connection_pool.release(used)
     until(lambda: len(any_client.client_list()) == before)
+
+
+def test_ctrl_c_within_a_login_leaves_no_connection_without_one(
+    any_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py keeps such a connection, and the server refused each command that came over it."""
+
+    def interrupted(connection: redis.Connection) -> None:
+        raise KeyboardInterrupt
+
+    with connect(any_server.url) as client:
+        connections_of(client)
+        client.connection_pool.disconnect()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(redis.Connection, "on_connect", interrupted)
+            client.ping()
+        assert client.ping()
