@@ -315,6 +315,29 @@ class TestSendingAgain:
         server.box.flush()
         assert server.timeouts == [timeout_s]
 
+    @pytest.mark.parametrize("moment", ["send", "read"])
+    def test_ctrl_c_leaves_no_answer_to_wait_for(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        """It may come before a request is sent, or when its answer has just been read. Nobody knows which."""
+        server.send(1)
+        server.box.flush()
+        whole = getattr(Connection, moment)
+
+        def interrupted(connection: Connection, *arguments: Any) -> None:
+            if moment == "read":
+                whole(connection, *arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Connection, moment, interrupted)
+            server.send(2)
+            server.box.flush()
+        server.box.flush()
+        assert server.got[-1][-1:] == [2]
+        assert server.box.is_empty
+        assert not any(one.is_cut for one in server.connections), "it waited for an answer that does not come"
+
 
 class TestRefusals:
     """A refusal is raised once, unless another try may help."""

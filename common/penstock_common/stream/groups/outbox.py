@@ -273,14 +273,20 @@ class Outbox:
             self._read_one()
 
     def _send(self, commands: Sequence[Command]) -> None:
-        self._unanswered += commands
-        if self._answered and self._channel is None:  # a connection that is cut shows when it is used
-            self._send_again(None)
-            return
         try:
-            self._connected().send(commands)
-        except ServerUnavailable as error:
-            self._send_again(error)
+            self._unanswered += commands
+            if self._answered and self._channel is None:  # a connection that is cut shows when it is used
+                self._send_again(None)
+                return
+            try:
+                self._connected().send(commands)
+            except ServerUnavailable as error:
+                self._send_again(error)
+        except PenstockError:
+            raise
+        except BaseException:  # after Ctrl-C nobody knows what was sent: all of it is sent again
+            self.close()
+            raise
 
     @property
     def is_empty(self) -> bool:
@@ -342,6 +348,15 @@ class Outbox:
             self._channel = None
 
     def _read_one(self) -> None:
+        try:
+            self._take_reply()
+        except PenstockError:
+            raise
+        except BaseException:  # after Ctrl-C nobody knows whether the reply was taken
+            self.close()
+            raise
+
+    def _take_reply(self) -> None:
         sent = self._unanswered[0]
         if self._channel is None:  # abandoned in an outage: nothing is under way on a new connection
             self._send_again(None)
