@@ -200,10 +200,12 @@ class LoaderDataset(Answering, IterableDataset):
                 batch, token = next(batches, (None, 0))
                 if batch is None:
                     break
+                element = self._element(batch)
                 self.waiting.append((token, batch.epoch))
                 if not self._is_led:
                     self.arrive(self.waiting.popleft())
-                yield self._element(batch)
+                yield element
+                del element
             if not self._is_led:
                 self.finish()
         finally:

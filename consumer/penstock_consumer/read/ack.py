@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-from penstock_common.errors import ServerUnavailable, StateMismatch
+from penstock_common.errors import PenstockError, ServerUnavailable, StateMismatch
 from penstock_common.explain.deadlock import OTHER_THREAD_S, PATIENCE_S, OutstandingAmount, overdue, remedy_of, warning
 from penstock_common.waiting import Notify
 from penstock_consumer.read.heartbeat import IdleLoop
 from penstock_consumer.read.member import Member
 from penstock_consumer.stages.batch import UNKNOWN, Batch
+
+_Item = TypeVar("_Item")
+_END: Any = object()
 
 
 class OutstandingBatch(NamedTuple):
@@ -47,6 +50,8 @@ class OutstandingBatches:
         """The batches and samples trained on since the loader was made."""
         self.last: Batch | None = None
         """The last batch trained on, without its arrays."""
+        self._before: tuple[Batch, int, int, Batch | None] | None = None
+        """The batch that `train` was given last, and `batches`, `samples` and `last` before it."""
         self._waiting_samples = self._waiting_bytes = 0
         """The amount of `_trained`."""
         self._changed_s = clock()
@@ -60,7 +65,29 @@ class OutstandingBatches:
     def train(self, batch: Batch) -> None:
         """Note that a plain loop got a batch."""
         with self._lock:
+            self._before = batch, self.batches, self.samples, self.last
             self._train(_outstanding(batch))
+
+    @property
+    def newest(self) -> Batch | None:
+        """The batch that a plain loop got last."""
+        return self._before[0] if self._before is not None else None
+
+    def withdraw(self, batch: Batch) -> None:
+        """Undo what `pull` or `train` noted of a batch, also if they were interrupted halfway."""
+        with self._lock:
+            self._pulled.pop(id(batch.spans), None)
+            self._trained.pop(id(batch.spans), None)
+            if self._before is not None and self._before[0] is batch:
+                _, self.batches, self.samples, self.last = self._before
+            self._waiting_samples = sum(one.samples for one in self._trained.values())
+            self._waiting_bytes = sum(one.nbytes for one in self._trained.values())
+
+    def take_pulled(self) -> list[Batch]:
+        """Take out the batches that a framework got and did not train on."""
+        with self._lock:
+            pulled, self._pulled = self._pulled, {}
+            return [one.batch for one in pulled.values()]
 
     def arrive(self, batch: Batch) -> bool:
         """Note that a pulled batch reached the training step. False if it has been returned or forgotten."""
@@ -214,6 +241,10 @@ class Acknowledger:
         self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
         self._delivered: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
+        self._on_its_way: Batch | None = None
+        """A batch that was delivered and has not reached the loop."""
+        self.is_interrupted = False
+        """Whether a loop was interrupted while it asked for a batch. Some of what was read ahead may be lost then."""
         self._is_warned = False
         self._looked_s = 0.0
         self._held_up: list[Batch] = []
@@ -228,6 +259,7 @@ class Acknowledger:
     def deliver(self, batch: Batch) -> None:
         """Deliver a batch to the loop or to a framework."""
         self._go_on()
+        self._on_its_way = batch
         if self.adapter is not None:
             self._outstanding.pull(batch)
             return
@@ -236,6 +268,52 @@ class Acknowledger:
             self._delivered = batch
         else:
             self._warn()
+
+    def given(self, items: Iterable[_Item], *, is_made: bool = False) -> Iterator[_Item]:
+        """Yield the same items, and note when the loop has each.
+
+        Ctrl-C, or an error of the user's code, may come when a batch has been taken and not been given. Nothing of it
+        counts as trained on then, and the next iteration reads it again.
+
+        Args:
+            items: the batches of one iteration, or what is made of them.
+            is_made: whether a view makes something of each batch that the loader gave.
+        """
+        iterator, is_given = iter(items), True
+        try:
+            while True:
+                is_given = False
+                item = next(iterator, _END)
+                # Python handles no signal between here and the end of `yield`, because nothing is called
+                self._on_its_way, is_given = None, True
+                if item is _END:
+                    return
+                yield item
+        except PenstockError:
+            raise
+        except BaseException:
+            if not is_given and not self.is_interrupted:
+                self._withdraw(self._outstanding.newest if is_made else self._on_its_way)
+            raise
+
+    def _withdraw(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self._outstanding.withdraw(batch)
+            self._delivered = self._on_its_way = None
+        self.is_interrupted = True
+
+    def begin(self) -> None:
+        """Note that a loop begins. After an interruption it gets what that kept from the loop before."""
+        self.asked_for_next()
+        if not self.is_interrupted:
+            return
+        if self.policy == "on_next":
+            self._acknowledge(self._outstanding.cover(None))
+        if self.member is not None:
+            with self._lock:
+                self._held_up.clear()
+                self.member.begin_again(self._outstanding.trained(), self._outstanding.last)
+        self.is_interrupted = False
 
     def unless_dropped(self, batch: Batch | None) -> Batch | None:
         """Return a batch to hand out. A batch that the loop never gets counts as trained on instead."""
@@ -293,6 +371,7 @@ class Acknowledger:
     def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks.return_batches`."""
         left = [batch for batch in batches if self._outstanding.drop(batch)]
+        left += self._outstanding.take_pulled()  # an interruption kept them from the framework
         if self.member is not None:
             with self._lock:
                 self._held_up.clear()  # an ordered group reads everything again from the first of them

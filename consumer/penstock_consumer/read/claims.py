@@ -188,6 +188,10 @@ class Claim:
         """See `member.Member.return_batches`. Return whether the epoch being read begins again."""
         raise NotImplementedError
 
+    def begin_again(self, epoch: int, kept: Iterable[Batch], last: Batch | None) -> None:
+        """See `member.Member.begin_again`, after the epoch's reader has ended."""
+        raise NotImplementedError
+
     def take_returned(self) -> set[int]:
         """Return, once, the epochs with returned samples that are not read again yet."""
         returned, self._returned = self._returned, set()
@@ -383,17 +387,27 @@ class LeaseClaim(Claim):
 
     def return_batches(self, batches: Iterable[Batch], kept: Iterable[Batch]) -> bool:
         """Give leases up and claim their entries again. The ledger, and ``kept``, say what is handed out of them."""
+        self._claim_again(dict.fromkeys(span.lease for batch in batches for span in batch.spans), kept)
+        return False
+
+    def begin_again(self, epoch: int, kept: Iterable[Batch], last: Batch | None) -> None:
+        """Give up all leases of the epoch and claim their entries again, those too whose batch nobody knows."""
+        claimed = {(one.partition, one.epoch, one.entry_id) for one in list(self.heartbeat.claims)}
+        held = self.leases.of(epoch)
+        self._claim_again([one for one in held if (one.partition, epoch, one.entry_id) not in claimed], kept)
+        self._returned.add(epoch)
+
+    def _claim_again(self, leases: Iterable[Lease], kept: Iterable[Batch]) -> None:
         self.flush()
         spans: dict[Lease, list[tuple[int, int]]] = {}
         for span in (span for batch in kept for span in batch.spans):
             spans.setdefault(span.lease.current(), []).append((span.lo, span.hi))
-        for lease in dict.fromkeys(span.lease for batch in batches for span in batch.spans):
+        for lease in leases:
             if self.leases.drop(lease):
                 # held until then, so that it is renewed, until the reader's lease replaces it
                 self.leases.hold_again(lease, spans.get(lease, []))
                 self.heartbeat.claims.append(ClaimedEntry(lease.partition, lease.epoch, lease.entry_id))
                 self._returned.add(lease.epoch)
-        return False
 
     def take_returned(self) -> set[int]:
         """See `Claim.take_returned`. The reader takes up what it can without this."""
@@ -601,6 +615,13 @@ class RankClaim(Claim):
             self._again[batch.epoch] = min(self.step_of(batch), self._again.get(batch.epoch, batch.position))
         self._returned.update(self._again)
         return bool(self._again)
+
+    def begin_again(self, epoch: int, kept: Iterable[Batch], last: Batch | None) -> None:
+        """Read the epoch again behind the last batch, or from where it is acknowledged."""
+        self.flush()
+        if last is not None and last.epoch == epoch:
+            self._again[epoch] = last.position
+        self._returned.add(epoch)
 
     def take_returned(self) -> set[int]:
         """See `Claim.take_returned`. They have no end any more; their reader was ended before."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 from penstock_common.stream.groups.roster import RankOrder
 from penstock_consumer.read.ack import Acknowledge, Adapter
@@ -46,6 +46,9 @@ class Hooks(Protocol):
 
     def return_batches(self, batches: Iterable[Batch]) -> None:
         """Hand batches that were never trained on out again, when the next iteration starts."""
+
+    def given(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield what a view made of the batches of one iteration. An error on the way has a batch read again."""
 
 
 Hooks_co = TypeVar("Hooks_co", bound=Hooks, covariant=True)

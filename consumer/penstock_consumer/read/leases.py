@@ -130,6 +130,11 @@ class Leases:
             lease.lose()
             return True
 
+    def of(self, epoch: int) -> list[Lease]:
+        """Return the leases of an epoch."""
+        with self._lock:
+            return [lease for (_, e), held in self._leases.items() if e == epoch for lease in held.values()]
+
     def holds_epoch(self, epoch: int) -> bool:
         """Return whether anything of an epoch is held."""
         with self._lock:

@@ -146,15 +146,21 @@ class SingleLoop:
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._loops, self._asking = 0, threading.Lock()
+        self._thread = 0
+        """The thread that asked last."""
 
     def begin(self) -> int:
         """Return the number of a loop that begins. The loops before it have ended."""
+        if self._asking.locked() and self._thread == threading.get_ident():
+            self._asking.release()  # an interruption kept the loop before from doing so
         self._loops += 1
         return self._loops
 
     def ask(self, loop: int) -> None:
         """Begin to ask for a batch. Raises PenstockError if a newer loop has begun or another thread asks now."""
-        if loop != self._loops or not self._asking.acquire(blocking=False):
+        if loop == self._loops and self._asking.acquire(blocking=False):
+            self._thread = threading.get_ident()
+        else:
             raise PenstockError(
                 f"this loader of {self._stream!r} is read by another loop or thread, and asking for the next batch "
                 "acknowledges the one before: make a penstock.Loader in each thread, with the same group to share "
@@ -372,8 +378,8 @@ class Loader(StageMethods, Passing):
 
         A loader has one loop at a time. Raises PenstockError in an older loop, and in a second thread.
         """
-        batches = self._batches()
-        return self._counter.counted(batches if self._acknowledger.adapter is not None else self._alone(batches))
+        batches = self._counter.counted(self._batches())
+        return self._acknowledger.given(batches if self._acknowledger.adapter is not None else self._alone(batches))
 
     def _alone(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of one iteration. Raises PenstockError in an older loop, and in a second thread."""
@@ -397,7 +403,7 @@ class Loader(StageMethods, Passing):
             raise PenstockError(f"this loader of {self.name!r} is closed: make another, or read inside its `with`")
         self._require_own()
         member = self._joined()
-        self._acknowledger.asked_for_next()
+        self._acknowledger.begin()
         wait = Wait(self._options.notify, self._options.timeout_s, server=self._client.where)
         is_empty, unfinished = True, None
         while True:
@@ -713,6 +719,10 @@ class LoaderHooks:
     def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks`."""
         self.acknowledger.return_batches(batches)
+
+    def given(self, items: Iterable[Any]) -> Iterator[Any]:
+        """See `hooks.Hooks`."""
+        return self.acknowledger.given(items, is_made=True)
 
     def identity(self) -> State:
         """Return what a state of the loader is compared by."""

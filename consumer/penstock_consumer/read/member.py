@@ -231,7 +231,8 @@ class Member:
         """End the thread that reads, with everything that it has read ahead."""
         if (run := self.run) is not None:
             run.queue.stop()
-            run.thread.join()
+            if run.thread.ident is not None:  # else Ctrl-C came before it was started
+                run.thread.join()
             self.run = None
 
     # --- reading them again ---
@@ -247,6 +248,21 @@ class Member:
             self.stop()
         if self.run is None:
             self._read_again(self.claim.take_returned())
+
+    def begin_again(self, kept: Iterable[Batch], last: Batch | None) -> None:
+        """Read the rest of the epoch again, because an interruption lost track of what had been read ahead.
+
+        Args:
+            kept: the batches that were trained on and are not acknowledged.
+            last: the last batch that was trained on.
+        """
+        if (run := self.run) is None:
+            if self.cursor >= 0:  # it may have ended without being closed for the group
+                self.claim.unclosed.add(self.cursor)
+            return
+        self.stop()
+        self.claim.begin_again(run.reader.epoch, kept, last)
+        self._read_again(self.claim.take_returned())
 
     def take_up(self, epoch: int) -> None:
         """Find what is left for this member in an epoch that it has read and that did not close.

@@ -349,6 +349,10 @@ class MixtureHooks:
         self._mixture._at.train()
         hooks_of(self._loaders[batch.source]).trained(batch)
 
+    def given(self, items: Iterable[Any]) -> Iterator[Any]:
+        """See `hooks.Hooks`. A mixture counts a batch as handed out before a view makes something of it."""
+        return iter(items)
+
     def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks`. The steps that the batches were chosen for come again in the same order."""
         left = list(batches)

@@ -148,8 +148,9 @@ class View(Passing):
         items: Iterator[Any] = iter(self._source)
         for step in self._steps:
             items = step(items)
-        around = hooks_of(self._source).counter.around
-        return items if around in self._steps else around(items)
+        hooks = hooks_of(self._source)
+        around = hooks.counter.around
+        return hooks.given(items if around in self._steps else around(items))
 
     def __bool__(self) -> bool:
         return True
