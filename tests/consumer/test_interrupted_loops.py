@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import penstock
 from penstock_consumer.read.loader import Loader
 from tests.contracts.feed import loader_of, produce
+from tests.interruption import Interruption
 
 COUNT, BLOCK, BATCH = 40, 4, 5
 TRIED = 24
@@ -20,36 +19,13 @@ BEFORE = 2
 """The batches before the request that is interrupted."""
 
 
-class Interruption:
-    """A KeyboardInterrupt after so many calls. Python, too, looks for signals at calls."""
-
-    def __init__(self, after: int = -1) -> None:
-        self.calls, self._after = 0, after
-
-    def of(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch, or None at the end. The interruption comes in the midst of it."""
-        sys.setprofile(self._look)
-        try:
-            return next(batches, None)
-        finally:
-            sys.setprofile(None)
-
-    def _look(self, frame: FrameType, event: str, called: Any) -> None:
-        is_within = frame.f_code is not Interruption.of.__code__
-        if event in ("call", "c_return") and is_within:
-            self.calls += 1
-            if self.calls == self._after:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
 def read(source: Any, found: list[int], interruption: Interruption, train: Callable[[Any], object]) -> None:
     """Read an epoch. The request after the first batches is interrupted."""
     batches = iter(source)
     for _ in range(BEFORE):
         train(batch := next(batches))
         found += batch["y"].tolist()
-    batch = interruption.of(batches)
+    batch = interruption.of(next, batches, None)
     while batch is not None:
         train(batch)
         found += batch["y"].tolist()

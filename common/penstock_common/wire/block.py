@@ -210,6 +210,7 @@ class BlockBuilder:
         if not self.left:
             raise BlockFull
         if self._memory is None:
+            self._let_go()  # Ctrl-C may have come in the middle of the last attempt
             self._planned = min(self.capacity, self.left)
             memory = None if self._place is None else self._place(self._planned)
             self._is_placed = memory is not None
@@ -230,7 +231,6 @@ class BlockBuilder:
         """
         # on assignment, numpy would broadcast, convert and wrap around. So add() copies directly only arrays of the
         # exact dtype and shape and, for a 0-d tensor, Python numbers within its bounds
-        self._memory = memory
         columns = columns_at(starts, self._fixed_spec, self._planned, memory)
         self._fixed = list(zip(self._fixed_spec, columns, strict=True))
         for (tensor, column), start in zip(self._fixed, starts, strict=False):
@@ -243,6 +243,7 @@ class BlockBuilder:
                 self._arrays.append((tensor.name, *like, column, tensor))
         self._has_large = bool(self._arrays or self._ragged)
         self._has_others = bool(self._scalars or self._has_large)
+        self._memory = memory  # last: from here on all is planned
 
     def allow(self, left: int) -> None:
         """Take at most ``left`` samples in the blocks that begin from now on."""
@@ -330,6 +331,7 @@ class BlockBuilder:
     def _keep(self, row: int, values: list[NDArray[Any]], sample: Mapping[str, Any]) -> None:
         for (tensor, parts), value in zip(self._ragged, values, strict=True):
             own = value if type(sample[tensor.name]) is bytes else value.copy()  # bytes cannot change later
+            del parts[row:]  # of a sample whose other tensors Ctrl-C kept out
             parts.append(own)
             self._ragged_bytes += own.nbytes + 8 * tensor.wire_ndim
         if self._ragged_bytes + (row + 1) * self._fixed_bytes >= self._target_bytes:

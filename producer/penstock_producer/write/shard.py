@@ -89,7 +89,11 @@ class ShardWriter:
         self._reserved = 0
         """Samples that are being made in place."""
         self._is_busy = False
-        """Whether a thread is inside `write` or `write_batch`."""
+        """Whether a thread is inside `write` or `write_batch`, or left it by an error."""
+        self._is_broken_off = False
+        """Whether it left by an error."""
+        self._is_torn = False
+        """Whether a block is being completed. If it stays so, Ctrl-C came in the middle of that."""
         self.bytes_written = 0
         """Payload bytes that this writer passed to the committer."""
         self._lost, self._owner, self._is_ended = lost, os.getpid(), False
@@ -117,7 +121,7 @@ class ShardWriter:
         found and what was expected, and ShardMismatch beyond the planned size.
         """
         if self._is_busy:
-            raise two_threads()
+            self._go_on()
         self._is_busy = True  # a flag, because a lock would cost every row more
         try:
             try:
@@ -132,15 +136,17 @@ class ShardWriter:
             clock = self._clock  # called as an attribute, it costs a row 10 ns more
             if is_full or clock() >= self._due:
                 self.flush()
-        finally:
-            self._is_busy = False
+        except BaseException:
+            self._is_broken_off = True
+            raise
+        self._is_busy = False
 
     def write_batch(self, rows: Mapping[str, Any]) -> None:
         """Add n samples: name -> ``[n, *shape]``. Ragged tensors and bytes are sequences of n values."""
         rows = flattened(rows)
         count = check_rows(self.spec, rows)
         if self._is_busy:
-            raise two_threads()
+            self._go_on()
         self._is_busy = True
         try:
             self._make_way(count)
@@ -151,8 +157,18 @@ class ShardWriter:
                     self.flush()
             if self._clock() >= self._due:
                 self.flush()
-        finally:
-            self._is_busy = False
+        except BaseException:
+            self._is_broken_off = True
+            raise
+        self._is_busy = False
+
+    def _go_on(self) -> None:
+        """Go on after an error, such as Ctrl-C, that may have come before a full block was sent."""
+        if not self._is_broken_off:
+            raise two_threads()
+        if self._builder.is_full:
+            self.flush()
+        self._is_busy = self._is_broken_off = False
 
     def reserve(self, count: int) -> Reservation:
         """Return arrays for the next ``count`` samples, to be filled in place: see `Reservation`. They are not copied
@@ -220,11 +236,19 @@ class ShardWriter:
         An error loses nothing: the next flush sends the samples again.
         """
         require_own(self._owner)
+        if self._is_torn:
+            raise PenstockError(
+                f"shard {self._shard} was interrupted, as by Ctrl-C, while it completed a block, so samples may be "
+                f"lost: offsets below {self.committed} are committed; end this writer, and go on from there with "
+                "another"
+            )
         if self.position > self._first:
+            self._is_torn = True
             block = self._builder.finish(self._first, list(self._bad))
             bad, self._bad, self._first = self._bad, {}, block.end
             self.bytes_written += block.nbytes
             self._uncommitted.append((block, bad))
+            self._is_torn = False
         self.is_over = self._first >= self._limit
         self._builder.allow(0)
         while self._uncommitted:
@@ -309,7 +333,7 @@ class ShardWriter:
         require_own(self._owner)
         if self.position + count > self._limit or self._reserved:
             self._refuse_more()
-        if self._uncommitted:
+        if self._uncommitted or not self._builder.left:  # a flush that was interrupted leaves none
             self.flush()
 
     def _refuse_more(self) -> None:

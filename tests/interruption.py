@@ -1,0 +1,40 @@
+"""Ctrl-C at a chosen moment of a call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interruption:
+    """A KeyboardInterrupt after so many calls. Python, too, looks for signals at calls."""
+
+    def __init__(self, after: int = -1) -> None:
+        self.calls, self._after = 0, after
+
+    def of(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function. The interruption comes in the midst of it."""
+        sys.setprofile(self._look)
+        try:
+            return function(*arguments)
+        finally:
+            sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, called: Any) -> None:
+        is_within = frame.f_code is not Interruption.of.__code__
+        if event in ("call", "c_return") and is_within:
+            self.calls += 1
+            if self.calls >= self._after > 0 and not _is_swallowed(frame):
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def _is_swallowed(frame: FrameType | None) -> bool:
+    """Return whether Python would ignore an exception here, as it does in destructors and callbacks of weakref."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "_remove", "remove"):
+            return True
+        frame = frame.f_back
+    return False
