@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
@@ -13,7 +13,7 @@ from penstock_common.explain.deadlock import OTHER_THREAD_S, PATIENCE_S, Outstan
 from penstock_common.waiting import Notify
 from penstock_consumer.read.heartbeat import IdleLoop
 from penstock_consumer.read.member import Member
-from penstock_consumer.stages.batch import UNKNOWN, Batch
+from penstock_consumer.stages.batch import UNKNOWN, Batch, BatchSpan
 
 _Item = TypeVar("_Item")
 _END: Any = object()
@@ -50,8 +50,8 @@ class OutstandingBatches:
         """The batches and samples trained on since the loader was made."""
         self.last: Batch | None = None
         """The last batch trained on, without its arrays."""
-        self._before: tuple[Batch, int, int, Batch | None] | None = None
-        """The batch that `train` was given last, and `batches`, `samples` and `last` before it."""
+        self._before: tuple[Sequence[BatchSpan], int, int, Batch | None] | None = None
+        """The spans of the batch that `train` was given last, and `batches`, `samples` and `last` before it."""
         self._waiting_samples = self._waiting_bytes = 0
         """The amount of `_trained`."""
         self._changed_s = clock()
@@ -65,20 +65,20 @@ class OutstandingBatches:
     def train(self, batch: Batch) -> None:
         """Note that a plain loop got a batch."""
         with self._lock:
-            self._before = batch, self.batches, self.samples, self.last
+            self._before = batch.spans, self.batches, self.samples, self.last  # without the arrays, which take memory
             self._train(_outstanding(batch))
 
     @property
-    def newest(self) -> Batch | None:
-        """The batch that a plain loop got last."""
+    def newest(self) -> Sequence[BatchSpan] | None:
+        """The spans of the batch that a plain loop got last."""
         return self._before[0] if self._before is not None else None
 
-    def withdraw(self, batch: Batch) -> None:
+    def withdraw(self, spans: Sequence[BatchSpan]) -> None:
         """Undo what `pull` or `train` noted of a batch, also if they were interrupted halfway."""
         with self._lock:
-            self._pulled.pop(id(batch.spans), None)
-            self._trained.pop(id(batch.spans), None)
-            if self._before is not None and self._before[0] is batch:
+            self._pulled.pop(id(spans), None)
+            self._trained.pop(id(spans), None)
+            if self._before is not None and self._before[0] is spans:
                 _, self.batches, self.samples, self.last = self._before
             self._waiting_samples = sum(one.samples for one in self._trained.values())
             self._waiting_bytes = sum(one.nbytes for one in self._trained.values())
@@ -241,8 +241,8 @@ class Acknowledger:
         self.unacknowledged = UnacknowledgedNotice(policy, self._outstanding, notify)
         self._delivered: Batch | None = None
         """The batch that a plain loop has, if asking for the next one acknowledges it."""
-        self._on_its_way: Batch | None = None
-        """A batch that was delivered and has not reached the loop."""
+        self._on_its_way: Sequence[BatchSpan] | None = None
+        """The spans of a batch that was delivered and has not reached the loop."""
         self.is_interrupted = False
         """Whether a loop was interrupted while it asked for a batch. Some of what was read ahead may be lost then."""
         self._is_warned = False
@@ -259,7 +259,7 @@ class Acknowledger:
     def deliver(self, batch: Batch) -> None:
         """Deliver a batch to the loop or to a framework."""
         self._go_on()
-        self._on_its_way = batch
+        self._on_its_way = batch.spans
         if self.adapter is not None:
             self._outstanding.pull(batch)
             return
@@ -296,9 +296,9 @@ class Acknowledger:
                 self._withdraw(self._outstanding.newest if is_made else self._on_its_way)
             raise
 
-    def _withdraw(self, batch: Batch | None) -> None:
-        if batch is not None:
-            self._outstanding.withdraw(batch)
+    def _withdraw(self, spans: Sequence[BatchSpan] | None) -> None:
+        if spans is not None:
+            self._outstanding.withdraw(spans)
             self._delivered = self._on_its_way = None
         self.is_interrupted = True
 
