@@ -235,7 +235,7 @@ class LoaderDataset(Answering, IterableDataset):
         self._part, self._identity = part, identity
 
     def is_told_of_the_end(self) -> bool:
-        """Return True once after a state was loaded that was taken at the end of its pass: this pass is empty."""
+        """Return True, once, if a state was loaded that was taken at the end of its pass. Then this pass is empty."""
         was, self._is_at_end = self._is_at_end, False
         return was
 

@@ -303,7 +303,7 @@ class Acknowledger:
         self.is_interrupted = True
 
     def begin(self) -> None:
-        """Note that a loop begins. After an interruption it gets what that kept from the loop before."""
+        """Note that a loop begins. After an interruption, read again what the loop before did not get."""
         self.asked_for_next()
         if not self.is_interrupted:
             return

@@ -391,7 +391,7 @@ class LeaseClaim(Claim):
         return False
 
     def begin_again(self, epoch: int, kept: Iterable[Batch], last: Batch | None) -> None:
-        """Give up all leases of the epoch and claim their entries again, those too whose batch nobody knows."""
+        """Give up all leases of the epoch and claim their entries again, also of batches lost on the way."""
         claimed = {(one.partition, one.epoch, one.entry_id) for one in list(self.heartbeat.claims)}
         held = self.leases.of(epoch)
         self._claim_again([one for one in held if (one.partition, epoch, one.entry_id) not in claimed], kept)

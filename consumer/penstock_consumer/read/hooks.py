@@ -48,7 +48,7 @@ class Hooks(Protocol):
         """Hand batches that were never trained on out again, when the next iteration starts."""
 
     def given(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield what a view made of the batches of one iteration. An error on the way has a batch read again."""
+        """Yield what a view made of the batches of one iteration. After an error on the way, a batch is read again."""
 
 
 Hooks_co = TypeVar("Hooks_co", bound=Hooks, covariant=True)

@@ -41,7 +41,7 @@ class ReaderConnection:
     """A reader's connection, opened when it is needed and again after an outage. One thread uses it."""
 
     def __init__(self, client: Client, queue: ReaderQueue, notify: Notify, what: str = "") -> None:
-        """Begin. ``what`` names in messages what it reads; '' is a whole stream."""
+        """Begin. Messages name what is read as ``what``, or as the whole stream if it is ''."""
         self._client, self._queue, self._what = client, queue, what
         self._channel: Channel | None = None
         self._outage = Outage(notify, doing="reading", what=what)

@@ -89,9 +89,9 @@ class ShardWriter:
         self._reserved = 0
         """Samples that are being made in place."""
         self._is_busy = False
-        """Whether a thread is inside `write` or `write_batch`, or left it by an error."""
+        """Whether a thread is inside `write` or `write_batch`, or the last call ended by an error."""
         self._is_broken_off = False
-        """Whether it left by an error."""
+        """Whether the last call ended by an error."""
         self._is_torn = False
         """Whether a block is being completed. If it stays so, Ctrl-C came in the middle of that."""
         self.bytes_written = 0

@@ -240,7 +240,7 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         runs: ServerRuns | None = None,
     ) -> None:
-        """Begin. ``what`` names in messages what it acknowledges; '' is a whole stream."""
+        """Begin. Messages name what is acknowledged as ``what``, or as the whole stream if it is ''."""
         self._client, self._who, self._probe, self._clock = client, who, probe, clock
         self._runs = runs or ServerRuns(client, who.stream, [])
         self._asked_s = clock()
@@ -284,7 +284,7 @@ class Outbox:
                 self._send_again(error)
         except PenstockError:
             raise
-        except BaseException:  # after Ctrl-C nobody knows what was sent: all of it is sent again
+        except BaseException:  # Ctrl-C may have come before all was sent, so all is sent again
             self.close()
             raise
 
@@ -352,7 +352,7 @@ class Outbox:
             self._take_reply()
         except PenstockError:
             raise
-        except BaseException:  # after Ctrl-C nobody knows whether the reply was taken
+        except BaseException:  # Ctrl-C may have come after the reply was read, so all is sent again
             self.close()
             raise
 
