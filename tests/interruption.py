@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _weakrefset
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+CALLBACKS = (weakref.__file__, _weakrefset.__file__)
+"""The files of callbacks that run when an object goes, such as the function of `weakref.finalize`."""
 
 
 class Interruption:
@@ -16,25 +22,27 @@ class Interruption:
 
     def of(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function. The interruption comes in the midst of it."""
+        gc.disable()  # Python would ignore an exception in a callback of the collector, and JAX has one
         sys.setprofile(self._look)
         try:
             return function(*arguments)
         finally:
             sys.setprofile(None)
+            gc.enable()
 
     def _look(self, frame: FrameType, event: str, called: Any) -> None:
         is_within = frame.f_code is not Interruption.of.__code__
         if event in ("call", "c_return") and is_within:
             self.calls += 1
-            if self.calls >= self._after > 0 and not _is_swallowed(frame):
+            if self.calls >= self._after > 0 and not _is_ignored(frame):
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
 
-def _is_swallowed(frame: FrameType | None) -> bool:
+def _is_ignored(frame: FrameType | None) -> bool:
     """Return whether Python would ignore an exception here, as it does in destructors and callbacks of weakref."""
     while frame is not None:
-        if frame.f_code.co_name in ("__del__", "_remove", "remove"):
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename in CALLBACKS:
             return True
         frame = frame.f_back
     return False
