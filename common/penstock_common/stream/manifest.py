@@ -35,6 +35,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.streams import Stream, deleted, is_released, read_counters, require_there
 from penstock_common.wire.limits import MAX_NUMBER, MAX_SHARD_SAMPLES
 
+_ABANDON_MANIFEST = load_script("abandon_manifest")
 _BEGIN_MANIFEST = load_script("begin_manifest")
 _FINISH_SHARD = load_script("finish_shard")
 _FORGET_MANIFEST = load_script("forget_manifest")
@@ -523,9 +524,6 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str |
         return
     for partition in stream.partitions:
         client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # only if it still exists
-    with client.pipeline(transaction=True) as pipe:
-        pipe.hset(stream.keys.manifest(epoch), "state", ABANDONED)
-        pipe.hset(stream.keys.epochs, str(epoch), ABANDONED)
-        pipe.execute()
-    require_there(client, stream, [stream.keys.manifest(epoch), stream.keys.epochs])
+    run_script(client, _ABANDON_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch])
+    require_there(client, stream)
     announce(client, stream.keys, ABANDONED, epoch)

@@ -14,9 +14,10 @@ from penstock_common.errors import EpochNotFound
 from penstock_common.stream import manifest
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import index_records, trim_entries
+from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.removal.deletion import release_epoch, retire_epoch, unlink_epoch
+from penstock_common.stream.removal.deletion import delete_stream, release_epoch, retire_epoch, unlink_epoch
 from penstock_common.stream.streams import Stream, load_stream
 
 
@@ -145,3 +146,41 @@ def test_a_release_leaves_alone_an_epoch_that_was_opened_under_the_same_number(u
     assert load_roster(client, stream.partitions[0]).epochs == {0: manifest.load_manifest(client, stream, 0).id}
     with penstock.Loader("train", group="g", batch_size=3, url=url) as loader:
         assert [len(batch["x"]) for batch in loader] == [3]
+
+
+def test_a_release_that_paused_leaves_alone_the_manifest_of_a_newer_stream(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of an epoch bear the stream's id, but its manifest only has the name. Samples without it are lost."""
+    stream, forget = made(url, client, good=3), forget_losses
+
+    def forget_and_stand_still(*given: Any) -> None:
+        forget(*given)
+        delete_stream(client, "train")
+        made(url, client, good=3)
+
+    monkeypatch.setattr("penstock_common.stream.removal.deletion.forget_losses", forget_and_stand_still)
+    assert release_epoch(client, stream, 0)
+    monkeypatch.undo()
+    assert [*retained_epochs(client, load_stream(client, "train"))] == [0]
+    with penstock.Loader("train", group="g", batch_size=3, url=url) as loader:
+        assert [len(batch["x"]) for batch in loader] == [3]
+
+
+def test_an_epoch_that_was_released_while_it_was_abandoned_does_not_come_back_as_a_part(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes abandon an epoch, and one pauses until it is released. A manifest of one field is damaged."""
+    stream = made(url, client, good=3)
+    known = manifest.load_manifest(client, stream, 0)
+
+    def find_and_stand_still(*given: Any) -> manifest.Manifest:
+        monkeypatch.undo()
+        manifest.abandon_epoch(client, stream, 0)
+        assert release_epoch(client, stream, 0)
+        return known
+
+    monkeypatch.setattr(manifest, "find_manifest", find_and_stand_still)
+    manifest.abandon_epoch(client, stream, 0, known.id)
+    assert retained_epochs(client, stream) == {}
+    assert not client.exists(stream.keys.manifest(0), stream.partitions[0].state(0))

@@ -210,6 +210,19 @@ def a_manifest_is_taken_back(w: World) -> Any:
 
 
 @case
+def a_manifest_is_abandoned(w: World) -> Any:
+    """Abandon an epoch."""
+    return load_script("abandon_manifest"), [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
+
+
+@case
+def a_retired_epoch_is_forgotten(w: World) -> Any:
+    """Forget that an epoch was retired."""
+    w.client.hset(w.partition.roster, "x:0", w.planned.id)
+    return load_script("forget_retired"), [w.partition.roster], [0, w.planned.id]
+
+
+@case
 def an_epoch_is_retired(w: World) -> Any:
     """Retire an epoch. Its bytes are subtracted once, and groups note once that they had read it."""
     run_script(w.client, load_script("close_epoch_for_group"), [w.partition.roster], ["g", 0])

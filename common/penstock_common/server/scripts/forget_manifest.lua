@@ -1,4 +1,4 @@
--- Takes back a manifest that was begun and could not be registered.
+-- Takes back a manifest that was begun and could not be registered, or removes that of an epoch whose keys are gone.
 --
 -- KEYS: manifest epochs
 -- ARGV: manifest_id epoch

@@ -23,7 +23,7 @@ from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
 from penstock_common.stream.groups.roster import fetch_rosters, load_roster
 from penstock_common.stream.keys import LAST, PartitionKeys, StreamKeys, checked_name, is_of_stream, patterns_of_stream
-from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
+from penstock_common.stream.manifest import begun_shards, find_manifest, forget_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
@@ -199,6 +199,7 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
 
 _RETIRE_EPOCH = load_script("retire_epoch")
 _UNLINK_RETIRED = load_script("unlink_retired")
+_FORGET_RETIRED = load_script("forget_retired")
 
 CHUNK = 512
 """The keys that one command or script unlinks."""
@@ -272,14 +273,9 @@ def unlink_epoch(
     if ours is not None:
         _remember_released(client, stream, epoch)
         forget_losses(client, stream, epoch)
-        client.hdel(stream.keys.epochs, str(epoch))
-        client.unlink(stream.keys.manifest(epoch))
-    if not forgotten.is_answered():
-        return
-    with client.pipeline(transaction=False) as pipe:
-        for partition in stream.partitions:
-            pipe.hdel(partition.roster, f"x:{epoch}")
-        pipe.execute()
+        forget_manifest(client, stream, epoch, manifest_id)
+    if forgotten.is_answered():
+        run_scripts(client, _FORGET_RETIRED, [([p.roster], [epoch, manifest_id]) for p in stream.partitions])
 
 
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
