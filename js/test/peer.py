@@ -25,6 +25,7 @@ from chaos.cluster import low_port
 from penstock_common.server.slots import slot_of
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
+from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.stream.placement import choose_tags
 from penstock_common.stream.removal.deletion import delete_stream, release_epoch
@@ -613,6 +614,12 @@ def release(stream: str, epoch: int, url: str) -> None:
     """Release an epoch."""
     with connect(url) as client:
         release_epoch(client, load_stream(client, stream), epoch)
+
+
+def close_feed(stream: str, epoch: int, url: str) -> None:
+    """Close an epoch as an operator does."""
+    with connect(url) as client:
+        close_epoch(client, load_stream(client, stream), epoch)
 
 
 def copy(source: str, stream: str, url: str) -> None:

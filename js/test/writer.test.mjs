@@ -293,6 +293,16 @@ test("an abandoned epoch takes no more samples", async () => {
   await isClean("abandoned");
 });
 
+test("a writer whose epoch an operator closes says what is not part of it", async () => {
+  const said = /shard 0 ended with 2 samples of epoch 0 of 'closed', because `penstock epochs close`.*the next one/;
+  const writer = await begin("closed", { spec: { x: ["int32", []] } });
+  for (const x of [1, 2]) await writer.write({ x });
+  await writer.flush();
+  await peer.ask("close_feed", { stream: "closed", epoch: 0, url: peer.url });
+  await writer.write({ x: 3 });
+  await assert.rejects(writer.close(), (error) => error instanceof ShardMismatch && said.test(error.message));
+});
+
 test("a planned shard takes what is planned, and no call before the last one ended", async () => {
   const writer = await begin("planned", { spec: { x: ["int32", []] } });
   const epoch = await writer.epoch(0, { sizes: [2] });

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock_common.errors import PenstockError
 from penstock_common.stream.audit import AuditReport, audit_stream
 from penstock_common.stream.entries import index_records
 from penstock_common.stream.feeds import FEED, close_epoch
@@ -27,7 +28,7 @@ from penstock_common.stream.removal.reconcile import reopen_lost
 from penstock_common.stream.streams import Stream, find_stream, is_released, load_stream
 from tests.histories.actors import NAME, Confirmed, Producer
 from tests.histories.step import PLANS, RANKS, Step
-from tests.histories.world import Violation, World
+from tests.histories.world import GroupFacts, Violation, World
 
 ROUNDS = 200
 """Rounds in which every trainer reads, after which the history should have ended."""
@@ -35,6 +36,8 @@ VAIN = 3
 """Rounds in a row that brought nothing, after which nothing more will come."""
 LATER_S = 3600.0
 """The time of the repairs, after all writers are known to be gone."""
+NEWCOMER = "n0"
+"""The member of a group that nobody has joined before."""
 LIVES = 4
 """Processes that a user starts under one name before giving up."""
 
@@ -44,6 +47,9 @@ Place = tuple[int, int, int]
 
 def settle(world: World) -> None:
     """Let every actor finish, start again what died, and judge. Violations are noted in the world."""
+    if world.remade is not None:
+        _settle_remade(world, world.remade)
+        return
     if find_stream(world.operator, NAME) is None or world.is_deleted:
         _settle_deleted(world)
         return
@@ -70,6 +76,30 @@ def _settle_deleted(world: World) -> None:
     left = [key for key in world.arena.admin.keys("*") if world.arena.slots.slot_of(key) != "names"]
     if left:
         world.violations.append(Violation("left", f"a deletion left {left}"))
+
+
+def _settle_remade(world: World, writer: Producer) -> None:
+    """Let the newer stream's writer finish, and a new group read. Nobody of the older stream may have changed it."""
+    for who in [*world.producers, *world.trainers]:
+        world.end(who)
+    run = world.interrupts.runs
+    try:
+        writer.write(world.values, 1, run)
+        writer.close(run)
+        world.take(Step("join", NEWCOMER))
+        for kind in ("read", "ack", "close") * 3:
+            world.take(Step(kind, NEWCOMER))
+        report = audit_stream(world.operator, NAME, deep=True)
+    except PenstockError as error:
+        _violate(world, "intruded", f"the newer stream ended with {type(error).__name__}: {error}")
+        return
+    finally:
+        writer.die()
+    lacking = {one.value for one in writer.confirmed} - world.groups.get(NEWCOMER[0], GroupFacts()).delivered
+    if lacking or not report.is_clean:
+        _violate(world, "intruded", f"{sorted(lacking)} are not read of the newer stream; {report.findings}")
+    else:
+        _settle_deleted(world)
 
 
 def _end_epochs(world: World) -> None:

@@ -23,7 +23,7 @@ PLANS = ((4, 2), (2, 2, 4), (3,))
 """The sizes of the shards of a planned epoch."""
 KINDS = (
     "plan", "job", "feed", "pour", "end", "join", "read", "ack", "close", "beat", "leave", "die", "clean", "seal",
-    "abandon", "delete", "mark", "lose", "jump", "cut", "restart", "recycle", "fill",
+    "abandon", "delete", "remake", "mark", "lose", "jump", "cut", "restart", "recycle", "fill",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from threading import Event
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from tests.histories.schedules import scheduled
 from tests.histories.search import arena, search, violation_of
 from tests.histories.settle import settle
 from tests.histories.shrink import shrunk
-from tests.histories.step import DRAWN, History, Step, drawn, parse_history, written
+from tests.histories.step import DRAWN, OPERATOR, History, Step, drawn, parse_history, written
 from tests.histories.stored import StoredHistory, stored_histories
 from tests.histories.world import Arena, World
 
@@ -94,6 +95,31 @@ def test_no_entry_names_a_file_that_may_be_used_again(in_files: Arena) -> None:
     """A loss brings entries back whose removal no replica had. Their files must wait for that."""
     found, _ = search(in_files, SEED, histories=15, theme="segments")
     assert found is None, f"{found.violation}: {written(found.history)}"
+
+
+PAUSED = [
+    (before, step)
+    for before, steps in (
+        ("join a0; feed f0 3; end f0; read a0; ack a0; close a0", "clean 2; recycle; beat a0; leave a0"),
+        ("join a0; feed f0 3; read a0", "ack a0; leave a0; feed f0 1; end f0; abandon; clean 2; read a0; pour f0 3"),
+        ("feed f0 3; die f0", "seal; abandon; join a0; feed f1 0"),
+        ("plan 1", "job w0 0; job w0 2; plan 0"),
+        ("plan 1; job w0 0; job w0 0; job w0 0; join o0; join o1; read o0; read o1", "ack o0; close o0; clean 2"),
+    )
+    for step in steps.split("; ")
+]
+"""Histories, and a step in which an actor then pauses."""
+
+
+@pytest.mark.parametrize(("before", "step"), PAUSED)
+def test_who_paused_changes_nothing_of_a_newer_stream_of_the_name(place: Arena, before: str, step: str) -> None:
+    """The stream is deleted and made again meanwhile. Its manifests only have the name, so scripts compare more."""
+    first, (paused,) = parse_history(before), parse_history(step)
+    end = points(place, (*first, paused))[len(first)]
+    begin = 4 if paused.who == OPERATOR else 0  # the operator looks for the stream first
+    for point in range(begin, end, 3):
+        history = (*first, replace(paused, inner=((point, Step("remake")),)))
+        assert (found := violation_of(place, history)) is None, f"{found}: {written(history)}"
 
 
 REUSED = parse_history("join a0; feed f0; fill f0; read a0; ack a0; clean; recycle; lose p0")

@@ -112,6 +112,8 @@ class World:
         self.losses: list[tuple[int, tuple[str, ...]]] = []
         """(run of the server that was lost, slots) of each loss."""
         self.is_deleted = False
+        self.remade: Producer | None = None
+        """The writer of the stream that was made again under the name of the deleted one."""
         self.ended: set[int] = set()
         """The epochs that the operator closed or abandoned."""
         self._mark: dict[str, SlotState] = {}
@@ -122,8 +124,8 @@ class World:
             "plan": self._plan, "job": self._job, "feed": self._feed, "pour": self._pour, "end": self._close_feed,
             "join": self._join, "read": self._read, "ack": self._ack, "close": self._close, "beat": self._beat,
             "leave": self._leave, "die": self._die, "clean": self._clean, "seal": self._seal,
-            "abandon": self._abandon, "delete": self._delete, "mark": self._mark_now, "lose": self._lose,
-            "jump": self._jump, "cut": self._cut, "restart": self._restart, "recycle": self._recycle,
+            "abandon": self._abandon, "delete": self._delete, "remake": self._remake, "mark": self._mark_now,
+            "lose": self._lose, "jump": self._jump, "cut": self._cut, "restart": self._restart, "recycle": self._recycle,
             "fill": self._fill,
         }  # fmt: skip
 
@@ -339,6 +341,14 @@ class World:
         self.is_deleted = True
         with suppress(StreamNotFound):
             delete_stream(self.operator, NAME)
+
+    def _remake(self, step: Step) -> None:
+        """Delete the stream, and make it again, with a writer that feeds it. The actors of before may have paused."""
+        if self.remade is None:
+            self._delete(step)
+            self.remade = Producer(self.arena.url, self.arena.durability, self.arena.payload)
+            self.remade.write(self.values, 3, self.interrupts.runs)
+            self.remade.flush(self.interrupts.runs)
 
     # --- the server ---
 

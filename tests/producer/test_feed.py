@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_common.errors import BudgetFull
+from penstock_common.errors import BudgetFull, ShardMismatch
 from penstock_common.stream.commands import Client
+from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import load_manifest, retained_epochs
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.hooks import hooks_of
@@ -105,6 +106,20 @@ class TestFeed:
                 "t", group="g", batch_size=1, url=any_url, tuning=Tuning(timeout_s=5, notify=lambda _: None)
             ) as loader:
                 assert numbers([next(iter(loader))]) == [5]
+
+    @pytest.mark.parametrize("is_feed", [True, False])
+    def test_a_writer_whose_epoch_an_operator_closes_says_what_is_not_part_of_it(
+        self, any_url: str, any_client: Client, is_feed: bool
+    ) -> None:
+        """Readers take later samples for damage, and the writer ended without a word."""
+        said = r"shard 0 ended with 2 samples of epoch 0 of 't', because `penstock epochs close`.*the next one"
+        with pytest.raises(ShardMismatch, match=said), writer_of(any_url, spec=SPEC, block_bytes=1) as writer:
+            target = writer if is_feed else writer.epoch()
+            for number in range(2):
+                target.write(sample(number))
+            assert close_epoch(any_client, writer.stream, 0) == 2
+            target.write(sample(2))
+            target.close()
 
     def test_an_error_beside_a_feed_loses_nothing_of_it(self, any_url: str, any_client: Client) -> None:
         """Written samples were accepted, and an epoch that never ends would keep every trainer waiting."""

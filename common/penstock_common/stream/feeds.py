@@ -10,11 +10,9 @@ import secrets
 from contextlib import suppress
 from typing import NamedTuple
 
-from redis.exceptions import ResponseError
-
 from penstock_common.errors import EpochAbandoned
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, is_script_error, run_script
+from penstock_common.stream.commands import Client, run_script
 from penstock_common.stream.entries import index_ends
 from penstock_common.stream.manifest import (
     ABANDONED,
@@ -23,12 +21,13 @@ from penstock_common.stream.manifest import (
     Manifest,
     UnreplicatedWrites,
     begun_shards,
+    change_manifest,
     find_manifest,
     load_manifest,
     open_epoch,
     retained_epochs,
 )
-from penstock_common.stream.streams import Stream, require_there
+from penstock_common.stream.streams import Stream
 
 _CLOSE_AS_COMMITTED = load_script("close_as_committed")
 _FINISH_FEED_SHARD = load_script("finish_feed_shard")
@@ -70,7 +69,7 @@ def _take_shard(client: Client, stream: Stream, manifest: Manifest) -> FeedShard
     A call that is repeated after a lost reply gets the same shard: one without a writer would keep the epoch open.
     """
     token = secrets.token_hex(6)
-    shard = int(run_script(client, _TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token]))
+    shard = int(run_script(client, _TAKE_SHARD, [stream.keys.manifest(manifest.epoch)], [token, manifest.id]))
     return FeedShard(manifest, shard, token) if shard >= 0 else None
 
 
@@ -104,14 +103,7 @@ def finish_feed_shard(
 
     ``unreplicated`` is as in `finish_shard`.
     """
-    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    try:
-        run_script(client, _FINISH_FEED_SHARD, keys, [manifest.id, manifest.epoch, shard, size, *(unreplicated or ())])
-    except ResponseError as error:
-        if is_script_error(error, "epoch has another manifest"):
-            require_there(client, stream)
-            raise EpochAbandoned("the epoch was removed and made again by another writer: start again") from None
-        raise
+    change_manifest(client, stream, _FINISH_FEED_SHARD, manifest, [shard, size, *(unreplicated or ())])
 
 
 def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
@@ -129,6 +121,5 @@ def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
         index_ends(client, stream.partition_of(shard), epoch, [shard])[shard]
         for shard in begun_shards(client, stream, manifest)
     ]
-    keys = [stream.keys.manifest(epoch), stream.keys.events, stream.keys.epochs]
-    run_script(client, _CLOSE_AS_COMMITTED, keys, [manifest.id, epoch, *sizes])
+    change_manifest(client, stream, _CLOSE_AS_COMMITTED, manifest, [stream.id, *sizes], keys=[stream.keys.meta])
     return sum(sizes)

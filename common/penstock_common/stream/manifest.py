@@ -6,16 +6,17 @@ Opening an epoch first registers it in every partition (_OPEN_EPOCH). Only that 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, StreamConflict
+from penstock_common.errors import DamagedKey, EpochAbandoned, EpochNotFound, ShardMismatch, StreamConflict
 from penstock_common.printable import printable
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import (
@@ -51,6 +52,7 @@ MAX_SHARDS = 1 << 20
 """Shards of an epoch at most. Readers ask the server about each of them."""
 MAX_EPOCH_SAMPLES = 1 << 33
 """Samples of an epoch at most. Readers keep and send a bit for each."""
+_CLOSED = re.compile(r"PENSTOCK (shard \d+ ended with \d+ samples)")
 SHARDS_ASKED = 64
 """Shards that one command asks about."""
 
@@ -445,16 +447,14 @@ def size_epoch(client: Client, stream: Stream, manifest: Manifest, sizes: Sequen
     """Fix shards and sizes, and return the state. Raises StreamConflict if the epoch has other sizes."""
     if (reason := why_not_planned(sizes)) is not None:
         raise StreamConflict(reason)
-    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    plan: list[Arg] = [manifest.id, manifest.epoch, len(sizes), json.dumps(list(sizes))]
-    state = _scripted(client, stream, _SIZE_EPOCH, keys, plan)
+    state: bytes = change_manifest(client, stream, _SIZE_EPOCH, manifest, [len(sizes), json.dumps(list(sizes))])
     found = load_manifest(client, stream, manifest.epoch)
     if found.sizes is not None and found.sizes != tuple(sizes):
         raise StreamConflict(
             f"epoch {manifest.epoch} of {stream.name!r} is planned with {found.samples} samples in {len(found.sizes)} "
             f"shards, this source has {sum(sizes)} in {len(sizes)}: the source or --shard-samples changed"
         )
-    return state
+    return state.decode()
 
 
 def finish_shard(
@@ -477,22 +477,43 @@ def finish_shard(
         run: Runs the script, which may run more than once; None leaves that to the client.
         unreplicated: The entries of the shard that no replica has, if the durability is `auto`.
     """
-    keys = [stream.keys.manifest(manifest.epoch), stream.keys.events, stream.keys.epochs]
-    args: list[Arg] = [manifest.id, manifest.epoch, shard, size, *(unreplicated or ())]
-    return _scripted(client, stream, _FINISH_SHARD, keys, args, run)
+    args: list[Arg] = [shard, size, *(unreplicated or ())]
+    state: bytes = change_manifest(client, stream, _FINISH_SHARD, manifest, args, run)
+    return state.decode()
 
 
-def _scripted(
-    client: Client, stream: Stream, script: str, keys: list[str], args: list[Arg], run: Run | None = None
-) -> str:
+def change_manifest(
+    client: Client, stream: Stream, script: str, manifest: Manifest, args: Iterable[Arg], run: Run | None = None,
+    keys: Sequence[str] = (),
+) -> Any:  # fmt: skip
+    """Run a script that changes the manifest, and return its answer.
+
+    Raises EpochAbandoned, StreamDeleted, and ShardMismatch if an operator closed the epoch while it was written.
+
+    Args:
+        client: The client of the stream.
+        stream: The stream.
+        script: The script.
+        manifest: The manifest of the epoch.
+        args: The arguments behind id and epoch.
+        run: Runs the script, which may run more than once; None leaves that to the client.
+        keys: The keys behind manifest, events and epochs.
+    """
+    number = manifest.epoch
+    names = [stream.keys.manifest(number), stream.keys.events, stream.keys.epochs, *keys]
+    given = [manifest.id, number, *args]
     try:
-        state: bytes = run_script(client, script, keys, args) if run is None else run(script, keys, args)
+        return run_script(client, script, names, given) if run is None else run(script, names, given)
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)
             raise EpochAbandoned("the epoch was removed and made again by another writer: start again") from None
+        if (closed := _CLOSED.search(str(error))) is not None:
+            raise ShardMismatch(
+                f"{closed[1]} of epoch {number} of {stream.name!r}, because `penstock epochs close` came before its "
+                "writer had stopped; what it wrote after those is not part of the epoch: write it into the next one"
+            ) from None
         raise
-    return state.decode()
 
 
 @readable(lambda client, stream, manifest: stream.keys.manifest(manifest.epoch))
@@ -524,6 +545,7 @@ def abandon_epoch(client: Client, stream: Stream, epoch: int, manifest_id: str |
         return
     for partition in stream.partitions:
         client.set(partition.state(epoch), f"abandoned:{manifest.id}", xx=True)  # only if it still exists
-    run_script(client, _ABANDON_MANIFEST, [stream.keys.manifest(epoch), stream.keys.epochs], [manifest.id, epoch])
+    keys = [stream.keys.manifest(epoch), stream.keys.epochs, stream.keys.meta]
+    run_script(client, _ABANDON_MANIFEST, keys, [manifest.id, epoch, stream.id])
     require_there(client, stream)
     announce(client, stream.keys, ABANDONED, epoch)

@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto";
-import { EpochAbandoned, EpochNotFound, ReplyError, StreamConflict } from "../errors.js";
+import { EpochAbandoned, EpochNotFound, ReplyError, ShardMismatch, StreamConflict } from "../errors.js";
 import { type Server, textOf } from "../server/server.js";
 import { findManifest, loadManifest, type Manifest, plannedSamples, whyNotPlanned } from "../stream/manifest.js";
 import { requireThere, type Stream } from "../stream/stream.js";
@@ -9,6 +9,7 @@ import { announce, deleted, requireKept } from "./creation.js";
 // Opens, sizes, completes and abandons epochs. Each command may be repeated.
 
 const MAX_SHARDS = 2 ** 20;
+const CLOSED = /PENSTOCK (shard \d+ ended with \d+ samples)/;
 
 /** The entries of a shard that were written while their server had no replica. */
 export interface UnreplicatedWrites {
@@ -217,6 +218,13 @@ async function progress(
   try {
     await server.run(script, [keys.manifest(epoch), keys.events, keys.epochs], args);
   } catch (error) {
+    const [, closed] = (error instanceof ReplyError && CLOSED.exec(error.message)) || [];
+    if (closed !== undefined) {
+      throw new ShardMismatch(
+        `${closed} of epoch ${epoch} of '${stream.name}', because \`penstock epochs close\` came before its writer had ` +
+          "stopped; what it wrote after those is not part of the epoch: write it into the next one",
+      );
+    }
     if (!isScriptError(error, "epoch has another manifest")) throw error;
     await requireThere(server, stream);
     throw new EpochAbandoned("the epoch was removed and made again by another writer: start again");
@@ -237,9 +245,8 @@ export async function abandonEpoch(server: Server, stream: Stream, { epoch, id }
   const found = await findManifest(server, stream, epoch);
   if (found?.id !== id) return await requireThere(server, stream);
   for (const partition of partitions) await server.call("SET", partition.state(epoch), `abandoned:${id}`, "XX");
-  await server.call("HSET", keys.manifest(epoch), "state", "abandoned");
-  await server.call("HSET", keys.epochs, epoch, "abandoned");
-  await requireKept(server, stream, [keys.manifest(epoch), keys.epochs]);
+  await server.run("abandon_manifest", [keys.manifest(epoch), keys.epochs, keys.meta], [id, epoch, stream.id]);
+  await requireThere(server, stream);
   await announce(server, keys, "abandoned", epoch);
 }
 

@@ -38,7 +38,7 @@ export async function joinFeed(server: Server, stream: Stream): Promise<FeedShar
 /** Take the next shard of an open epoch, or return null once it is sealed. A call that is repeated gets the same one. */
 async function takeShard(server: Server, stream: Stream, manifest: Manifest): Promise<FeedShard | null> {
   const token = randomBytes(6).toString("hex");
-  const shard = Number(await server.run("take_shard", [stream.keys.manifest(manifest.epoch)], [token]));
+  const shard = Number(await server.run("take_shard", [stream.keys.manifest(manifest.epoch)], [token, manifest.id]));
   return shard >= 0 ? { manifest, shard, token } : null;
 }
 

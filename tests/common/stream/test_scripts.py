@@ -137,21 +137,21 @@ def the_last_shard_is_finished(w: World) -> Any:
 def a_feeds_shard_of_two_is_finished(w: World) -> Any:
     """If it counted twice, it would end the epoch while its other writer is at work."""
     for token in ("a", "b"):
-        run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], [token])
+        run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], [token, w.feed.id])
     return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
 
 
 @case
 def a_feeds_last_shard_is_finished(w: World) -> Any:
     """The last shard sizes the epoch."""
-    run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], ["a"])
+    run_script(w.client, load_script("take_shard"), manifest_keys(w, 1)[:1], ["a", w.feed.id])
     return load_script("finish_feed_shard"), manifest_keys(w, 1), [w.feed.id, 1, 0, 10]
 
 
 @case
 def a_feeds_shard_is_taken(w: World) -> Any:
     """A shard without a writer would keep the epoch open."""
-    return load_script("take_shard"), manifest_keys(w, 1)[:1], ["token"]
+    return load_script("take_shard"), manifest_keys(w, 1)[:1], ["token", w.feed.id]
 
 
 @case
@@ -169,7 +169,8 @@ def a_shard_is_reserved(w: World) -> Any:
 @case
 def an_epoch_is_closed_as_it_stands(w: World) -> Any:
     """Close an epoch, as an operator does."""
-    return load_script("close_as_committed"), manifest_keys(w, 1), [w.feed.id, 1, 5, 6]
+    keys = [*manifest_keys(w, 1), w.stream.keys.meta]
+    return load_script("close_as_committed"), keys, [w.feed.id, 1, w.stream.id, 5, 6]
 
 
 @case
@@ -212,7 +213,8 @@ def a_manifest_is_taken_back(w: World) -> Any:
 @case
 def a_manifest_is_abandoned(w: World) -> Any:
     """Abandon an epoch."""
-    return load_script("abandon_manifest"), [w.stream.keys.manifest(1), w.stream.keys.epochs], [w.feed.id, 1]
+    keys = [w.stream.keys.manifest(1), w.stream.keys.epochs, w.stream.keys.meta]
+    return load_script("abandon_manifest"), keys, [w.feed.id, 1, w.stream.id]
 
 
 @case

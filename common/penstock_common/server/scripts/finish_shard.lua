@@ -3,7 +3,7 @@
 -- KEYS: manifest events epochs
 -- ARGV: manifest_id epoch shard size [partition first_ms last_ms server]: the times of the oldest and newest entry of
 --   the shard that were written while the server of their partition had no replica
--- Answer: the state of the epoch
+-- Answer: the state of the epoch; an error if the shard ended before with fewer samples, which readers go by
 -- Callers: penstock_common/stream/manifest.py
 
 redis.call('HDEL', KEYS[1], '') -- the first write frees, so that the server permits the next at maxmemory
@@ -25,6 +25,10 @@ end
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return redis.error_reply('PENSTOCK epoch has another manifest') end
 if ARGV[5] then note_unreplicated(KEYS[1]) end
 if redis.call('HSETNX', KEYS[1], 'd:' .. ARGV[3], ARGV[4]) == 1 then redis.call('HINCRBY', KEYS[1], 'done', 1) end
+local size = redis.call('HGET', KEYS[1], 'd:' .. ARGV[3])
+if tonumber(size) < tonumber(ARGV[4]) then -- an operator closed the epoch while its writer went on
+  return redis.error_reply('PENSTOCK shard ' .. ARGV[3] .. ' ended with ' .. size .. ' samples')
+end
 local state = redis.call('HGET', KEYS[1], 'state')
 if state == 'sized' and redis.call('HGET', KEYS[1], 'done') == redis.call('HGET', KEYS[1], 'shards') then
   redis.call('HSET', KEYS[1], 'state', 'produced')
