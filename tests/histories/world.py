@@ -125,8 +125,8 @@ class World:
             "join": self._join, "read": self._read, "ack": self._ack, "close": self._close, "beat": self._beat,
             "leave": self._leave, "die": self._die, "clean": self._clean, "seal": self._seal,
             "abandon": self._abandon, "delete": self._delete, "remake": self._remake, "mark": self._mark_now,
-            "lose": self._lose, "jump": self._jump, "cut": self._cut, "restart": self._restart, "recycle": self._recycle,
-            "fill": self._fill,
+            "lose": self._lose, "jump": self._jump, "cut": self._cut, "restart": self._restart,
+            "recycle": self._recycle, "fill": self._fill,
         }  # fmt: skip
 
     @property
