@@ -35,6 +35,22 @@ def test_a_group_that_is_reset_reads_everything_again(any_url: str, any_client: 
         assert sorted(numbers(loader)) == list(range(100))
 
 
+def test_a_group_that_no_member_has_joined_whole_is_reset_after_its_trainer_started(
+    any_url: str, any_client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first member died between two partitions. The command printed the words of a script, without a name."""
+    produce(any_url, "t", 10, partitions=2)
+    assert main(["groups", "declare", "t", "g", "--url", any_url]) == 0
+    any_client.hdel(open_stream(any_client, "t").partitions[1].roster, "g:g")
+    assert main(["groups", "reset", "t", "g", "0", "--url", any_url]) == 1
+    assert "partition 1 of 't' has no group 'g'" in capsys.readouterr().err
+    with loader_of(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(10))
+    assert main(["groups", "reset", "t", "g", "0", "--url", any_url]) == 0
+    with loader_of(any_url) as loader:
+        assert sorted(numbers(loader)) == list(range(10))
+
+
 def test_a_drop_that_was_broken_off_is_simply_asked_for_again(
     any_url: str, any_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

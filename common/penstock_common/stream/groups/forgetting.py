@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from redis.exceptions import ResponseError
+
+from penstock_common.errors import GroupNotFound
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Client, run_script
+from penstock_common.stream.commands import Client, is_script_error, run_script
 from penstock_common.stream.groups.roster import load_roster
 from penstock_common.stream.manifest import begun_shards, find_manifest, retained_epochs
 from penstock_common.stream.streams import Stream
@@ -18,13 +21,24 @@ _RESET_GROUP = load_script("reset_group")
 
 
 def reset_group(client: Client, stream: Stream, group: str, first: int) -> None:
-    """Make the group read again from epoch ``first``. Only for groups without living members."""
+    """Make the group read again from epoch ``first``. Only for groups without living members.
+
+    Raises GroupNotFound if not every roster has the group.
+    """
     # ledgers first: after a crash in between the audit finds missing bits, and no sample counts as read
     _forget(client, stream, group, [epoch for epoch in retained_epochs(client, stream) if epoch >= first])
     for partition in stream.partitions:
         epochs = list(load_roster(client, partition).epochs)
         keys = [partition.roster, *(partition.entries(epoch) for epoch in epochs)]
-        run_script(client, _RESET_GROUP, keys, [group, first, *map(str, epochs)])
+        try:
+            run_script(client, _RESET_GROUP, keys, [group, first, *map(str, epochs)])
+        except ResponseError as error:
+            if not is_script_error(error, "no group"):
+                raise
+            raise GroupNotFound(
+                f"partition {partition.number} of {stream.name!r} has no group {group!r}: its first member died while "
+                "it joined, or a server came back older; start its trainer, which makes it whole, and reset it then"
+            ) from None
 
 
 def first_whole(client: Client, stream: Stream) -> int:
