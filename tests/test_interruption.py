@@ -21,8 +21,17 @@ class Owner:
         called()
 
 
-def called() -> None:
+def called() -> int:
     """Be one call."""
+    return 0
+
+
+def suspended() -> Iterator[int]:
+    """Yield, and be dropped before the end."""
+    try:
+        yield called()
+    finally:
+        called()
 
 
 def work() -> None:
@@ -30,6 +39,7 @@ def work() -> None:
     for _ in range(8):
         called()
         Owner()
+        next(iter(suspended()))
         list(map(lambda number: [number], range(20)))  # noqa: C417 - each object comes from a call
 
 

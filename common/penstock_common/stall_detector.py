@@ -47,7 +47,7 @@ SHORTEST_S = 0.02
 class PendingRequest:
     """One connection's wait for an answer of its server. `begin` and `end` may be repeated, by one thread at a time."""
 
-    __slots__ = ("_asked", "_clock", "_dog", "_heard", "_is_answered", "began_s", "notify", "where")
+    __slots__ = ("_clock", "_dog", "_heard", "_is_answered", "began_s", "marks", "notify", "where")
 
     def __init__(
         self,
@@ -63,13 +63,17 @@ class PendingRequest:
         """
         self.where, self.notify = where, notify
         self._heard, self._dog = heard, dog or STALL_DETECTOR
-        self._clock, self._asked = self._dog.clock, self._dog.asked
+        self._clock, self.marks = self._dog.clock, self._dog.asked
         self.began_s, self._is_answered = 0.0, False
 
     def begin(self) -> None:
-        """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`."""
+        """Mark that an answer is awaited. Call it inside the ``try`` whose ``finally`` calls `end`.
+
+        Before `end` the ``finally`` calls ``marks.discard`` itself: Ctrl-C may come as `end` begins, and a mark that
+        stays reports a silence until the process ends. It never comes between ``finally`` and a method of a set.
+        """
         self.began_s = self._clock()
-        self._asked.add(self)
+        self.marks.add(self)
         if self._dog.thread is None:
             self._dog.start()
 
@@ -79,7 +83,7 @@ class PendingRequest:
 
     def end(self) -> None:
         """Remove the mark, whether an answer came or not."""
-        self._asked.discard(self)
+        self.marks.discard(self)
         is_answered, self._is_answered = self._is_answered, False
         if self._dog.silences or self._clock() - self.began_s > SILENCE_S:
             self._dog.note_end(self, is_answered=is_answered)
@@ -92,6 +96,7 @@ class PendingRequest:
             self.answered()
             return answer
         finally:
+            self.marks.discard(self)
             self.end()
 
     def silent_s(self, now: float) -> float:

@@ -7,17 +7,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
 from penstock_common.errors import WaitTimeout
 from penstock_common.server.channel import Channel
 from penstock_common.server.connection import open_channel
-from penstock_common.stall_detector import PendingRequest, StallDetector
+from penstock_common.stall_detector import STALL_DETECTOR, PendingRequest, StallDetector
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.waiting import Wait
+from tests.interruption import Interruption
 from tests.journeys.trouble import stopped
 
 WHERE = "redis://here:6379"
@@ -314,3 +315,25 @@ def test_channels_are_watched_while_they_read_and_while_they_send(
             thread.join(END_S)
     for lines in said.values():
         assert lines[0].startswith(f"waiting: no answer from redis://127.0.0.1:{server.port} for "), said
+
+
+@pytest.mark.parametrize("kind", ["channel", "client"])
+def test_an_interrupted_request_is_no_silence_for_the_rest_of_the_process(server: EmbeddedServer, kind: str) -> None:
+    """After Ctrl-C in a notebook each wait said that the server owed an answer, however long ago that was."""
+
+    def marks_after(interruption: Interruption) -> list[PendingRequest]:
+        with connect(server.url) as client, closing(open_channel(client)) as channel:
+
+            def ask() -> None:
+                channel.send([(b"PING",)])
+                channel.read()
+
+            client.ping()  # redis-py leaves a socket open that is interrupted as it connects
+            with suppress(KeyboardInterrupt):
+                interruption.of(ask if kind == "channel" else client.ping)
+            return [one for one in STALL_DETECTOR.asked if one.where == client.where]
+
+    whole = Interruption()
+    assert not marks_after(whole)
+    for after in range(1, whole.calls):
+        assert not marks_after(Interruption(after)), after

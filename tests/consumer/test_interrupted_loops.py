@@ -38,6 +38,12 @@ SOURCES: dict[str, tuple[dict[str, Any], Callable[[Loader], Any]]] = {
     "checkpoints": ({"acknowledge": "on_checkpoint"}, lambda loader: loader),
     "manual": ({"acknowledge": "manual"}, lambda loader: loader),
     "filter": ({}, lambda loader: loader.filter(lambda batch: batch["y"] >= 0)),
+    "mixture": ({}, lambda loader: penstock.mix({"a": (loader, 1)})),
+    "mixture by hand": ({"acknowledge": "manual"}, lambda loader: penstock.mix({"a": (loader, 1)})),
+    "mixed view": (
+        {},
+        lambda loader: penstock.mix({"a": (loader, 1)}).view().map(lambda batch: {**batch, "z": batch["y"] * 2}),
+    ),
     "view": ({}, lambda loader: loader.view().map(lambda batch: {**batch, "z": batch["y"] * 2})),
 }
 
@@ -52,7 +58,7 @@ def test_an_interrupted_request_loses_no_batch(any_url: str, kind: str) -> None:
         found: list[int] = []
         with loader_of(any_url, group=group, batch_size=BATCH, **options) as loader:
             source = of(loader)
-            train = loader.acknowledge if kind == "manual" else (lambda batch: None)
+            train = loader.acknowledge if "acknowledge" in options and kind != "checkpoints" else (lambda batch: None)
             try:
                 read(source, found, interruption, train)
             except KeyboardInterrupt:

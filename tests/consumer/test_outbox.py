@@ -315,13 +315,15 @@ class TestSendingAgain:
         server.box.flush()
         assert server.timeouts == [timeout_s]
 
+    @pytest.mark.parametrize("is_first", [True, False])
     @pytest.mark.parametrize("moment", ["send", "read"])
     def test_ctrl_c_leaves_no_answer_to_wait_for(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch, moment: str
+        self, server: Server, monkeypatch: pytest.MonkeyPatch, moment: str, is_first: bool
     ) -> None:
         """It may come before a request is sent, or when its answer has just been read. Nobody knows which."""
-        server.send(1)
-        server.box.flush()
+        if not is_first:
+            server.send(1)
+            server.box.flush()
         whole = getattr(Connection, moment)
 
         def interrupted(connection: Connection, *arguments: Any) -> None:
@@ -333,8 +335,9 @@ class TestSendingAgain:
             patch.setattr(Connection, moment, interrupted)
             server.send(2)
             server.box.flush()
+        server.send(3)
         server.box.flush()
-        assert server.got[-1][-1:] == [2]
+        assert server.got[-1][-2:] == [2, 3]
         assert server.box.is_empty
         assert not any(one.is_cut for one in server.connections), "it waited for an answer that does not come"
 

@@ -94,6 +94,7 @@ class Channel:
             self._fail(error)
             raise
         finally:
+            self._request.marks.discard(self._request)
             self._request.end()
 
     def read(self, timeout_s: float | None = REPLY_TIMEOUT_S) -> Reply:
@@ -116,6 +117,7 @@ class Channel:
             self._fail(error)
             raise
         finally:
+            self._request.marks.discard(self._request)
             self._request.end()
 
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
@@ -135,6 +137,7 @@ class Channel:
             self._fail(error)
             raise
         finally:
+            self._request.marks.discard(self._request)
             self._request.end()
         if isinstance(found, ResponseError):
             raise translate_reply(found, self._where) from found

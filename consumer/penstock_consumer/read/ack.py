@@ -296,6 +296,16 @@ class Acknowledger:
                 self._withdraw(self._outstanding.newest if is_made else self._on_its_way)
             raise
 
+    @property
+    def newest(self) -> Sequence[BatchSpan] | None:
+        """The spans of the batch that a plain loop got last."""
+        return self._outstanding.newest
+
+    def withdraw_newest(self) -> None:
+        """Note that the batch that a plain loop got last was lost on its way through a mixture."""
+        if not self.is_interrupted:
+            self._withdraw(self._outstanding.newest)
+
     def _withdraw(self, spans: Sequence[BatchSpan] | None) -> None:
         if spans is not None:
             self._outstanding.withdraw(spans)

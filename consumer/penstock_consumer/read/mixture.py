@@ -5,22 +5,25 @@ Nothing is read here. A mixture is an adapter for its loaders, and a loader for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock_common.errors import SpecMismatch, StateMismatch
+from penstock_common.errors import PenstockError, SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.ack import Adapter
+from penstock_consumer.read.ack import Acknowledger, Adapter
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.options import STATE_VERSION, State, check_state
 from penstock_consumer.read.view import View
-from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.batch import Batch, BatchSpan
 from penstock_consumer.stages.stats import Stats, StatsCounter, mixed
+
+_Item = TypeVar("_Item")
+_END: Any = object()
 
 
 @explained
@@ -88,6 +91,10 @@ class MixturePosition:
         self.pulled += 1
         self.trained += is_trained
 
+    def withdraw(self, pulled: int, trained: int) -> None:
+        """Go back to these counts, because the loop did not get its batch."""
+        self.pulled, self.trained = pulled, trained
+
     def train(self) -> None:
         """Note that a framework's step is done with a batch."""
         self.trained += 1
@@ -108,6 +115,16 @@ class MixturePosition:
         """Go where a state was taken."""
         self.pulled = self.trained = int(state["step"])
         self.done, self.began, self.is_over = set(state["done"]), dict(state["began"]), bool(state["is_over"])
+
+
+class _Asked(NamedTuple):
+    """A loader that is asked for a batch, and what was so before."""
+
+    acknowledger: Acknowledger
+    newest: Sequence[BatchSpan] | None
+    """The spans of its newest batch."""
+    pulled: int
+    trained: int
 
 
 class Mixture(Passing):
@@ -138,6 +155,8 @@ class Mixture(Passing):
         """The number of states that were loaded. Each ends the running iteration."""
         self._adapter: Adapter | None = None
         self._counter = StatsCounter()
+        self._asked: _Asked | None = None
+        """The loader that the present request asked last."""
 
     # --- iterating ---
 
@@ -147,10 +166,37 @@ class Mixture(Passing):
         if self._at.is_over:
             self._at.begin()
         before = self._at.pulled
-        yield from self._counter.counted(self._pass())
+        yield from self._given(self._counter.counted(self._pass()))
         if goes_on and self._at.pulled == before and self._loads == loads:  # the one continued had ended
             self._at.begin()
-            yield from self._counter.counted(self._pass())
+            yield from self._given(self._counter.counted(self._pass()))
+
+    def _given(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """Yield the same items. After Ctrl-C, or an error of a view's function, a batch that got lost is read again.
+
+        See `Acknowledger.given`.
+        """
+        iterator, is_given = iter(items), True
+        try:
+            while True:
+                self._asked, is_given = None, False
+                item = next(iterator, _END)
+                is_given = True
+                if item is _END:
+                    return
+                yield item
+        except PenstockError:
+            raise
+        except BaseException:
+            if not is_given and self._adapter is None:
+                self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.acknowledger.newest is not asked.newest:
+            asked.acknowledger.withdraw_newest()
+            self._at.withdraw(asked.pulled, asked.trained)
 
     def _pass(self) -> Iterator[Batch]:
         loads = self._loads
@@ -167,6 +213,8 @@ class Mixture(Passing):
     def _next(self, sources: Mapping[str, Iterator[Batch]]) -> Batch | None:
         for name in choice(self._weights, self._seed, self._at.pulled):
             if name not in self._at.done:
+                acknowledger = hooks_of(self._loaders[name]).acknowledger
+                self._asked = _Asked(acknowledger, acknowledger.newest, self._at.pulled, self._at.trained)
                 if (batch := next(sources[name], None)) is not None:
                     return batch.given_by(name)
                 self._at.done.add(name)
@@ -350,8 +398,8 @@ class MixtureHooks:
         hooks_of(self._loaders[batch.source]).trained(batch)
 
     def given(self, items: Iterable[Any]) -> Iterator[Any]:
-        """See `hooks.Hooks`. A mixture counts a batch as handed out before a view makes something of it."""
-        return iter(items)
+        """See `hooks.Hooks`."""
+        return self._mixture._given(items)
 
     def return_batches(self, batches: Iterable[Batch]) -> None:
         """See `hooks.Hooks`. The steps that the batches were chosen for come again in the same order."""

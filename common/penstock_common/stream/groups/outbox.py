@@ -275,7 +275,8 @@ class Outbox:
     def _send(self, commands: Sequence[Command]) -> None:
         try:
             self._unanswered += commands
-            if self._answered and self._channel is None:  # a connection that is cut shows when it is used
+            # a connection that is cut shows when it is used
+            if self._channel is None and (self._answered or len(self._unanswered) > len(commands)):
                 self._send_again(None)
                 return
             try:
