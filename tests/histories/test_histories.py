@@ -100,7 +100,7 @@ def test_no_entry_names_a_file_that_may_be_used_again(in_files: Arena) -> None:
 PAUSED = [
     (before, step)
     for before, steps in (
-        ("join a0; feed f0 3; end f0; read a0; ack a0; close a0", "clean 2; recycle; beat a0; leave a0"),
+        ("join a0; feed f0 3; end f0; read a0; ack a0; close a0", "clean 2; recycle; beat a0; leave a0; delete"),
         ("join a0; feed f0 3; read a0", "ack a0; leave a0; feed f0 1; end f0; abandon; clean 2; read a0; pour f0 3"),
         ("feed f0 3; die f0", "seal; abandon; join a0; feed f1 0"),
         ("plan 1", "job w0 0; job w0 2; plan 0"),

@@ -14,8 +14,11 @@ from typing import Final, TypeVar
 from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.server.channel import REPLY_TIMEOUT_S
 from penstock_common.server.client import ANSWER_S
-from penstock_common.stream.commands import Client, Refused
+from penstock_common.server.scripts import load_script
+from penstock_common.stream.commands import Client, Refused, run_script
 from penstock_common.stream.keys import ANY_META, STREAM_NAMES, StreamKeys, is_name, name_in_meta_key
+
+_FORGET_FIELD = load_script("forget_field")
 
 Answer = TypeVar("Answer")
 
@@ -39,10 +42,10 @@ def enter_stream(client: Client, name: str, stream_id: str) -> None:
         client.hset(STREAM_NAMES, mapping={**others, name: stream_id})
 
 
-def strike_stream(client: Client, name: str) -> None:
-    """Remove a stream from the directory."""
+def strike_stream(client: Client, name: str, stream_id: str) -> None:
+    """Remove a stream from the directory, unless the name is a newer stream's."""
     with _as_a_hint():
-        client.hdel(STREAM_NAMES, name)
+        run_script(client, _FORGET_FIELD, [STREAM_NAMES], [name, stream_id])
 
 
 def list_streams(client: Client) -> list[str]:

@@ -170,6 +170,12 @@ def patterns_of_stream(name: str) -> list[str]:
     return [f"penstock:{{{name}}}:*", f"penstock:{{{name}.*}}:*"]
 
 
+def id_in_key(key: str, name: str) -> str:
+    """Return the id of the stream in a key of its partition, or '' for a key that only has the stream's name."""
+    inside = key.removeprefix("penstock:{").partition("}:")[0]
+    return inside[len(name) + 1 :].partition(".")[0]
+
+
 def is_of_stream(key: str, name: str) -> bool:
     """Return whether a key belongs to a stream of that name, in any of its lives. ``a.b`` is no part of ``a``."""
     if key.startswith(f"penstock:{{{name}}}:"):

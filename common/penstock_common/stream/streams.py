@@ -299,7 +299,7 @@ def _enter(client: Client, stream: Stream) -> None:
     try:
         require_there(client, stream)
     except StreamDeleted:
-        strike_stream(client, stream.name)
+        strike_stream(client, stream.name, stream.id)
         raise
 
 

@@ -221,7 +221,13 @@ def a_manifest_is_abandoned(w: World) -> Any:
 def a_retired_epoch_is_forgotten(w: World) -> Any:
     """Forget that an epoch was retired."""
     w.client.hset(w.partition.roster, "x:0", w.planned.id)
-    return load_script("forget_retired"), [w.partition.roster], [0, w.planned.id]
+    return load_script("forget_field"), [w.partition.roster], ["x:0", w.planned.id]
+
+
+@case
+def keys_that_have_the_name_are_unlinked(w: World) -> Any:
+    """Unlink keys of a stream that is deleted."""
+    return load_script("unlink_named"), [w.stream.keys.meta, w.stream.keys.epochs], [w.stream.id]
 
 
 @case

@@ -22,7 +22,15 @@ from penstock_common.stream.entries import group_counts
 from penstock_common.stream.groups.losses import forget_losses
 from penstock_common.stream.groups.presence import ALIVE_MS, liveness_of
 from penstock_common.stream.groups.roster import fetch_rosters, load_roster
-from penstock_common.stream.keys import LAST, PartitionKeys, StreamKeys, checked_name, is_of_stream, patterns_of_stream
+from penstock_common.stream.keys import (
+    LAST,
+    PartitionKeys,
+    StreamKeys,
+    checked_name,
+    id_in_key,
+    is_of_stream,
+    patterns_of_stream,
+)
 from penstock_common.stream.manifest import begun_shards, find_manifest, forget_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.ranges import add_to_ranges
@@ -31,6 +39,7 @@ from penstock_common.stream.streams import Stream, absence, find_stream
 from penstock_common.waiting import to_stderr
 
 _MARK_DELETING = load_script("mark_deleting")
+_UNLINK_NAMED = load_script("unlink_named")
 
 SCAN_COUNT = 1000
 
@@ -91,24 +100,25 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
     """End the stream for all processes, and remove all its keys, also those that an interrupted deletion left.
 
     First its meta is marked, so that no process opens or joins anything of it. Then each epoch's state becomes ``gone``
-    in every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. Raises
-    StreamNotFound.
+    in every partition, so that no late write or acknowledgement enters. Then all keys go, the meta last. A stream that
+    is made again under the name meanwhile stays as it is. Raises StreamNotFound.
     """
     keys = StreamKeys(checked_name("stream", name))
     try:
         stream = find_stream(client, name)
+        own = "" if stream is None else stream.id
     except DamagedKey:
-        stream = None  # no process can open it: there is nothing to mark, and its keys have its name
+        stream, own = None, _id_of(client, keys)  # no process can open it, so there is nothing to mark
     epochs, nbytes = 0, 0
     if stream is not None:
         run_script(client, _MARK_DELETING, [keys.meta], [stream.id, time.time_ns() // 1_000_000])
         with suppress(DamagedKey):  # a writer of an epoch that the meta does not name meets the mark, or the key
             epochs, nbytes = _retire_all(client, stream)
     is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
-    removed = _sweep(client, name, but=keys.meta)
-    strike_stream(client, name)
-    removed += int(client.unlink(keys.meta))
-    while left := _sweep(client, name):  # keys of a process that had read the meta before the mark
+    removed = _sweep(client, keys, own)
+    strike_stream(client, name, own)
+    removed += _unlink_named(client, keys, own, [keys.meta])
+    while left := _sweep(client, keys, own):  # keys of a process that had read the meta before the mark
         removed += left
     if not removed:
         raise StreamNotFound(absence(client, name))
@@ -132,16 +142,32 @@ def _remove_segments(stream: Stream | None) -> bool:
     return folder is None or (folder.path.exists() and folder.remove())
 
 
-def _sweep(client: Client, name: str, but: str = "") -> int:
-    """Unlink every key of the stream, of any of its lives. Returns how many."""
+def _id_of(client: Client, keys: StreamKeys) -> str:
+    """Return the id of the stream that has the name now, or '' if there is none or its meta is damaged."""
+    with suppress(DamagedKey):
+        return (client.hget(keys.meta, "id") or b"").decode("utf-8", "replace")
+    return ""
+
+
+def _sweep(client: Client, keys: StreamKeys, own: str) -> int:
+    """Unlink every key of the stream but its meta, of any of its lives but a newer one. Returns how many."""
     found: set[str] = set()
-    for pattern in patterns_of_stream(name):
+    for pattern in patterns_of_stream(keys.name):
         for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
             text = key.decode("utf-8", "replace")
-            if text != but and is_of_stream(text, name):
+            if text != keys.meta and is_of_stream(text, keys.name):
                 found.add(text)
-    ordered = sorted(found)
-    return sum(int(client.unlink(*ordered[i : i + CHUNK])) for i in range(0, len(ordered), CHUNK))
+    newest = _id_of(client, keys)  # after the scan: a stream's meta is its first key
+    named = sorted(key for key in found if not id_in_key(key, keys.name))
+    parts = sorted(key for key in found.difference(named) if newest == own or id_in_key(key, keys.name) != newest)
+    removed = sum(int(client.unlink(*parts[i : i + CHUNK])) for i in range(0, len(parts), CHUNK))
+    return removed + _unlink_named(client, keys, own, named)
+
+
+def _unlink_named(client: Client, keys: StreamKeys, own: str, named: Sequence[str]) -> int:
+    """Unlink keys that only have the stream's name, unless a newer stream has it. Returns how many."""
+    chunks = (named[at : at + CHUNK] for at in range(0, len(named), CHUNK))
+    return sum(max(0, int(run_script(client, _UNLINK_NAMED, [keys.meta, *chunk], [own]))) for chunk in chunks)
 
 
 # --- folders without a stream -----------------------------------------------------------------------------------------
@@ -199,7 +225,7 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
 
 _RETIRE_EPOCH = load_script("retire_epoch")
 _UNLINK_RETIRED = load_script("unlink_retired")
-_FORGET_RETIRED = load_script("forget_retired")
+_FORGET_FIELD = load_script("forget_field")
 
 CHUNK = 512
 """The keys that one command or script unlinks."""
@@ -275,7 +301,7 @@ def unlink_epoch(
         forget_losses(client, stream, epoch)
         forget_manifest(client, stream, epoch, manifest_id)
     if forgotten.is_answered():
-        run_scripts(client, _FORGET_RETIRED, [([p.roster], [epoch, manifest_id]) for p in stream.partitions])
+        run_scripts(client, _FORGET_FIELD, [([p.roster], [f"x:{epoch}", manifest_id]) for p in stream.partitions])
 
 
 def _remember_released(client: Client, stream: Stream, epoch: int) -> None:
