@@ -122,6 +122,17 @@ def test_who_paused_changes_nothing_of_a_newer_stream_of_the_name(place: Arena, 
         assert (found := violation_of(place, history)) is None, f"{found}: {written(history)}"
 
 
+@pytest.mark.parametrize("step", ["seal", "feed f1 0"])
+def test_who_finds_no_stream_removes_nothing_of_the_next_one(place: Arena, step: str) -> None:
+    """An actor takes back what it made of an epoch as the stream was deleted, and pauses before that."""
+    first, (paused,) = parse_history("feed f0 3; die f0"), parse_history(step)
+    begin = 4 if paused.who == OPERATOR else 0  # the operator looks for the stream first
+    for point in range(begin, points(place, (*first, paused))[len(first)] - 5):
+        inner = ((point, Step("delete")), (point + 5, Step("remake")))
+        history = (*first, replace(paused, inner=inner))
+        assert (found := violation_of(place, history)) is None, f"{found}: {written(history)}"
+
+
 REUSED = parse_history("join a0; feed f0; fill f0; read a0; ack a0; clean; recycle; lose p0")
 
 

@@ -33,7 +33,10 @@ from penstock_common.wire.spec import Spec
 
 _FIX_SPEC = load_script("fix_spec")
 _SET_STREAM_FIELD = load_script("set_stream_field")
+_UNLINK_NAMED = load_script("unlink_named")
 
+CHUNK = 512
+"""The keys that one command or script unlinks."""
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEFAULT_BLOCK_BYTES = 1_000_000
 """It needs fewer commits and records than 512 kB, and is below sizes that slow allocators down (decision 16)."""
@@ -205,9 +208,14 @@ def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> N
         return
     if made and found != stream.id.encode():  # an unfinished deletion removes them itself
         client.unlink(*[key for key in made if stream.id in key])
-        if found is None:
-            client.unlink(*made)
+        unlink_named(client, stream.keys, stream.id, [key for key in made if stream.id not in key])
     raise deleted(client, stream)
+
+
+def unlink_named(client: Client, keys: StreamKeys, stream_id: str, named: Sequence[str]) -> int:
+    """Unlink keys that only have the stream's name, unless a newer stream has it. Returns how many."""
+    chunks = (named[at : at + CHUNK] for at in range(0, len(named), CHUNK))
+    return sum(max(0, int(run_script(client, _UNLINK_NAMED, [keys.meta, *chunk], [stream_id]))) for chunk in chunks)
 
 
 def _block_bytes(payload: str | None, partition_budget: int) -> int:

@@ -143,8 +143,10 @@ export async function requireKept(server: Server, stream: Stream, keys: readonly
   if (found === stream.id && deleting === null) return;
   if (found !== stream.id) {
     // an unfinished deletion removes them itself, and a stream that was made again owns those without an id
-    const own = found === null ? keys : keys.filter((key) => key.includes(stream.id));
+    const own = keys.filter((key) => key.includes(stream.id));
     await Promise.all(own.map((key) => server.call("UNLINK", key)));
+    const named = keys.filter((key) => !key.includes(stream.id));
+    await server.run("unlink_named", [stream.keys.meta, ...named], [stream.id]);
   }
   throw await deleted(server, stream);
 }

@@ -3,7 +3,7 @@
 -- KEYS: meta key..
 -- ARGV: stream_id; '' if there was no meta, or none that could be read
 -- Answer: the keys that were there; -1 if a newer stream has the name
--- Callers: penstock_common/stream/removal/deletion.py
+-- Callers: penstock_common/stream/streams.py
 
 local id = redis.call('TYPE', KEYS[1]).ok == 'hash' and redis.call('HGET', KEYS[1], 'id')
 if id and id ~= ARGV[1] then return -1 end

@@ -35,11 +35,10 @@ from penstock_common.stream.manifest import begun_shards, find_manifest, forget_
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
-from penstock_common.stream.streams import Stream, absence, find_stream
+from penstock_common.stream.streams import CHUNK, Stream, absence, find_stream, unlink_named
 from penstock_common.waiting import to_stderr
 
 _MARK_DELETING = load_script("mark_deleting")
-_UNLINK_NAMED = load_script("unlink_named")
 
 SCAN_COUNT = 1000
 
@@ -117,7 +116,7 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
     is_left = not _remove_segments(stream)  # before the meta, because only the meta knows where they are
     removed = _sweep(client, keys, own)
     strike_stream(client, name, own)
-    removed += _unlink_named(client, keys, own, [keys.meta])
+    removed += unlink_named(client, keys, own, [keys.meta])
     while left := _sweep(client, keys, own):  # keys of a process that had read the meta before the mark
         removed += left
     if not removed:
@@ -161,13 +160,7 @@ def _sweep(client: Client, keys: StreamKeys, own: str) -> int:
     named = sorted(key for key in found if not id_in_key(key, keys.name))
     parts = sorted(key for key in found.difference(named) if newest == own or id_in_key(key, keys.name) != newest)
     removed = sum(int(client.unlink(*parts[i : i + CHUNK])) for i in range(0, len(parts), CHUNK))
-    return removed + _unlink_named(client, keys, own, named)
-
-
-def _unlink_named(client: Client, keys: StreamKeys, own: str, named: Sequence[str]) -> int:
-    """Unlink keys that only have the stream's name, unless a newer stream has it. Returns how many."""
-    chunks = (named[at : at + CHUNK] for at in range(0, len(named), CHUNK))
-    return sum(max(0, int(run_script(client, _UNLINK_NAMED, [keys.meta, *chunk], [own]))) for chunk in chunks)
+    return removed + unlink_named(client, keys, own, named)
 
 
 # --- folders without a stream -----------------------------------------------------------------------------------------
@@ -226,9 +219,6 @@ def _orphan(folder: SegmentFolder, now: float) -> OrphanFolder:
 _RETIRE_EPOCH = load_script("retire_epoch")
 _UNLINK_RETIRED = load_script("unlink_retired")
 _FORGET_FIELD = load_script("forget_field")
-
-CHUNK = 512
-"""The keys that one command or script unlinks."""
 
 
 def release_epoch(
