@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,9 +11,13 @@ import redis
 
 import penstock
 from penstock_common.errors import EpochFailed, PenstockError, StreamConflict
+from penstock_common.stream import manifest
+from penstock_common.stream.client import connect
+from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
+from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import retained_epochs
-from penstock_common.stream.streams import load_stream
+from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
@@ -152,3 +157,38 @@ def test_two_productions_of_one_source_share_its_epochs(any_url: str) -> None:
     assert sorted(int(sample["x"][0]) for sample in read_epoch(any_url, stream_name="digits").values()) == list(
         range(120)
     )
+
+
+def test_an_epoch_that_an_operator_abandons_as_it_is_opened_ends_the_production(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no shards then, and the production ended with IndexError."""
+    size = manifest.size_epoch
+
+    def abandon_and_size(client: Client, stream: Stream, opened: manifest.Manifest, sizes: Sequence[int]) -> str:
+        manifest.abandon_epoch(client, stream, opened.epoch)
+        return size(client, stream, opened, sizes)
+
+    monkeypatch.setattr(manifest, "size_epoch", abandon_and_size)
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with (
+        pytest.raises(EpochFailed, match=r"epoch 0 of 'digits\.train' was abandoned"),
+        Production(plan("train", "with_pid"), options, workers=0) as production,
+    ):
+        for _ in production.run():
+            pass
+
+
+def test_an_epoch_that_an_operator_closes_leaves_no_job_behind(any_url: str) -> None:
+    """Nobody needs its jobs any more, and they stayed in the queue for ever if no worker came."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with (
+        connect(any_url) as operator,
+        Production(plan("train", "with_pid"), options, workers=0) as production,
+    ):
+        for look in production.run():
+            if look.epochs[0].state == manifest.SIZED:
+                close_epoch(operator, load_stream(operator, "digits.train"), 0)
+    with redis.Redis.from_url(any_url) as client:
+        assert not client.keys("rq:job:*")
+        assert not client.keys("rq:queue:*")

@@ -437,6 +437,7 @@ def _reserve_number(client: Client, stream: Stream, wanted: int | None) -> int:
 
 
 def _was_released(client: Client, stream: Stream, epoch: int) -> EpochNotFound:
+    require_there(client, stream)
     following, name = read_counters(client, stream)[0], f"epoch {epoch} of {stream.name!r}"
     if following <= epoch:
         return EpochNotFound(f"{name} is gone: the server came back without its newest writes; start again")
@@ -507,7 +508,10 @@ def change_manifest(
     except ResponseError as error:
         if is_script_error(error, "epoch has another manifest"):
             require_there(client, stream)
-            raise EpochAbandoned("the epoch was removed and made again by another writer: start again") from None
+            raise EpochAbandoned(
+                f"epoch {number} of {stream.name!r} was released, or removed and made again by another "
+                "writer: start again"
+            ) from None
         if (closed := _CLOSED.search(str(error))) is not None:
             raise ShardMismatch(
                 f"{closed[1]} of epoch {number} of {stream.name!r}, because `penstock epochs close` came before its "

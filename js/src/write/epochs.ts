@@ -150,7 +150,9 @@ export async function isReleased(server: Server, { keys }: Stream, epoch: number
   });
 }
 
-async function wasReleased(server: Server, { name, keys }: Stream, epoch: number): Promise<EpochNotFound> {
+async function wasReleased(server: Server, stream: Stream, epoch: number): Promise<EpochNotFound> {
+  const { name, keys } = stream;
+  await requireThere(server, stream);
   const following = Number(textOf(await server.call("HGET", keys.meta, "next_epoch")) ?? 0);
   if (following > epoch) return new EpochNotFound(`epoch ${epoch} of '${name}' was released; the next is ${following}`);
   return new EpochNotFound(
@@ -227,7 +229,9 @@ async function progress(
     }
     if (!isScriptError(error, "epoch has another manifest")) throw error;
     await requireThere(server, stream);
-    throw new EpochAbandoned("the epoch was removed and made again by another writer: start again");
+    throw new EpochAbandoned(
+      `epoch ${epoch} of '${stream.name}' was released, or removed and made again by another writer: start again`,
+    );
   }
 }
 

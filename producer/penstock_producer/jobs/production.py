@@ -310,7 +310,7 @@ class Production:
 
         What is committed stays; a later run continues.
         """
-        jobs = self._live_jobs()
+        jobs: set[str] = set()
         with ExitStack() as steps:  # each step is done whatever happens to the others; the last one comes first
             steps.callback(self._writer.close)
             steps.callback(self._planned.source.close)
@@ -319,6 +319,9 @@ class Production:
             steps.callback(self._forget_jobs)
             steps.callback(self._fleet.stop)
             steps.callback(self._dispatcher.cancel, jobs)
+            # also those of an epoch that an operator closed, and that nobody needs any more
+            steps.callback(lambda: jobs.update(self._jobs.ids, self._live_jobs()))
+            steps.callback(self._forget_jobs)
 
     def _forget_jobs(self) -> None:
         with suppress(ServerUnavailable):
@@ -327,6 +330,7 @@ class Production:
     def leave(self) -> None:
         """Do what `close` does, but leave the jobs in the queue."""
         self._runs.clear()
+        self._jobs.ids.clear()
         self.close()
 
     def __enter__(self) -> Self:
@@ -418,7 +422,8 @@ class Production:
                 epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._planned.fingerprint
             ).manifest
             run = self._runs[epoch] = PlannedEpoch.of(manifest, self._planned.tasks(stream.id, manifest))
-            self._planned_tasks.give(run.tasks[0])
+            for task in run.tasks[:1]:  # none if an operator ended the epoch just now
+                self._planned_tasks.give(task)
             known = self._dispatcher.known()
             self._dispatcher.enqueue(t for t in run.tasks if t.shard not in manifest.done and t.job_id not in known)
             run.begin()
