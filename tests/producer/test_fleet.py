@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
+from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, fewest_unread
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
@@ -34,6 +36,21 @@ from tests.producer.reading import read_epoch
 
 PATIENCE_S = 120.0
 LARGE = 20_000
+
+
+def test_ctrl_c_while_workers_start_leaves_none_of_them(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook kept a worker that nobody knew, and that took the jobs of its later productions."""
+    started: list[BaseProcess] = []
+
+    def start_and_interrupt(*given: Any, **options: Any) -> BaseProcess:
+        started.append(forked(*given, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr("penstock_producer.jobs.fleet.forked", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Fleet(options_of(any_url), 2)
+    assert [process.is_alive() for process in started] == [False]
 
 
 def many() -> range:

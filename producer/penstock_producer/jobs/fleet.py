@@ -90,8 +90,12 @@ class Fleet:
         """Workers that were told to end, and when they are killed if they do not."""
         self._false_starts = 0
         self._memory_bytes = options.memory_bytes or memory_part(max(count, most))
-        for _ in range(count):
-            self._add("fork")
+        try:
+            for _ in range(count):
+                self._add("fork")
+        except BaseException:  # Ctrl-C: the caller has no fleet that it could stop
+            self.stop()
+            raise
 
     @property
     def pids(self) -> list[int]:
@@ -188,9 +192,9 @@ class Fleet:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
             process = forked(work, *args, daemon=True) if start == "fork" else _spawned(*args)
+            self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))
 
 
 def _spawned(*args: Any) -> BaseProcess:
