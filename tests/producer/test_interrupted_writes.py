@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from penstock_common.errors import PenstockError
 from penstock_common.wire.block import BlockBuilder
+from penstock_producer.write.cleaner import CleanupTimer
+from tests.clusters import until
 from tests.contracts.feed import SPEC, replayed, sample, writer_of
 from tests.interruption import Interruption
 
@@ -90,3 +94,39 @@ def test_a_block_that_was_interrupted_is_never_left_out_silently(any_url: str, m
         for end in (epoch.flush, epoch.close):
             with pytest.raises(PenstockError, match="offsets below 0 are committed; end this writer"):
                 end()
+
+
+def test_an_interrupted_flush_leaves_no_answer_for_the_next_request(any_url: str, any_client: Any) -> None:
+    """The next script read the answer to the commit, and the writer ended with an error of Python's json."""
+
+    def tried(interruption: Interruption) -> list[int]:
+        any_client.flushall()
+        with writer_of(any_url, spec=SPEC) as writer:
+            writer.write(sample(0))
+            with suppress(KeyboardInterrupt):
+                interruption.of(writer.flush)
+            writer.write(sample(1))
+        return replayed(any_url)
+
+    whole = Interruption()
+    expected = tried(whole)
+    for after in range(1, whole.calls, 3):
+        try:
+            assert tried(Interruption(after)) == expected, after
+        except PenstockError as error:
+            assert "was interrupted, as by Ctrl-C, while it completed a block" in str(error), after  # noqa: PT017
+
+
+def test_ctrl_c_as_a_writer_begins_leaves_no_thread(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook kept one for each, with its connection."""
+    start = CleanupTimer.start
+
+    def interrupted(timer: CleanupTimer) -> None:
+        start(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CleanupTimer, "start", interrupted)
+    with suppress(KeyboardInterrupt):
+        writer_of(any_url, spec=SPEC)
+    gc.collect()
+    until(lambda: not [one for one in threading.enumerate() if one.name == "penstock-cleaner-t"])

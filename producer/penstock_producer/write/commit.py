@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +66,26 @@ from penstock_producer.write.completion import find_forged, first_fault, others_
 from penstock_producer.write.payloads import FolderFull, ShardPayloads
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _with_whole_channel(method: Callable[P, T]) -> Callable[P, T]:
+    """Close the connection after Ctrl-C within a method: the next request would read an answer that is under way."""
+
+    @wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(*args, **options)
+        except Exception:
+            raise
+        except BaseException:
+            committer: Any = args[0]
+            committer._channel.close()
+            raise
+
+    return call
 
 
 class ShardTaken(ShardMismatch):
@@ -220,6 +241,7 @@ class Committer:
         """Drop a reserved block. Its place in the segment stays taken, and no index names it."""
         self._payloads.drop_reserved(block)
 
+    @_with_whole_channel
     def commit(self, block: Block, bad: Mapping[int, str] | None = None) -> None:
         """Send the block once what was sent before is committed. ``bad`` gives a reason for each of its holes.
 
@@ -265,6 +287,7 @@ class Committer:
             raise
         return False
 
+    @_with_whole_channel
     def commit_all(self) -> None:
         """Wait until everything sent is committed and as safe as the stream's durability says.
 
@@ -305,10 +328,12 @@ class Committer:
         self._sent = self._wait = None
         self._outage.over()
 
+    @_with_whole_channel
     def run_script(self, script: str, keys: Sequence[Key], args: Iterable[Arg]) -> Any:
         """Run a script that may run twice, once everything is committed, on this connection."""
         return run_script_on(self._channel, self._client, script, keys, args)
 
+    @_with_whole_channel
     def require_whole(self, end: int) -> None:
         """Raise unless the shard holds what its writers committed up to ``end``. Call it once every commit is answered.
 

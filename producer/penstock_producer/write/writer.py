@@ -162,8 +162,8 @@ class Writer:
         prepare_folder(self._client, self.stream)
         # a writer waits for a server that is away
         self._cleanup_timer = CleanupTimer(self._client.impatient(), self.stream, notify)
-        self._cleanup_timer.start()
         weakref.finalize(self, self._cleanup_timer.stopping.set)
+        self._cleanup_timer.start()
         self._should_stop: Callable[[], bool] = lambda: False
         """Asked while a shard that was opened from now on waits for quota. True ends the wait with BudgetFull."""
         self._resources = SharedResources(self._client, self.stream, notify)
