@@ -136,6 +136,15 @@ def test_an_interrupted_deletion_is_run_again(
     assert not all_keys(any_client)
 
 
+@pytest.mark.parametrize("wrong", [b"", b"\xff", b"another"])
+def test_a_stream_whose_id_another_program_wrote_is_deleted(any_url: str, any_client: Client, wrong: bytes) -> None:
+    """Scripts compare the id as it is, so that it need not be one."""
+    produce(any_url, "t", 10)
+    any_client.hset(load_stream(any_client, "t").keys.meta, "id", wrong)
+    assert main(["delete", "t", "--yes", "--force", "--url", any_url]) == 0
+    assert {key for key in all_keys(any_client) if is_of_stream(key.decode(), "t")} == set()
+
+
 def test_nothing_that_still_runs_brings_a_deleted_stream_back(any_url: str, any_client: Client) -> None:
     """Half a meta, or a roster with one group, would stay for ever and confuse the next stream of that name."""
     produce(any_url, "t", 10)

@@ -42,7 +42,7 @@ def enter_stream(client: Client, name: str, stream_id: str) -> None:
         client.hset(STREAM_NAMES, mapping={**others, name: stream_id})
 
 
-def strike_stream(client: Client, name: str, stream_id: str) -> None:
+def strike_stream(client: Client, name: str, stream_id: bytes) -> None:
     """Remove a stream from the directory, unless the name is a newer stream's."""
     with _as_a_hint():
         run_script(client, _FORGET_FIELD, [STREAM_NAMES], [name, stream_id])

@@ -208,11 +208,11 @@ def require_there(client: Client, stream: Stream, made: Sequence[str] = ()) -> N
         return
     if made and found != stream.id.encode():  # an unfinished deletion removes them itself
         client.unlink(*[key for key in made if stream.id in key])
-        unlink_named(client, stream.keys, stream.id, [key for key in made if stream.id not in key])
+        unlink_named(client, stream.keys, stream.id.encode(), [key for key in made if stream.id not in key])
     raise deleted(client, stream)
 
 
-def unlink_named(client: Client, keys: StreamKeys, stream_id: str, named: Sequence[str]) -> int:
+def unlink_named(client: Client, keys: StreamKeys, stream_id: bytes, named: Sequence[str]) -> int:
     """Unlink keys that only have the stream's name, unless a newer stream has it. Returns how many."""
     chunks = (named[at : at + CHUNK] for at in range(0, len(named), CHUNK))
     return sum(max(0, int(run_script(client, _UNLINK_NAMED, [keys.meta, *chunk], [stream_id]))) for chunk in chunks)
@@ -307,7 +307,7 @@ def _enter(client: Client, stream: Stream) -> None:
     try:
         require_there(client, stream)
     except StreamDeleted:
-        strike_stream(client, stream.name, stream.id)
+        strike_stream(client, stream.name, stream.id.encode())
         raise
 
 

@@ -105,7 +105,7 @@ def delete_stream(client: Client, name: str) -> DeletionResult:
     keys = StreamKeys(checked_name("stream", name))
     try:
         stream = find_stream(client, name)
-        own = "" if stream is None else stream.id
+        own = b"" if stream is None else stream.id.encode()
     except DamagedKey:
         stream, own = None, _id_of(client, keys)  # no process can open it, so there is nothing to mark
     epochs, nbytes = 0, 0
@@ -141,14 +141,14 @@ def _remove_segments(stream: Stream | None) -> bool:
     return folder is None or (folder.path.exists() and folder.remove())
 
 
-def _id_of(client: Client, keys: StreamKeys) -> str:
-    """Return the id of the stream that has the name now, or '' if there is none or its meta is damaged."""
+def _id_of(client: Client, keys: StreamKeys) -> bytes:
+    """Return the id of the stream that has the name now, or nothing if there is none or its meta is no hash."""
     with suppress(DamagedKey):
-        return (client.hget(keys.meta, "id") or b"").decode("utf-8", "replace")
-    return ""
+        return client.hget(keys.meta, "id") or b""
+    return b""
 
 
-def _sweep(client: Client, keys: StreamKeys, own: str) -> int:
+def _sweep(client: Client, keys: StreamKeys, own: bytes) -> int:
     """Unlink every key of the stream but its meta, of any of its lives but a newer one. Returns how many."""
     found: set[str] = set()
     for pattern in patterns_of_stream(keys.name):
@@ -158,7 +158,9 @@ def _sweep(client: Client, keys: StreamKeys, own: str) -> int:
                 found.add(text)
     newest = _id_of(client, keys)  # after the scan: a stream's meta is its first key
     named = sorted(key for key in found if not id_in_key(key, keys.name))
-    parts = sorted(key for key in found.difference(named) if newest == own or id_in_key(key, keys.name) != newest)
+    parts = sorted(
+        key for key in found.difference(named) if newest == own or id_in_key(key, keys.name).encode() != newest
+    )
     removed = sum(int(client.unlink(*parts[i : i + CHUNK])) for i in range(0, len(parts), CHUNK))
     return removed + unlink_named(client, keys, own, named)
 
