@@ -26,7 +26,7 @@ from penstock_common.stream.streams import load_stream, read_counters
 from penstock_producer.jobs.allowlist import ANYTHING
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import Fleet
-from penstock_producer.jobs.forking import forked
+from penstock_producer.jobs.forking import fork
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, fewest_unread
 from penstock_producer.jobs.worker import QUEUE, WorkerOptions
@@ -42,12 +42,12 @@ def test_ctrl_c_while_workers_start_leaves_none_of_them(any_url: str, monkeypatc
     """A notebook kept a worker that nobody knew, and that took the jobs of its later productions."""
     started: list[BaseProcess] = []
 
-    def start_and_interrupt(*given: Any, **options: Any) -> BaseProcess:
-        started.append(forked(*given, **options))
-        os.kill(os.getpid(), signal.SIGINT)
-        return started[-1]
+    def start_and_interrupt(process: BaseProcess) -> None:
+        started.append(process)
+        fork(process)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock_producer.jobs.fleet.forked", start_and_interrupt)
+    monkeypatch.setattr("penstock_producer.jobs.fleet.fork", start_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         Fleet(options_of(any_url), 2)
     assert [process.is_alive() for process in started] == [False]

@@ -43,9 +43,12 @@ def enter_stream(client: Client, name: str, stream_id: str) -> None:
 
 
 def strike_stream(client: Client, name: str, stream_id: bytes) -> None:
-    """Remove a stream from the directory, unless the name is a newer stream's."""
+    """Remove a stream from the directory, unless the name is a newer stream's. Without an id, remove it anyway."""
     with _as_a_hint():
-        run_script(client, _FORGET_FIELD, [STREAM_NAMES], [name, stream_id])
+        if stream_id:
+            run_script(client, _FORGET_FIELD, [STREAM_NAMES], [name, stream_id])
+        else:
+            client.hdel(STREAM_NAMES, name)
 
 
 def list_streams(client: Client) -> list[str]:

@@ -17,7 +17,7 @@ from penstock_common.errors import PenstockError, ServerUnavailable
 from penstock_common.server.error_translation import redacted
 from penstock_common.waiting import OUTAGE_S
 from penstock_producer.jobs.allowlist import PlannedTasks
-from penstock_producer.jobs.forking import forked
+from penstock_producer.jobs.forking import fork, to_fork
 from penstock_producer.jobs.watchdog import WorkerDeath, WorkerWatchdog, memory_part
 from penstock_producer.jobs.worker import ENDING, EXIT_AWAY, EXIT_LOST, WorkerOptions, work
 
@@ -165,7 +165,8 @@ class Fleet:
 
     def stop(self) -> None:
         """End all workers. Each returns its job. It may be called twice."""
-        self._members += [member for member, _ in self._leaving]
+        members = [*self._members, *(member for member, _ in self._leaving)]
+        self._members = [member for member in members if member.process.pid is not None]  # else it never started
         self._leaving.clear()
         for member in self._members:
             member.process.terminate()
@@ -189,15 +190,21 @@ class Fleet:
         args = (options, watchdog.current.cells, planned_tasks)
         if start == "spawn":
             resource_tracker.ensure_running()  # if it were started below, it would unblock the signals
+        is_fork = start == "fork"
+        process = to_fork(work, *args, daemon=True) if is_fork else _to_spawn(*args)
+        self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))  # before: Ctrl-C may come now
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
-            process = forked(work, *args, daemon=True) if start == "fork" else _spawned(*args)
-            self._members.append(_FleetWorker(process, options, time.monotonic(), watchdog))
+            if is_fork:
+                fork(process)
+            else:
+                process.start()
+        except OSError:  # there are too many processes, or too little memory
+            self._members.pop()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _spawned(*args: Any) -> BaseProcess:
-    process = get_context("spawn").Process(target=work, args=args, daemon=True)
-    process.start()
-    return process
+def _to_spawn(*args: Any) -> BaseProcess:
+    return get_context("spawn").Process(target=work, args=args, daemon=True)

@@ -11,13 +11,24 @@ from typing import Any
 
 
 def forked(target: Callable[..., None], *args: Any, daemon: bool = False) -> BaseProcess:
-    """Fork a process that calls ``target(*args)``, and start it.
+    """Fork a process that calls ``target(*args)``, and start it. See `to_fork`."""
+    process = to_fork(target, *args, daemon=daemon)
+    fork(process)
+    return process
 
-    The new process never collects the garbage of this one. A framework's object may need a thread when it is
-    destroyed, and a fork copies no other threads. A function of TensorFlow crashes the process then.
+
+def to_fork(target: Callable[..., None], *args: Any, daemon: bool = False) -> BaseProcess:
+    """Return a process for `fork` that calls ``target(*args)``.
+
+    It never collects the garbage of this one. A framework's object may need a thread when it is destroyed, and a fork
+    copies no other threads. A function of TensorFlow crashes the process then.
     """
+    return get_context("fork").Process(target=_run, args=(target, args, gc.isenabled()), daemon=daemon)
+
+
+def fork(process: BaseProcess) -> None:
+    """Start a process that `to_fork` returned."""
     was_enabled = gc.isenabled()
-    process = get_context("fork").Process(target=_run, args=(target, args, was_enabled), daemon=daemon)
     gc.disable()  # the new process must not collect anything before it freezes what it inherits
     try:
         with warnings.catch_warnings():
@@ -28,7 +39,6 @@ def forked(target: Callable[..., None], *args: Any, daemon: bool = False) -> Bas
     finally:
         if was_enabled:
             gc.enable()
-    return process
 
 
 def _run(target: Callable[..., None], args: tuple[Any, ...], collects: bool) -> None:
