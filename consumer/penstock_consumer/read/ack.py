@@ -222,6 +222,27 @@ class UnacknowledgedNotice:
             )
 
 
+def handed_over(items: Iterable[_Item], ask: Callable[[], None], lost: Callable[[], None]) -> Iterator[_Item]:
+    """Yield the same items. ``ask`` is called before each request, and ``lost`` if its item did not reach the loop."""
+    iterator, is_given = iter(items), True
+    try:
+        while True:
+            is_given = False
+            ask()
+            item = next(iterator, _END)
+            # Python handles no signal between here and the end of `yield`, because nothing is called
+            is_given = True
+            if item is _END:
+                return
+            yield item
+    except PenstockError:
+        raise
+    except BaseException:
+        if not is_given:
+            lost()
+        raise
+
+
 class Acknowledger:
     """The acknowledgement of one loader's batches; see `loader.Loader` for the policies. Any thread may call it."""
 
@@ -279,22 +300,15 @@ class Acknowledger:
             items: the batches of one iteration, or what is made of them.
             is_made: whether a view makes something of each batch that the loader gave.
         """
-        iterator, is_given = iter(items), True
-        try:
-            while True:
-                is_given = False
-                item = next(iterator, _END)
-                # Python handles no signal between here and the end of `yield`, because nothing is called
-                self._on_its_way, is_given = None, True
-                if item is _END:
-                    return
-                yield item
-        except PenstockError:
-            raise
-        except BaseException:
-            if not is_given and not self.is_interrupted:
+
+        def lost() -> None:
+            if not self.is_interrupted:
                 self._withdraw(self._outstanding.newest if is_made else self._on_its_way)
-            raise
+
+        return handed_over(items, self._ask, lost)
+
+    def _ask(self) -> None:
+        self._on_its_way = None
 
     @property
     def newest(self) -> Sequence[BatchSpan] | None:

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock_common.errors import PenstockError, SpecMismatch, StateMismatch
+from penstock_common.errors import SpecMismatch, StateMismatch
 from penstock_common.hints import Passing, explained, whole
 from penstock_common.wire.spec import Spec
-from penstock_consumer.read.ack import Acknowledger, Adapter
+from penstock_consumer.read.ack import Acknowledger, Adapter, handed_over
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.read.options import STATE_VERSION, State, check_state
@@ -23,7 +23,6 @@ from penstock_consumer.stages.batch import Batch, BatchSpan
 from penstock_consumer.stages.stats import Stats, StatsCounter, mixed
 
 _Item = TypeVar("_Item")
-_END: Any = object()
 
 
 @explained
@@ -176,25 +175,14 @@ class Mixture(Passing):
 
         See `Acknowledger.given`.
         """
-        iterator, is_given = iter(items), True
-        try:
-            while True:
-                self._asked, is_given = None, False
-                item = next(iterator, _END)
-                is_given = True
-                if item is _END:
-                    return
-                yield item
-        except PenstockError:
-            raise
-        except BaseException:
-            if not is_given and self._adapter is None:
-                self._withdraw()
-            raise
+        return handed_over(items, self._ask, self._withdraw)
+
+    def _ask(self) -> None:
+        self._asked = None
 
     def _withdraw(self) -> None:
         asked, self._asked = self._asked, None
-        if asked is not None and asked.acknowledger.newest is not asked.newest:
+        if asked is not None and self._adapter is None and asked.acknowledger.newest is not asked.newest:
             asked.acknowledger.withdraw_newest()
             self._at.withdraw(asked.pulled, asked.trained)
 
