@@ -239,7 +239,7 @@ def test_a_full_budget_frees_nothing_that_a_group_of_another_roster_needs(
         with loader_of(any_url, group="late", start="earliest", prefetch_bytes=200) as loader:
             next(iter(loader))
             before.restore(any_client)
-            writer._resources.cleaners.of(1).free_bytes(1 << 20)
+            writer._resources.cleaner.free_bytes(writer.stream.partitions[1], 1 << 20)
             assert list(retained_epochs(any_client, stream)) == [0]
             assert any_client.xlen(stream.partitions[1].entries(0)) == 3
 

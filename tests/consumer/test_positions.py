@@ -427,10 +427,10 @@ class TestRetention:
         ranks = [rank(any_client, number, batch=4) for number in range(2)]
         report(any_client, ranks[0], manifest, 120)
         for partition in stream.partitions:
-            assert Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9) == 0
+            assert Cleaner(any_client, stream, lambda _: None).free_bytes(partition, 10**9) == 0
         report(any_client, ranks[1], manifest, 72)
         freed = [
-            Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9) for partition in stream.partitions
+            Cleaner(any_client, stream, lambda _: None).free_bytes(partition, 10**9) for partition in stream.partitions
         ]
         assert sum(freed) == (72 - 16) * 1008
         audited = audit_stream(any_client, "t")
@@ -455,7 +455,7 @@ class TestRetention:
         assert audited.epochs[0].trimmed > 0
         stream = open_stream(any_client, "t")
         for partition in stream.partitions:
-            Cleaner(any_client, stream, partition, lambda _: None).free_bytes(10**9)
+            Cleaner(any_client, stream, lambda _: None).free_bytes(partition, 10**9)
         assert not retained_epochs(any_client, stream)
         assert not [key for key in any_client.keys("*") if b":pos:" in key]
 

@@ -20,7 +20,7 @@ def test_earliest_is_the_first_epoch_that_is_whole_in_every_partition(any_url: s
             loader.acknowledge(next(batches))
             loader.acknowledge(next(batches))
             stream = open_stream(any_client, "t")
-            assert Cleaner(any_client, stream, stream.partitions[1], lambda _: None).free_bytes(1) > 0
+            assert Cleaner(any_client, stream, lambda _: None).free_bytes(stream.partitions[1], 1) > 0
         trimmed = [load_roster(any_client, partition).trimmed for partition in stream.partitions]
         assert trimmed == [frozenset(), frozenset({0})]
         with epoch.shard(0) as shard:

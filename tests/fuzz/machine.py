@@ -202,7 +202,7 @@ class Machine(Writing):
         stream = self.stream
         if not self.model.groups:
             return
-        Cleaner(self.client, stream, stream.partitions[partition], quiet).free_bytes(need)
+        Cleaner(self.client, stream, quiet).free_bytes(stream.partitions[partition], need)
         retained = load_roster(self.client, stream.partitions[0]).epochs
         for number, epoch in self.model.epochs.items():
             if epoch.state == "released":

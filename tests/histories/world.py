@@ -298,7 +298,7 @@ class World:
         reconcile(self.operator, stream, quiet, settle_s=0.0, clock=lambda: time.time() + later_s)
         clean_up(self.operator, stream, quiet)
         partition: PartitionKeys = stream.partitions[number % 2]
-        Cleaner(self.operator, stream, partition, quiet).free_bytes(1 if number < 2 else 1 << 40)
+        Cleaner(self.operator, stream, quiet).free_bytes(partition, 1 if number < 2 else 1 << 40)
 
     def _recycle(self, _: Step) -> None:
         """Make the files of segments that nothing refers to ready to be used again, also those of now."""

@@ -272,12 +272,13 @@ def test_entries_are_trimmed_by_positions_that_are_on_a_replica(cluster: Cluster
             if number == 20:
                 break
         hooks_of(loader).acknowledger.flush()
-        cleaner, one = Cleaner(client, stream, stream.partitions[1], print), load_roster(client, stream.partitions[1])
-        assert cleaner.free_bytes(one.bytes) == 0
+        cleaner, partition = Cleaner(client, stream, print), stream.partitions[1]
+        held = load_roster(client, partition).bytes
+        assert cleaner.free_bytes(partition, held) == 0
         pair.fail_over()
         cluster.add_replica(pair.replica)
         hooks_of(loader).acknowledger.flush()  # the positions that the failover lost
-        assert cleaner.free_bytes(one.bytes) > 0
+        assert cleaner.free_bytes(partition, held) > 0
 
 
 def test_a_release_forgets_nothing_that_another_server_may_still_have(cluster: Cluster) -> None:

@@ -47,10 +47,6 @@ class Answers:
         """Answer as this step says from now on."""
         self.step, self.left = step, list(step.left)
 
-    def of(self, shard: int) -> Answers:
-        """Return the cleaner."""
-        return self
-
     def left_bytes(self, wanted_bytes: int, *, anew: bool) -> int | None:
         """Return what the server's memory leaves."""
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
@@ -62,7 +58,7 @@ class Answers:
     def spend(self, nbytes: int) -> None:
         """Forget it: the next step says what is left."""
 
-    def free_bytes(self, need_bytes: int) -> int:
+    def free_bytes(self, partition: Any, need_bytes: int) -> int:
         """Return the bytes that were freed."""
         return self.step.freed
 
@@ -98,7 +94,7 @@ def control_of(budget: int, payload: str, answers: Any) -> AdmissionControl:
     stream: Any = SimpleNamespace(
         name="t", partition_of=lambda _: partition, partitions=[partition], partition_budget=budget, payload=payload
     )
-    resources: Any = SimpleNamespace(cleaners=answers, server_memory=answers, order=answers)
+    resources: Any = SimpleNamespace(cleaner=answers, server_memory=answers, order=answers)
     manifest: Any = SimpleNamespace(epoch=0)
     return AdmissionControl(answers, stream, manifest, 0, lambda: answers.step.now_s, resources)
 

@@ -14,7 +14,7 @@ from penstock_common.stream.groups.roster import Membership, join_group
 from penstock_common.stream.manifest import SHARDS_ASKED, first_unfinished, load_manifest
 from penstock_common.tuning import Tuning
 from penstock_producer.write.admission import AdmissionControl
-from penstock_producer.write.cleaner import Cleaner, Cleaners
+from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.quota import ORDER_LOOK_S, AdmissionOrder
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.trimmer import FAR_S
@@ -50,17 +50,17 @@ def test_what_is_gone_is_not_looked_at_again_and_what_is_far_off_only_now_and_th
         acknowledged = {number: [(0, 1)] for number in range(WRITTEN) if number != HELD}
         assert acknowledge(any_client, partition, manifest, "g", [], acknowledged)
 
-        cleaner = Cleaner(any_client, writer.stream, partition, lambda _: None, clock=lambda: now)
-        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES * (WRITTEN - 1)
+        cleaner = Cleaner(any_client, writer.stream, lambda _: None, clock=lambda: now)
+        assert cleaner.free_bytes(partition, 10**9) == SAMPLE_BYTES * (WRITTEN - 1)
         asked, removed = calls(any_client, "xrevrange"), calls(any_client, "xdel")
-        assert cleaner.free_bytes(10**9) == 0
+        assert cleaner.free_bytes(partition, 10**9) == 0
         assert calls(any_client, "xrevrange") - asked == 1 + SHARDS_AT_ONCE  # what is held, and what may come next
 
         write(epoch, PLANNED - 1)  # a writer may begin with the last shard
         assert acknowledge(any_client, partition, manifest, "g", [], {PLANNED - 1: [(0, 1)], HELD: [(0, 1)]})
-        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES
+        assert cleaner.free_bytes(partition, 10**9) == SAMPLE_BYTES
         now += FAR_S
-        assert cleaner.free_bytes(10**9) == SAMPLE_BYTES
+        assert cleaner.free_bytes(partition, 10**9) == SAMPLE_BYTES
         assert calls(any_client, "xdel") - removed == 2  # nothing that was gone was removed again
 
 
@@ -115,7 +115,7 @@ def test_of_many_small_shards_all_that_may_go_goes_in_a_few_steps(any_url: str, 
         manifest, partition = load_manifest(any_client, writer.stream, 0), writer.stream.partitions[0]
         assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)] for number in range(shards)})
         scripts = calls(any_client, "evalsha")
-        assert Cleaner(any_client, writer.stream, partition, lambda _: None).free_bytes(10**9) == shards * SAMPLE_BYTES
+        assert Cleaner(any_client, writer.stream, lambda _: None).free_bytes(partition, 10**9) == shards * SAMPLE_BYTES
         assert calls(any_client, "evalsha") - scripts <= 8
         assert not stored(any_client, "t", 0)
 
@@ -133,7 +133,7 @@ def test_exactly_what_every_group_acknowledged_goes_however_it_lies_in_shards(an
                     shard.write(sample(number))
         manifest = load_manifest(any_client, writer.stream, 0)
         left = stored(any_client, "t", 0)
-        cleaners = Cleaners(any_client, writer.stream, lambda _: None)
+        cleaner = Cleaner(any_client, writer.stream, lambda _: None)
         acknowledged: dict[str, set[tuple[int, int]]] = {"g": set(), "h": set()}
         for share in (0.5, 0.9, 1.0):
             for group, known in acknowledged.items():
@@ -145,7 +145,8 @@ def test_exactly_what_every_group_acknowledged_goes_however_it_lies_in_shards(an
                     assert acknowledge(any_client, partition, manifest, group, [], ranges)
             gone = (acknowledged["g"] & acknowledged["h"]) & left.keys()
             need = SAMPLE_BYTES * sum(lengths)
-            assert sum(cleaners.of(number).free_bytes(need) for number in (0, 1)) == SAMPLE_BYTES * len(gone)
+            freed = sum(cleaner.free_bytes(partition, need) for partition in writer.stream.partitions)
+            assert freed == SAMPLE_BYTES * len(gone)
             left -= Counter(gone)
             assert stored(any_client, "t", 0) == left
         assert not left
@@ -165,8 +166,8 @@ def test_what_was_repaired_makes_room_as_everything_else_does(
     for shard in range(-(-repaired.SAMPLES // repaired.SHARD)):
         any_client.setrange(stream.partition_of(shard).ledger(0, "g", shard), 0, b"\xff" * (repaired.SHARD // 8))
     any_client.setbit(stream.partitions[0].ledger(0, "g", 0), 0, 0)  # of the first entry the group owes a sample
-    cleaners = Cleaners(any_client, stream, lambda _: None)
-    assert all(cleaners.of(number).free_bytes(1 << 30) > 0 for number in range(partitions))
+    cleaner = Cleaner(any_client, stream, lambda _: None)
+    assert all(cleaner.free_bytes(partition, 1 << 30) > 0 for partition in stream.partitions)
     assert [entry for entry, _ in entries(any_client, "t", 0)] == [first]
 
 
@@ -180,14 +181,14 @@ def test_a_pass_over_the_stream_is_made_once_however_many_partitions_need_room(
         epoch = writer.epoch(sizes=[1] * partitions)
         for number in range(partitions):
             write(epoch, number)
-        manifest, cleaners = load_manifest(any_client, writer.stream, 0), Cleaners(any_client, writer.stream, print)
+        manifest, cleaner = load_manifest(any_client, writer.stream, 0), Cleaner(any_client, writer.stream, print)
         for number in range(partitions):
             partition = writer.stream.partition_of(number)
             assert acknowledge(any_client, partition, manifest, "g", [], {number: [(0, 1)]})
         before = {name: calls(any_client, name) for name in ("hgetall", "info")}
-        for number in range(partitions):
-            assert cleaners.of(number).free_bytes(1) == SAMPLE_BYTES
-        # the pass looks at every roster twice; each janitor at two, the epochs, the manifest, and as it removes
+        for partition in writer.stream.partitions:
+            assert cleaner.free_bytes(partition, 1) == SAMPLE_BYTES
+        # the pass looks at every roster twice; each call at two, the epochs, the manifest, and as it removes
         assert calls(any_client, "hgetall") - before["hgetall"] <= 7 * partitions + 5
         assert calls(any_client, "info") - before["info"] <= 2  # of these questions themselves
 

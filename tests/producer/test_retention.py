@@ -407,7 +407,7 @@ def test_a_release_that_was_cut_short_is_finished_by_the_next(any_url: str, any_
         first = stream.partitions[0]
         run_script(any_client, load_script("retire_epoch"), [first.roster, first.state(0)], ["", 0, manifest.id])
         for partition in (1, 0):
-            Cleaner(any_client, stream, stream.partitions[partition], lambda _: None).free_bytes(1)
+            Cleaner(any_client, stream, lambda _: None).free_bytes(stream.partitions[partition], 1)
         assert list(retained_epochs(any_client, stream)) in ([1], [])
         assert load_roster(any_client, first).groups["g"].lost is None
         assert not load_roster(any_client, first).retiring
@@ -425,11 +425,11 @@ def test_one_held_entry_does_not_keep_what_lies_behind_it(any_url: str, any_clie
                 shard.write({"x": np.zeros(1000, np.uint8), "y": offset})
     stream = open_stream(any_client, "t")
     acknowledge(any_client, stream.partitions[0], load_manifest(any_client, stream, 0), "g", [], {0: [(1, 60)]})
-    cleaner = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
-    freed = [cleaner.free_bytes(1) // BYTES for _ in range(6)]
+    cleaner, partition = Cleaner(any_client, stream, lambda _: None), stream.partitions[0]
+    freed = [cleaner.free_bytes(partition, 1) // BYTES for _ in range(6)]
     assert freed[:4] == [11, 11, 11, 11]
     assert sum(freed) == 59
-    assert cleaner.free_bytes(1) == 0
+    assert cleaner.free_bytes(partition, 1) == 0
 
 
 @pytest.mark.parametrize("is_stock", [True, False])

@@ -94,13 +94,13 @@ def test_a_pass_of_retention_releases_nothing_that_was_promised_meanwhile(
 def test_making_room_releases_nothing_that_was_promised_meanwhile(any_url: str, any_client: Client, act: Act) -> None:
     """A writer that waits is no reason to break a promise to a reader."""
     with acknowledged(any_url) as stream:
-        worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
+        worker = Cleaner(any_client, stream, lambda _: None)
         with between(
             "penstock_producer.write.cleaner.snapshot_partition",
             load_script("retire_epoch"),
             lambda: act(any_client, stream),
         ):
-            worker.free_bytes(1)
+            worker.free_bytes(stream.partitions[0], 1)
         assert 0 in retained_epochs(any_client, stream)
         assert any_client.xlen(stream.partitions[0].entries(0)) == 2
 
@@ -120,11 +120,11 @@ def test_making_room_trims_nothing_that_was_promised_meanwhile(any_url: str, any
             next(batches)
         loader.checkpointed()
         stream, entries = writer.stream, writer.stream.partitions[0].entries(0)
-        worker = Cleaner(any_client, stream, stream.partitions[0], lambda _: None)
+        worker = Cleaner(any_client, stream, lambda _: None)
         with between(
             "penstock_producer.write.cleaner.snapshot_partition", load_script("trim"), lambda: act(any_client, stream)
         ):
-            assert worker.free_bytes(1) == 0
+            assert worker.free_bytes(stream.partitions[0], 1) == 0
         assert any_client.xlen(entries) == 3
 
 

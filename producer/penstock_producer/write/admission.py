@@ -58,7 +58,7 @@ class AdmissionControl:
     ) -> None:
         self._client, self._stream, self._manifest, self._shard = client, stream, manifest, shard
         self._partition = stream.partition_of(shard)
-        self._cleaner, self._server_memory = resources.cleaners.of(shard), resources.server_memory
+        self._cleaner, self._server_memory = resources.cleaner, resources.server_memory
         self._order, self._clock = resources.order, clock
         self._share_of = self._partition.number if len(stream.partitions) > 1 else None
         self._state = QuotaState(0, 0, stream.partition_budget, False, partition=self._share_of)
@@ -105,7 +105,7 @@ class AdmissionControl:
         if self._decide(block_bytes, held_bytes, refusal):
             return self._go_on(block_bytes)
         self._wait = self._wait.delayed(self._clock())
-        self._freed = freed = self._cleaner.free_bytes(max(self._state.missing_bytes, block_bytes))
+        self._freed = freed = self._cleaner.free_bytes(self._partition, max(self._state.missing_bytes, block_bytes))
         if refusal is None and freed and self._decide(block_bytes, held_bytes - freed):
             return self._go_on(block_bytes)
         self._note()

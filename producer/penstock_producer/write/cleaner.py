@@ -283,99 +283,70 @@ def _expire_vanished(client: Client, stream: Stream, silent_ms: int, notify: Not
 
 def shrink_to_budget(client: Client, stream: Stream, notify: Notify) -> int:
     """Bring each partition below its part of the budget where that is allowed; return the bytes freed."""
-    freed, cleaners = 0, Cleaners(client, stream, notify)
+    freed, cleaner = 0, Cleaner(client, stream, notify)
     for partition in stream.partitions:
         over = load_roster(client, partition).bytes - stream.partition_budget
         if over > 0:
-            freed += cleaners.of(partition.number).free_bytes(over)
+            freed += cleaner.free_bytes(partition, over)
     return freed
 
 
-class StreamCleanup:
-    """The part of cleaning up that concerns a whole stream and is done once for all partitions."""
+class Cleaner:
+    """Frees bytes of a stream's partitions.
 
-    def __init__(self, client: Client, stream: Stream, notify: Notify, clock: Callable[[], float]) -> None:
+    It remembers what is gone from shard to shard, so a writer makes one. The writer's shards may use it at once.
+    """
+
+    def __init__(
+        self, client: Client, stream: Stream, notify: Notify, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client, self._stream, self._notify, self._clock = client, stream, notify, clock
         self._cleaned_s, self._recycled_s = -CLEAN_UP_EVERY_S, -RECYCLE_EVERY_S
         self._not_recycled = 0
         """The bytes freed since segments were last recycled."""
-        self.confirmer = Confirmer(client, stream, notify)
-        """Says what is on replicas."""
+        self._confirmer = Confirmer(client, stream, notify)
+        self._trimmers = {one.number: Trimmer(client, stream, one, clock, self._confirmer) for one in stream.partitions}
         self._keeps_pages: dict[str, bool] = {}
         """Server -> whether it keeps freed memory, by the settings of its allocator."""
 
-    def clean_up(self) -> None:
+    def free_bytes(self, partition: PartitionKeys, need_bytes: int) -> int:
+        """Try to free ``need_bytes`` of a partition's payload and a little more. Return the bytes freed."""
+        self._clean_up()
+        seen = snapshot_partition(self._client, self._stream, partition)
+        roster, first, trimmer = seen.roster, seen.first, self._trimmers[partition.number]
+        need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
+        for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
+            unlink_epoch(self._client, self._stream, epoch, manifest_id, confirmer=self._confirmer)
+        # a server may give memory back that was freed in one piece, and needs new pages then (decision 32)
+        in_parts = self._stream.payload == INLINE and not self._keeps_freed_pages(partition)
+        freed = self._release(seen, need, WHOLE_BYTES if in_parts else math.inf)
+        trimmer.keep(roster.epochs)
+        is_forgetful = any(group.holds and name not in roster.groups for name, group in first.groups.items())
+        if is_forgetful:  # its server lost a group, which must not lose its entries, too
+            reconcile(self._client, self._stream, self._notify)
+        else:
+            trimmed = _trim(trimmer, seen, need - freed, leaves_neighbours=in_parts)
+            freed += trimmed
+            is_more = trimmed or plan_release(_partition_facts(seen), first, seen.now_ms, need_bytes)
+            if in_parts and is_more and freed < need_bytes:
+                seen = snapshot_partition(self._client, self._stream, partition)
+                freed += self._release(seen, need - freed)
+                freed += _trim(trimmer, seen, need_bytes - freed, leaves_neighbours=False)
+        self._recycle(freed)
+        return freed
+
+    def _clean_up(self) -> None:
         """Pass over the stream if that is due."""
         if self._clock() - self._cleaned_s >= CLEAN_UP_EVERY_S:
             self._cleaned_s = self._clock()
-            clean_up(self._client, self._stream, self._notify, confirmer=self.confirmer)
+            clean_up(self._client, self._stream, self._notify, confirmer=self._confirmer)
 
-    def keeps_pages(self, partition: PartitionKeys) -> bool:
+    def _keeps_freed_pages(self, partition: PartitionKeys) -> bool:
         """Return whether the server of a partition keeps freed memory. Each server is asked once."""
         server = self._client.node_of(partition.roster).server
         if server not in self._keeps_pages:
             self._keeps_pages[server] = keeps_freed_pages(allocator_settings(self._client, partition.roster))
         return self._keeps_pages[server]
-
-    def reconcile(self) -> None:
-        """Make the stream's slot and its partitions agree."""
-        reconcile(self._client, self._stream, self._notify)
-
-    def recycle(self, freed: int) -> None:
-        """Recycle segments if that is due. Listing a folder costs more than looking for quota, so it is seldom due."""
-        self._not_recycled += freed
-        is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.budget_bytes
-        if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
-            self._recycled_s, self._not_recycled = self._clock(), 0
-            recycle(self._client, self._stream, confirmer=self.confirmer)
-
-
-class Cleaner:
-    """Frees bytes of one partition of a stream.
-
-    It remembers what is gone, so a writer makes one for a partition, not one for a shard.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        stream: Stream,
-        partition: PartitionKeys,
-        notify: Notify,
-        clock: Callable[[], float] = time.monotonic,
-        stream_cleanup: StreamCleanup | None = None,
-    ) -> None:
-        """Take the ``stream_cleanup`` that the cleaners of a stream's partitions share."""
-        self._client, self._stream, self._partition = client, stream, partition
-        self._stream_cleanup = stream_cleanup or StreamCleanup(client, stream, notify, clock)
-        self._confirmer = self._stream_cleanup.confirmer
-        self._trimmer = Trimmer(client, stream, partition, clock, self._confirmer)
-
-    def free_bytes(self, need_bytes: int) -> int:
-        """Try to free ``need_bytes`` of payload and a little more. Return the bytes freed."""
-        self._stream_cleanup.clean_up()
-        seen = snapshot_partition(self._client, self._stream, self._partition)
-        roster, first = seen.roster, seen.first
-        need = need_bytes + int(self._stream.partition_budget * SLACK_SHARE)
-        for epoch, manifest_id in {**roster.retiring, **first.retiring}.items():
-            unlink_epoch(self._client, self._stream, epoch, manifest_id, confirmer=self._confirmer)
-        # a server may give memory back that was freed in one piece, and needs new pages then (decision 32)
-        in_parts = self._stream.payload == INLINE and not self._stream_cleanup.keeps_pages(self._partition)
-        freed = self._release(seen, need, WHOLE_BYTES if in_parts else math.inf)
-        self._trimmer.keep(roster.epochs)
-        is_forgetful = any(group.holds and name not in roster.groups for name, group in first.groups.items())
-        if is_forgetful:  # its server lost a group, which must not lose its entries, too
-            self._stream_cleanup.reconcile()
-        else:
-            trimmed = self._trim(seen, need - freed, leaves_neighbours=in_parts)
-            freed += trimmed
-            is_more = trimmed or plan_release(_partition_facts(seen), first, seen.now_ms, need_bytes)
-            if in_parts and is_more and freed < need_bytes:
-                seen = snapshot_partition(self._client, self._stream, self._partition)
-                freed += self._release(seen, need - freed)
-                freed += self._trim(seen, need_bytes - freed, leaves_neighbours=False)
-        self._stream_cleanup.recycle(freed)
-        return freed
 
     def _release(self, seen: PartitionSnapshot, need: int, most_bytes: float = math.inf) -> int:
         """Release whole epochs until ``need`` bytes are free. Return the bytes freed."""
@@ -392,35 +363,26 @@ class Cleaner:
             if release_epoch(self._client, self._stream, epoch, seen.first.generation, self._confirmer)
         )
 
-    def _trim(self, seen: PartitionSnapshot, need: int, *, leaves_neighbours: bool) -> int:
-        """Remove acknowledged entries until ``need`` bytes are free. Return the bytes freed."""
-        freed = 0
-        for epoch in seen.roster.epochs:
-            if freed >= need:
-                break
-            if not is_held(seen.roster, epoch, seen.now_ms):
-                freed += self._trimmer.trim(seen.roster, epoch, need - freed, leaves_neighbours=leaves_neighbours)
-        return freed
+    def _recycle(self, freed: int) -> None:
+        """Recycle segments if that is due. Listing a folder costs more than looking for quota, so it is seldom due."""
+        self._not_recycled += freed
+        is_much = self._not_recycled >= RECYCLE_SHARE * self._stream.budget_bytes
+        if is_much or self._clock() - self._recycled_s >= RECYCLE_EVERY_S:
+            self._recycled_s, self._not_recycled = self._clock(), 0
+            recycle(self._client, self._stream, confirmer=self._confirmer)
+
+
+def _trim(trimmer: Trimmer, seen: PartitionSnapshot, need: int, *, leaves_neighbours: bool) -> int:
+    """Remove acknowledged entries of a partition until ``need`` bytes are free. Return the bytes freed."""
+    freed = 0
+    for epoch in seen.roster.epochs:
+        if freed >= need:
+            break
+        if not is_held(seen.roster, epoch, seen.now_ms):
+            freed += trimmer.trim(seen.roster, epoch, need - freed, leaves_neighbours=leaves_neighbours)
+    return freed
 
 
 def _partition_facts(seen: PartitionSnapshot) -> list[EpochFacts]:
     roster, states = seen.roster, seen.states
     return [EpochFacts(e, states.get(e, "abandoned"), roster.epoch_bytes.get(e, 0)) for e in roster.epochs]
-
-
-class Cleaners:
-    """The cleaners of one writer, one for each partition. They remember what is gone from shard to shard."""
-
-    def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
-        self._client, self._stream, self._notify = client, stream, notify
-        self._stream_cleanup = StreamCleanup(client, stream, notify, time.monotonic)
-        self._of: dict[int, Cleaner] = {}
-
-    def of(self, shard: int) -> Cleaner:
-        """Return the cleaner of a shard's partition."""
-        partition = self._stream.partition_of(shard)
-        if partition.number not in self._of:
-            self._of[partition.number] = Cleaner(
-                self._client, self._stream, partition, self._notify, stream_cleanup=self._stream_cleanup
-            )
-        return self._of[partition.number]

@@ -1,6 +1,6 @@
 """The resources that a writer keeps from shard to shard, because new ones cost more than a small shard.
 
-They are a spare connection, the mapped segments, and what the server and the cleaners reported: its memory, the
+They are a spare connection, the mapped segments, and what the server and the cleaner reported: its memory, the
 complete shards, the progress of each, and what is removed.
 """
 
@@ -17,7 +17,7 @@ from penstock_common.stream.payloads import maps_of_stream
 from penstock_common.stream.servers.durability import Durability, ReplicaWatch
 from penstock_common.stream.streams import Stream
 from penstock_common.waiting import Notify
-from penstock_producer.write.cleaner import Cleaners
+from penstock_producer.write.cleaner import Cleaner
 from penstock_producer.write.quota import AdmissionOrder, ServerMemoryQuota
 
 
@@ -27,7 +27,7 @@ class SharedResources:
     def __init__(self, client: Client, stream: Stream, notify: Notify) -> None:
         self.client, self.notify = client, notify
         """The control connection, and the function that is called with lines for the user."""
-        self.cleaners = Cleaners(client, stream, notify)
+        self.cleaner = Cleaner(client, stream, notify)
         self.server_memory = ServerMemoryQuota(client)
         self.order = AdmissionOrder(client, stream)
         self.replicas = ReplicaWatch(client)
