@@ -5,7 +5,7 @@ The audit finds the missing samples. The transaction is in ``penstock_common.str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError, SampleError
@@ -24,11 +24,14 @@ from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import SHAPES_SUFFIX
 from penstock_producer.jobs.fill import EpochSeed
 from penstock_producer.jobs.plan import EpochOrder, plan_fingerprint
-from penstock_producer.sources.protocol import AnySource, BatchSource, Sample, Source, can_make_again
+from penstock_producer.sources.protocol import AnySource, Sample, can_make_again
 from penstock_producer.write.shard import MAX_BLOCK_SAMPLES
 
 WHOLE = 1 << 62
 """The block size for a block that must not be cut, because it takes the place of one entry."""
+
+_Made = tuple[int, Sample | SampleError | None]
+"""(offset, its sample or the reason why there is none). None stands for a known bad sample."""
 
 
 class NotRepairable(PenstockError, ValueError):
@@ -75,7 +78,7 @@ def repair_epoch(
         if lost.found:
             _put_found(client, stream, manifest, lost, done)
         elif not _is_held(client, stream, epoch, lost, done):
-            _make(client, stream, manifest, lost, _SampleMaker(source, order, manifest), done)
+            _make(client, stream, manifest, lost, _samples(source, order, manifest, lost), done)
     if missing and manifest.state == PRODUCED:
         for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
             balance_bytes(client, partition, survey, epoch)
@@ -143,12 +146,12 @@ def _is_held(client: Client, stream: Stream, epoch: int, lost: MissingRange, don
 
 
 def _make(
-    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, maker: _SampleMaker, done: RepairResult
+    client: Client, stream: Stream, manifest: Manifest, lost: MissingRange, samples: Iterator[_Made], done: RepairResult
 ) -> None:
     """Make one range again: in one block if it takes the place of an entry, otherwise in blocks as writers cut them."""
     groups = list(load_roster(client, stream.partition_of(lost.shard)).groups)
     assert stream.spec is not None
-    for block, bad in _blocks(stream, lost, maker):
+    for block, bad in _blocks(stream, manifest.epoch, lost, samples):
         fields = []
         if block.count:
             fields = encode(
@@ -161,7 +164,9 @@ def _make(
             done.count(made=block.count, bad=len(bad))
 
 
-def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator[tuple[Block, dict[int, str]]]:
+def _blocks(
+    stream: Stream, epoch: int, lost: MissingRange, samples: Iterator[_Made]
+) -> Iterator[tuple[Block, dict[int, str]]]:
     """Yield the range as blocks, each with the reasons of holes that are new."""
     assert stream.spec is not None
     is_one = bool(lost.entry)
@@ -169,15 +174,15 @@ def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator
         stream.spec, WHOLE if is_one else stream.block_bytes, lost.end - lost.first if is_one else MAX_BLOCK_SAMPLES
     )
     first, holes, bad = lost.first, list[int](), dict[int, str]()
-    for offset, made in maker.samples(lost.shard, lost.first, lost.end, lost.holes):
+    for offset, made in samples:
         if made is None:
             holes.append(offset)
         elif not isinstance(made, SampleError):
             builder.add(made)
         elif is_one:
             raise SampleError(
-                f"shard {lost.shard} offset {offset} of epoch {maker.manifest.epoch} was good when it was first made "
-                f"and cannot be made now: {made}"
+                f"shard {lost.shard} offset {offset} of epoch {epoch} was good when it was first made and "
+                f"cannot be made now: {made}"
             )
         else:
             holes.append(offset)
@@ -188,54 +193,25 @@ def _blocks(stream: Stream, lost: MissingRange, maker: _SampleMaker) -> Iterator
             first, holes, bad = offset + 1, [], {}
 
 
-@dataclass(frozen=True)
-class _SampleMaker:
-    """A maker of the samples at some offsets of a shard, as the jobs made them."""
-
-    source: AnySource
-    order: EpochOrder
-    manifest: Manifest
-
-    def samples(
-        self, shard: int, first: int, end: int, holes: Iterable[int]
-    ) -> Iterator[tuple[int, Sample | SampleError | None]]:
-        """Yield (offset, sample or the reason why there is none) in [first, end).
-
-        None stands for a known bad sample.
-        """
-        assert self.source.unit != "item"
-        seed, known = EpochSeed(self.manifest.seed, self.manifest.epoch), set(holes)
-        made = self._batches if self.source.unit == "batch" else self._singles
-        for offset, sample in made(self.source, shard, first, end, seed, known):  # type: ignore[arg-type]
-            yield offset, None if offset in known else sample
-
-    def _singles(
-        self, source: Source, shard: int, first: int, end: int, seed: EpochSeed, known: set[int]
-    ) -> Iterator[tuple[int, Sample | SampleError]]:
-        items = self.order.items(shard)
-        for offset in range(first, end):
+def _samples(source: AnySource, order: EpochOrder, manifest: Manifest, lost: MissingRange) -> Iterator[_Made]:
+    """Yield what becomes of each offset of a range. An item is made with the seed that the jobs made it with."""
+    assert source.unit != "item"
+    seed, known, start = EpochSeed(manifest.seed, manifest.epoch), set(lost.holes), 0
+    for item in map(int, order.items(lost.shard)):
+        first, start = start, start + (source.size(item) if source.unit == "batch" else 1)
+        wanted = range(max(lost.first, first), min(lost.end, start))
+        if known.issuperset(wanted):
+            yield from ((offset, None) for offset in wanted)
+            continue
+        made: Sample | SampleError
+        try:
+            made = source.read(item, seed.of(lost.shard, first))
+        except SampleError as error:
+            made = error
+        for offset in wanted:
             if offset in known:
-                yield offset, {}
-                continue
-            try:
-                yield offset, source.read(int(items[offset]), seed.of(shard, offset))
-            except SampleError as error:
-                yield offset, error
-
-    def _batches(
-        self, source: BatchSource, shard: int, first: int, end: int, seed: EpochSeed, known: set[int]
-    ) -> Iterator[tuple[int, Sample | SampleError]]:
-        start = 0
-        for item in map(int, self.order.items(shard)):
-            begins, start = start, start + source.size(item)
-            mine = range(max(first, begins), min(end, start))
-            if not mine or known.issuperset(mine):
-                yield from ((offset, {}) for offset in mine)
-                continue
-            try:
-                rows = source.read(item, seed.of(shard, begins))
-            except SampleError as error:
-                yield from ((offset, error) for offset in mine)
-                continue
-            for offset in mine:
-                yield offset, {name: values[offset - begins] for name, values in rows.items()}
+                yield offset, None
+            elif source.unit == "batch" and not isinstance(made, SampleError):
+                yield offset, {name: values[offset - first] for name, values in made.items()}
+            else:
+                yield offset, made
