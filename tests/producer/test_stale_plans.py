@@ -188,7 +188,7 @@ def test_bytes_that_move_while_they_are_counted_are_left_to_who_moves_them(any_u
             any_client.hincrby(roster, field, 1000)
 
     before = load_roster(any_client, stream.partitions[0]).bytes
-    with between("penstock_producer.jobs.repair.survey_epoch", load_script("correct_bytes"), commit):
+    with between("penstock_common.stream.mending.repairs.survey_epoch", load_script("correct_bytes"), commit):
         repair(any_url)
     after = load_roster(any_client, stream.partitions[0])
     assert after.bytes == sum(after.epoch_bytes.values())

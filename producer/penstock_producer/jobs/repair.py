@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock_common.errors import PenstockError, SampleError
-from penstock_common.stream.audit import audit_stream, survey_epoch
-from penstock_common.stream.audit.accounts import EpochAudit, MissingRange
+from penstock_common.stream.audit import find_missing_ranges
+from penstock_common.stream.audit.accounts import MissingRange
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import FEED
 from penstock_common.stream.groups.roster import load_roster
@@ -71,7 +71,7 @@ def repair_epoch(
     if manifest.state == ABANDONED:
         raise NotRepairable(f"epoch {epoch} of {stream.name!r} was abandoned: no group waits for its samples")
     done = RepairResult(epoch)
-    missing = _missing(client, stream, epoch)
+    missing = find_missing_ranges(client, stream, epoch)
     if any(not lost.found for lost in missing):
         order = _order(stream, manifest, source)
     for lost in missing:
@@ -80,16 +80,10 @@ def repair_epoch(
         elif not _is_held(client, stream, epoch, lost, done):
             _make(client, stream, manifest, lost, _samples(source, order, manifest, lost), done)
     if missing and manifest.state == PRODUCED:
-        for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
-            balance_bytes(client, partition, survey, epoch)
+        balance_bytes(client, stream, manifest)
     for line in done.waiting:
         notify(line)
     return done
-
-
-def _missing(client: Client, stream: Stream, epoch: int) -> list[MissingRange]:
-    audits: list[EpochAudit] = audit_stream(client, stream, epoch=epoch).epochs
-    return audits[0].missing if audits else []
 
 
 def _order(stream: Stream, manifest: Manifest, source: AnySource) -> EpochOrder:

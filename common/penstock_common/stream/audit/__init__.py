@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 
 from penstock_common.errors import DamagedKey
-from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit, UnreplicatedRange
+from penstock_common.stream.audit.accounts import AuditReport, EpochAudit, GroupAudit, MissingRange, UnreplicatedRange
 from penstock_common.stream.audit.judgement import judge_epoch
 from penstock_common.stream.audit.reconciliation import StepKind, plan_settled
 from penstock_common.stream.audit.survey import PartitionSurvey, read_indexes, survey_partition
@@ -22,7 +22,15 @@ from penstock_common.stream.manifest import Manifest, begun_shards, find_manifes
 from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import Stream, load_stream, read_counters
 
-__all__ = ["AuditReport", "EpochAudit", "GroupAudit", "audit_stream", "find_unreplicated", "survey_epoch"]
+__all__ = [
+    "AuditReport",
+    "EpochAudit",
+    "GroupAudit",
+    "audit_stream",
+    "find_missing_ranges",
+    "find_unreplicated",
+    "survey_epoch",
+]
 
 
 def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = None, deep: bool = False) -> AuditReport:
@@ -53,6 +61,12 @@ def audit_stream(client: Client, stream: Stream | str, *, epoch: int | None = No
         if audit is not None:
             report.epochs.append(audit)
     return report
+
+
+def find_missing_ranges(client: Client, stream: Stream, epoch: int) -> list[MissingRange]:
+    """Return what the audit of one epoch finds missing. Raises EpochNotFound."""
+    audits = audit_stream(client, stream, epoch=epoch).epochs
+    return audits[0].missing if audits else []
 
 
 def _torn(client: Client, stream: Stream, epoch: int | None) -> list[str]:

@@ -10,8 +10,7 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import EntryNotFound, GroupNotFound, StreamConflict
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.audit import audit_stream, survey_epoch
-from penstock_common.stream.audit.accounts import MissingRange
+from penstock_common.stream.audit import audit_stream, find_missing_ranges
 from penstock_common.stream.commands import Arg, Client, run_script, server_ms
 from penstock_common.stream.entries import IndexRecord, is_gone, list_pending
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes, write_note
@@ -57,8 +56,7 @@ def drop_bad(
     if group is None:
         _delete_strays(client, stream, epoch, done)
     if done and manifest.state == PRODUCED:
-        for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
-            balance_bytes(client, partition, survey, epoch)  # what is gone takes no quota
+        balance_bytes(client, stream, manifest)  # what is gone takes no quota
     return done
 
 
@@ -80,7 +78,7 @@ def _drop_entries(
         strays = [one.entry_id for one in pending if one.entry_id not in records]
         wanted = [entry.encode()] if entry is not None else [*dead, *strays]
         if strays:  # an entry that only lost its record is delivered as it is
-            whole = {lost.found.encode() for lost in _missing(client, stream, manifest)}
+            whole = {lost.found.encode() for lost in find_missing_ranges(client, stream, manifest.epoch)}
             wanted = [entry_id for entry_id in wanted if entry_id not in whole]
         for entry_id in wanted:
             if entry_id in dead or _is_pending(client, partition, manifest.epoch, group, entry_id):
@@ -88,11 +86,6 @@ def _drop_entries(
                 why = f"{reason} ({notes[entry_id].why})" if entry_id in notes else reason
                 done.append(_give_up(client, partition, manifest, group, entry_id, shard, record, why))
     return done
-
-
-def _missing(client: Client, stream: Stream, manifest: Manifest) -> list[MissingRange]:
-    audits = audit_stream(client, stream, epoch=manifest.epoch).epochs
-    return audits[0].missing if audits else []
 
 
 def _drop_lost(client: Client, stream: Stream, manifest: Manifest, group: str, reason: str) -> list[DeadLetter]:
@@ -137,7 +130,7 @@ def _drop_missing(
     starts = starts_of(manifest, begun_shards(client, stream, manifest))
     minimum = known_positions(client, stream, manifest.epoch, group).minimum(known.world)
     done = []
-    for lost in _missing(client, stream, manifest):
+    for lost in find_missing_ranges(client, stream, manifest.epoch):
         partition, entry_id = stream.partition_of(lost.shard), lost.entry.encode()
         name = entry_id or f"{lost.shard}:{lost.first}-{lost.end}".encode()
         note = load_notes(client, partition, manifest.epoch, group).get(name)

@@ -14,8 +14,8 @@ from redis.exceptions import WatchError
 
 from penstock_common.errors import BadEntry, EpochAbandoned
 from penstock_common.server.scripts import load_script
+from penstock_common.stream.audit import survey_epoch
 from penstock_common.stream.audit.accounts import MissingRange
-from penstock_common.stream.audit.survey import PartitionSurvey
 from penstock_common.stream.commands import Client, run_script, server_ms
 from penstock_common.stream.entries import IndexRecord, group_counts, index_record, overridden, repair_record
 from penstock_common.stream.groups.presence import liveness_of
@@ -142,16 +142,18 @@ def holder_of(client: Client, partition: PartitionKeys, epoch: int, entry_id: st
     return None
 
 
-def balance_bytes(client: Client, partition: PartitionKeys, survey: PartitionSurvey, epoch: int) -> None:
-    """Correct the epoch's byte count, after an operator's deletions and their repair.
+def balance_bytes(client: Client, stream: Stream, manifest: Manifest) -> None:
+    """Correct the epoch's byte count in each partition, after an operator's deletions and their repair.
 
     It does nothing while other clients write or remove, because the counters then change between the two reads.
     """
-    before, after = (roster.epoch_bytes.get(epoch, 0) for roster in (survey.before, survey.roster))
-    named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}
-    held = sum(named[entry_id] for entry_id in survey.held if entry_id in named)
-    if before == after and held < after:
-        run_script(client, _CORRECT_BYTES, [partition.roster], [epoch, after, held])
+    epoch = manifest.epoch
+    for partition, survey in zip(stream.partitions, survey_epoch(client, stream, manifest), strict=True):
+        before, after = (roster.epoch_bytes.get(epoch, 0) for roster in (survey.before, survey.roster))
+        named = {record.entry_id: record.nbytes for records in survey.index.values() for record in records}
+        held = sum(named[entry_id] for entry_id in survey.held if entry_id in named)
+        if before == after and held < after:
+            run_script(client, _CORRECT_BYTES, [partition.roster], [epoch, after, held])
 
 
 def find_patch(client: Client, stream: Stream, epoch: int, lost: MissingRange) -> RepairBlock | None:
