@@ -355,7 +355,8 @@ def test_a_plain_rq_worker_is_named_and_its_tries_count_against_nothing(
                 assert production.summary().samples == SAMPLES
                 kept = open_queue(client, QUEUE)
                 assert all(
-                    (job := kept.fetch(each)) is None or "deaths" not in job.meta for each in production._jobs.ids
+                    (job := kept.fetch(each)) is None or "deaths" not in job.meta
+                    for each in production._dispatcher.job_ids
                 )
             capsys.readouterr()
             assert main(["doctor", "--no-probe", "--url", any_url]) == 0

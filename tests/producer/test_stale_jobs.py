@@ -47,6 +47,12 @@ def elsewhere(url: str) -> Iterator[None]:
         fleet.stop()
 
 
+def is_forgotten(dispatcher: Dispatcher) -> bool:
+    """Forget ended jobs. Return whether that was all of them."""
+    dispatcher.forget()
+    return not dispatcher.job_ids
+
+
 def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url: str) -> None:
     """Trainers were quick, and the budget small: the job comes back when its epoch is gone, and must not fail."""
     with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
@@ -54,8 +60,9 @@ def test_a_job_of_an_epoch_that_was_read_and_released_has_nothing_to_do(any_url:
         try:
             stale = production._planned.tasks(writer.stream.id, writer.epoch(0, sizes=[SAMPLES]).manifest)[0]
             assert release_epoch(writer.client, writer.stream, 0)
+            dispatcher.track([stale])
             dispatcher.enqueue([stale])
-            awaited(lambda: dispatcher.failure([stale]) or stale.job_id in dispatcher.forget([stale.job_id])[0])
+            awaited(lambda: dispatcher.failure([stale]) or is_forgotten(dispatcher))
             assert dispatcher.failure([stale]) is None
         finally:
             fleet.stop()
@@ -70,16 +77,16 @@ def test_what_fails_of_a_complete_epoch_does_not_end_the_production(any_url: str
         first = ""
         for look in production.run():
             first = first or production._runs[0].tasks[0].job_id
-            if not failed and production._runs[0].stage is EpochStage.FINISHED and first in production._jobs.ids:
+            if not failed and production._runs[0].stage is EpochStage.FINISHED and first in dispatcher.job_ids:
                 changed = production._runs[1].tasks[0].model_copy(update={"fingerprint": "another", "shard": 99})
                 dispatcher.enqueue([changed], at_front=True)
                 failed = changed.job_id
-                production._jobs.ids.add(failed)
+                dispatcher.job_ids.add(failed)
                 awaited(partial(dispatcher.failure, [changed]))
             assert time.monotonic() < deadline, look
         assert failed
         production.summary()
-        assert failed not in production._jobs.ids, "nothing of it is left on the server"
+        assert failed not in dispatcher.job_ids, "nothing of it is left on the server"
     assert sorted(numbers_in(any_url, 1)) == list(range(SAMPLES))
 
 
@@ -108,15 +115,17 @@ def test_two_producers_may_forget_one_job_at_once(any_url: str, monkeypatch: pyt
 
     def fetched(job_id: str) -> ShardJob | None:
         job = fetch(job_id)
-        assert theirs.forget([job_id])[0] == {job_id}
+        assert is_forgotten(theirs)
         return job
 
+    for dispatcher in (ours, theirs):
+        dispatcher.track([TASK])
     ours.enqueue([TASK])
     job = fetch(TASK.job_id)
     assert job is not None
     job.set_status(JobStatus.FINISHED)
     monkeypatch.setattr(ours._queue, "fetch", fetched)
-    assert ours.forget([TASK.job_id])[0] == {TASK.job_id}
+    assert is_forgotten(ours)
     for dispatcher in (ours, theirs):
         dispatcher.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -71,10 +72,6 @@ class JobReports:
         if not is_done:
             self.waits = self.waits or str(notes.get("waits", ""))
 
-    def plus(self, other: JobReports) -> JobReports:
-        """Return the sum of both."""
-        return JobReports(self.nbytes + other.nbytes, self.workers | other.workers, self.waits or other.waits)
-
 
 def hurry(client: Client, patience_s: float) -> None:
     """Ask the server once for a process that must end. If no answer comes, later requests wait hardly at all."""
@@ -114,6 +111,14 @@ class Dispatcher:
         self._missed: dict[str, int] = {}
         self._strangers: set[str] = set()
         """Workers of other programs that took jobs."""
+        self.job_ids: set[str] = set()
+        """The ids of this production's jobs that the queue's server still knows."""
+        self._forgotten = JobReports()
+        """The notes of those it forgot."""
+
+    def track(self, tasks: Iterable[ShardTask]) -> None:
+        """Count the jobs of these tasks as this production's."""
+        self.job_ids.update(task.job_id for task in tasks)
 
     def enqueue(self, tasks: Iterable[ShardTask], *, at_front: bool = False) -> None:
         """Queue one job for each task, in order. ``at_front`` puts them before all others, in the same order."""
@@ -273,8 +278,8 @@ class Dispatcher:
         return [job for job in jobs if job and job.get_status(refresh=False) == JobStatus.FAILED]
 
     def reports(self, job_ids: Iterable[str]) -> JobReports:
-        """Return the sum of what these jobs have noted so far."""
-        reports = JobReports()
+        """Return the sum of what these jobs, and the forgotten ones, have noted so far."""
+        reports = deepcopy(self._forgotten)
         for notes in read_notes(self._client, job_ids):
             reports.add(notes)
         return reports
@@ -323,23 +328,20 @@ class Dispatcher:
         if left := [Job.key_for(job_id) for job_id in wanted if job_id not in running]:
             self._queue.connection.delete(*left)
 
-    def forget(self, job_ids: Iterable[str]) -> tuple[set[str], JobReports]:
-        """Remove what ended jobs left on the server. Returns their ids, and what they had noted.
+    def forget(self, but: Iterable[str] = ()) -> None:
+        """Remove what this production's ended jobs left on the server, except the ids of ``but``. Keep their notes.
 
         Their shards are known to be complete, and a production of many epochs must not leave a trail.
         """
-        done: set[str] = set()
-        reports = JobReports()
-        for job_id in job_ids:
+        for job_id in self.job_ids.difference(but):
             job = self._queue.fetch(job_id)
             if job is not None and job.get_status(refresh=False) not in (JobStatus.FINISHED, JobStatus.FAILED):
                 continue  # its worker is about to report it
-            done.add(job_id)
+            self._queue.asked(partial(self._remove, job_id), self._notify)
+            self.job_ids.discard(job_id)
             self._missed.pop(job_id, None)
             if job is not None:
-                reports.add(job.meta, is_done=True)
-            self._queue.asked(partial(self._remove, job_id), self._notify)
-        return done, reports
+                self._forgotten.add(job.meta, is_done=True)
 
     def _remove(self, job_id: str) -> None:
         """Remove everything that rq and Penstock keep of a job."""
@@ -356,28 +358,6 @@ class Dispatcher:
             if not self._queue.count and not self.count_workers():
                 self._queue.connection.srem(Queue.redis_queues_keys, self._queue.key)
         self._queue.connection.close()
-
-
-class OwnJobs:
-    """The jobs of one production: the ids that the queue's server still knows, and the notes of those it forgot."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher, self._forgotten = dispatcher, JobReports()
-        self.ids: set[str] = set()
-
-    def add(self, tasks: Iterable[ShardTask]) -> None:
-        """Count the jobs of these tasks among them."""
-        self.ids.update(task.job_id for task in tasks)
-
-    def forget(self, but: Iterable[str] = ()) -> None:
-        """Remove what the ended jobs left on the queue's server, except the ids of ``but``."""
-        gone, notes = self._dispatcher.forget(self.ids.difference(but))
-        self.ids -= gone
-        self._forgotten = self._forgotten.plus(notes)
-
-    def reports(self) -> JobReports:
-        """Return the sum of what all of them have noted so far."""
-        return self._forgotten.plus(self._dispatcher.reports(self.ids))
 
 
 def _is_as_planned(job: ShardJob, task: ShardTask) -> bool:

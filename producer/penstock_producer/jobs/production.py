@@ -47,7 +47,7 @@ from penstock_common.stream.streams import (
 from penstock_common.waiting import LEAVE_S, Notify, Outage, to_stderr
 from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
-from penstock_producer.jobs.dispatch import Dispatcher, OwnJobs, hurry
+from penstock_producer.jobs.dispatch import Dispatcher, hurry
 from penstock_producer.jobs.endless import EndlessProduction
 from penstock_producer.jobs.fill import HOPELESS, EpochSeed, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
@@ -168,7 +168,6 @@ class Production:
         has_own_workers = workers > 0 or planned_tasks is not None
         key = options.key if has_own_workers else None  # workers elsewhere know no key
         self._dispatcher = Dispatcher(options.queue_url, options.queue, notify, key)
-        self._jobs = OwnJobs(self._dispatcher)
         # Forked while this process has neither threads nor frameworks, so it takes milliseconds. Replacements come
         # later, and start in a new interpreter, unless only a fork has the objects they need.
         self._fleet = Fleet(
@@ -284,8 +283,8 @@ class Production:
 
     def summary(self) -> ProductionSummary:
         """Return what was made, after `run`."""
-        self._jobs.forget(self._live_jobs())
-        reports, finished = self._jobs.reports(), self._finished()
+        self._dispatcher.forget(self._live_jobs())
+        reports, finished = self._dispatcher.reports(self._dispatcher.job_ids), self._finished()
         return ProductionSummary(
             stream=self._plan.stream,
             epochs=self.epochs,
@@ -320,17 +319,17 @@ class Production:
             steps.callback(self._fleet.stop)
             steps.callback(self._dispatcher.cancel, jobs)
             # also those of an epoch that an operator closed, and that nobody needs any more
-            steps.callback(lambda: jobs.update(self._jobs.ids, self._live_jobs()))
+            steps.callback(lambda: jobs.update(self._dispatcher.job_ids, self._live_jobs()))
             steps.callback(self._forget_jobs)
 
     def _forget_jobs(self) -> None:
         with suppress(ServerUnavailable):
-            self._jobs.forget()
+            self._dispatcher.forget()
 
     def leave(self) -> None:
         """Do what `close` does, but leave the jobs in the queue."""
         self._runs.clear()
-        self._jobs.ids.clear()
+        self._dispatcher.job_ids.clear()
         self.close()
 
     def __enter__(self) -> Self:
@@ -390,7 +389,7 @@ class Production:
         )
         run.begin()
         self._runs[manifest.epoch] = run
-        self._jobs.add(run.tasks)
+        self._dispatcher.track(run.tasks)
 
     def _open_again(self, epoch: int) -> Manifest | None:
         """Open an epoch again that the server lost as a whole. None if it cannot be made again, or its number is taken.
@@ -427,7 +426,7 @@ class Production:
             known = self._dispatcher.known()
             self._dispatcher.enqueue(t for t in run.tasks if t.shard not in manifest.done and t.job_id not in known)
             run.begin()
-            self._jobs.add(run.tasks)
+            self._dispatcher.track(run.tasks)
             self._todo.pop(0)
             self.epochs = tuple(sorted({*self.epochs, epoch}))
             if self._plan.is_endless and self._plan.numbers is None and not self._todo:
@@ -519,7 +518,7 @@ class Production:
         self._cared = time.monotonic()
         self._dispatcher.clean()
         self._reopen_lost()
-        self._jobs.forget(self._live_jobs())
+        self._dispatcher.forget(self._live_jobs())
         for run in self._in_work():
             known = self._dispatcher.known()
             manifest = self._find(run.manifest.epoch)
