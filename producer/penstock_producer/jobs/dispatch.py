@@ -21,7 +21,6 @@ with needed("rq", "producing"):
     from rq import Queue, Worker
 
 from rq.job import Job, JobStatus, Retry
-from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from penstock_common.explain.queues import OWN_WORKER
@@ -274,8 +273,7 @@ class Dispatcher:
 
     def _failed(self, job_ids: set[str]) -> list[ShardJob]:
         failed = [job_id for job_id in self._queue.asked(self._queue.failed_ids, self._notify) if job_id in job_ids]
-        jobs = map(self._queue.fetch, failed)
-        return [job for job in jobs if job and job.get_status(refresh=False) == JobStatus.FAILED]
+        return [job for job in self._queue.fetch_all(failed) if job.get_status(refresh=False) == JobStatus.FAILED]
 
     def reports(self, job_ids: Iterable[str]) -> JobReports:
         """Return the sum of what these jobs, and the forgotten ones, have noted so far."""
@@ -295,8 +293,7 @@ class Dispatcher:
         ends = ((0, SAMPLED), (-SAMPLED, SAMPLED))
         queued = self._queue.asked(lambda: [self._queue.get_job_ids(*end) for end in ends], self._notify)
         wanted = {*queued[0], *queued[1], *self.running()}
-        jobs = ShardJob.fetch_many(list(wanted), connection=self._queue.connection, serializer=JSONSerializer)
-        return {str(job.kwargs["stream"]) for job in jobs if job is not None and "stream" in (job.kwargs or {})}
+        return {str(job.kwargs["stream"]) for job in self._queue.fetch_all(wanted) if "stream" in (job.kwargs or {})}
 
     def count_workers(self) -> int:
         """Return how many workers of Penstock listen to this queue, on any host."""

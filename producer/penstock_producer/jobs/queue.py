@@ -350,12 +350,7 @@ class ShardQueue(Queue):
 
     def fetch(self, job_id: str) -> ShardJob | None:
         """Return a job, or None if there is none that can be read."""
-        try:
-            found = ShardJob.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
-        except NoSuchJobError:
-            return None
-        assert isinstance(found, ShardJob)
-        return found
+        return next(self.fetch_all([job_id]), None)
 
     def fetch_all(self, job_ids: Iterable[str]) -> Iterator[ShardJob]:
         """Yield each of these jobs that exists and can be read, once, with few round trips."""
