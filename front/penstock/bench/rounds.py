@@ -12,7 +12,6 @@ import signal
 import statistics
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -29,6 +28,7 @@ from penstock_common.stream.removal.deletion import delete_stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_producer.jobs.fill import HOPELESS, TooManyBad
+from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.worker import WorkerOptions
@@ -153,7 +153,7 @@ class BenchTurn:
         # a signal must not come between a fork and the note of its pid
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            self._processes.append(_started(self._guarded, os.getpid(), work, *args))
+            self._processes.append(forked(self._guarded, os.getpid(), work, *args))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -246,7 +246,7 @@ def taste(source: AnySource, seconds: float) -> SampleFacts:
         PenstockError: No sample can be made.
     """
     ours, theirs = _FORK.Pipe(duplex=False)
-    process = _started(_taste, theirs, source, seconds)
+    process = forked(_taste, theirs, source, seconds)
     theirs.close()
     try:
         found = ours.recv()
@@ -292,14 +292,6 @@ def _costs(source: AnySource, seconds: float) -> tuple[float, float]:
     while timed == 0 or time.perf_counter() - began < seconds:
         timed += samples_in(source, next(samples))
     return (time.perf_counter() - began) / timed, nbytes / max(1, count)
-
-
-def _started(work: Callable[..., None], *args: Any) -> BaseProcess:
-    process = _FORK.Process(target=work, args=args)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a library's threads are idle at this fork
-        process.start()
-    return process
 
 
 def _as_text(error: Exception) -> str:
