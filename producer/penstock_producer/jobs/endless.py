@@ -21,7 +21,7 @@ from typing import Any, Self
 from penstock_common.errors import BudgetFull, PenstockError, SampleError, SourceError, SpecMismatch
 from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
-from penstock_producer.jobs.forking import forked
+from penstock_producer.jobs.forking import end_with_owner, forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
 from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
@@ -178,7 +178,7 @@ class FeedProgress:
 def _feed(plan: ProductionPlan, url: str, pipe: Connection) -> None:
     """Run the process that feeds."""
     stop = _StopSignal()
-    threading.Thread(target=_watch_owner, args=(os.getppid(),), daemon=True).start()
+    end_with_owner(os.getppid(), COMMIT_WITHIN_S, 1)
     tell = _ProgressReporter(pipe)
     fed = FeedProgress()
     try:
@@ -356,12 +356,3 @@ class _Feeder:
 
 def _rows(batch: Mapping[str, Any]) -> int:
     return len(next(iter(batch.values())))
-
-
-def _watch_owner(owner: int) -> None:
-    """End this process when its owner is gone. A process killed by SIGKILL cannot announce its end."""
-    while os.getppid() == owner:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(COMMIT_WITHIN_S)
-    os._exit(1)

@@ -1,8 +1,15 @@
-"""Processes that are forked from this one, which may have threads and objects of a framework."""
+"""Processes that are forked from this one, which may have threads and objects of a framework.
+
+`end_with_owner` ends them, and processes that are spawned, with their owner.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import get_context
@@ -39,6 +46,22 @@ def fork(process: BaseProcess) -> None:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def end_with_owner(owner: int, grace_s: float, exit_code: int) -> None:
+    """Have this process end when its owner is gone: by SIGTERM, and at once if it lives ``grace_s`` later.
+
+    An owner that is killed by SIGKILL cannot announce its end.
+    """
+
+    def watch() -> None:
+        while os.getppid() == owner:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_s)
+        os._exit(exit_code)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run(target: Callable[..., None], args: tuple[Any, ...], collects: bool) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -35,6 +34,7 @@ from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.allowlist import Allowlist, PlannedTasks
 from penstock_producer.jobs.fill import FillStopped
+from penstock_producer.jobs.forking import end_with_owner
 from penstock_producer.jobs.queue import (
     MOST_REFUSED,
     OTHERS_S,
@@ -127,7 +127,9 @@ def work(options: WorkerOptions, cells: Any = None, planned_tasks: Any = None) -
         set_task_runner(runner, own.cover if own is not None else options.allowlist.check, options.key)
         queue = open_queue(connect_patiently(options.queue_url, _notifier(options)), options.queue)
         worker = ShardWorker(queue, options, stopping, runner.rest, own)
-        threading.Thread(target=_watch_owner, args=(options.owner,), daemon=True).start()
+        if options.owner:
+            # after the grace it waits for a server that most likely ended with its owner; what is committed stays
+            end_with_owner(options.owner, 2 * STOP_GRACE_S, EXIT_LOST)
         threading.Thread(target=worker.send_heartbeats, name="penstock-heartbeat", daemon=True).start()
         try:
             worker.work(burst=options.burst, logging_level="CRITICAL")
@@ -401,17 +403,6 @@ def _forget_owners_handlers() -> None:
 def _notifier(options: WorkerOptions) -> Notify:
     """Return what reports the waits of a worker. A dispatcher reports those of its own workers."""
     return (lambda text: to_stderr(f"worker: {text}")) if options.is_chatty else (lambda text: None)
-
-
-def _watch_owner(owner: int) -> None:
-    """End this process when its owner is gone. A process killed by SIGKILL cannot announce its end."""
-    tick = threading.Event()
-    while owner and os.getppid() == owner:
-        tick.wait(0.5)
-    if owner:
-        os.kill(os.getpid(), signal.SIGTERM)
-        tick.wait(2 * STOP_GRACE_S)
-        os._exit(EXIT_LOST)  # it waits for a server that most likely ended with its owner; what is committed stays
 
 
 def return_jobs(queue: ShardQueue, death: WorkerDeath) -> None:
