@@ -96,14 +96,6 @@ class EndlessProduction:
     def abandon(self) -> None:
         """Do nothing: the committed part of a feed stays."""
 
-    def enqueue_all(self) -> None:
-        """Raise an error: no other process has the iterable."""
-        raise PenstockError("an endless feed is written by this command itself: leave --no-workers out")
-
-    def leave(self) -> None:
-        """Do what `close` does."""
-        self.close()
-
     def close(self) -> None:
         """Stop the process that feeds. If it was still running, report its progress. A second call does nothing."""
         was_going = self._child.is_alive() and self._last.end is None

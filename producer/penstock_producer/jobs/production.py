@@ -646,6 +646,8 @@ class SplitProduction:
         """Return stream -> epochs that were opened and queued for workers elsewhere."""
         queued: dict[str, list[int]] = {}
         for part, production in self.parts.items():
+            if isinstance(production, EndlessProduction):  # no other process has the iterable
+                raise PenstockError("an endless feed is written by this command itself: leave --no-workers out")
             production.enqueue_all()
             queued[self._streams[part]] = list(production.epochs)
             production.leave()
