@@ -199,22 +199,17 @@ class WorkerWatchdog:
             return None
         weight = KILLED if code == -signal.SIGKILL else CRASHED
         how = f"with exit code {code}" if code >= 0 else f"by {_signal(-code)}"
+        ending = f"ended {how}" if code >= 0 else f"was killed {how}"
         deed = f"ended its worker {how}" if code >= 0 else f"killed its worker {how}"
         # a kill -9 of a worker that waits for quota or for the server is not the shard's fault
         is_to_blame = not (sample.is_between and code == -signal.SIGKILL)
-        return WorkerDeath(name, f"{who} {_ending(code)}", is_to_blame, sample.offset, deed, weight)
+        return WorkerDeath(name, f"{who} {ending}", is_to_blame, sample.offset, deed, weight)
 
 
 def memory_part(workers: int) -> int | None:
     """Return the bytes that each of ``workers`` workers of this machine may hold, or None if that is not known."""
     memory = machine_bytes()
     return None if memory is None else int(memory * MEMORY_SHARE) // max(1, workers)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    return f"was killed by {_signal(-code)}"
 
 
 def _signal(number: int) -> str:
