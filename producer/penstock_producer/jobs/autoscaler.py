@@ -23,6 +23,7 @@ from penstock_common.stream.reported_rates import (
 )
 from penstock_common.stream.streams import find_stream
 from penstock_common.waiting import AT_ONCE_S
+from penstock_producer.sources.order import apportion
 
 RATES_EVERY_S = 2.0
 REMEMBER_S = 60.0
@@ -277,9 +278,8 @@ def part_of(name: str, wanted: int, fleets: Mapping[str, FleetReport], others: i
     least one. The larger remainders, then the earlier names, get what is left.
     """
     due = max(0, wanted - others)
-    most = sum(fleet.most for fleet in fleets.values())
-    exact = {each: due * fleet.most / most for each, fleet in sorted(fleets.items())} if most else {}
-    parts = {each: int(share) for each, share in exact.items()}
-    left = sorted(exact, key=lambda each: parts[each] - exact[each])[: max(0, due - sum(parts.values()))]
-    mine = parts.get(name, due) + (name in left)
+    names = sorted(fleets)
+    mosts = [fleets[each].most for each in names]
+    parts = dict(zip(names, apportion(due, mosts), strict=True)) if sum(mosts) else {}
+    mine = parts.get(name, due)
     return max(1, min(mine, fleets[name].most if name in fleets else mine))
