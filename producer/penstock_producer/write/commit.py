@@ -62,7 +62,7 @@ from penstock_common.wire.block import Block, sizes_of
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.spec import Spec
 from penstock_producer.write.admission import AdmissionControl
-from penstock_producer.write.completion import find_forged, first_fault, others_records, read_index
+from penstock_producer.write.completion import find_forged, first_fault, read_index
 from penstock_producer.write.payloads import FolderFull, ShardPayloads
 from penstock_producer.write.resources import SharedResources
 from penstock_producer.write.unconfirmed import ANSWER_MS, KeptBlock, UnconfirmedBlocks
@@ -360,7 +360,8 @@ class Committer:
             records = list(index_records(self._client, *where))
             fault = first_fault(records, end, self._token)
         if not fault:
-            others = others_records(records, self._own)
+            # those that this run did not commit
+            others = [record for record in records if self._own.get(record.end) != record]
             forged = find_forged(self._client, self._stream, self._manifest, self._shard, others) if others else None
             fault = "" if forged is None else f"the record {forged.end}-0 names an entry that is not its own"
         if fault:

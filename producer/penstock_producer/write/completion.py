@@ -5,7 +5,7 @@ A writer trusts the newest record. A forged one would make it skip samples and c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock_common.errors import BadEntry
 from penstock_common.server.channel import Channel
@@ -127,8 +127,3 @@ def _is_trimmed(client: Client, stream: Stream, manifest: Manifest, shard: int, 
         if not bits.all():
             return False
     return True
-
-
-def others_records(records: Iterable[IndexRecord], own: Mapping[int, IndexRecord]) -> list[IndexRecord]:
-    """Return the records of blocks that this run did not commit; ``own`` has the records of its blocks by end."""
-    return [record for record in records if own.get(record.end) != record]
