@@ -15,10 +15,8 @@ from penstock_producer.jobs.plan import (
     cut,
     cut_batches,
     default_shard_samples,
-    items_of,
     shard_size,
 )
-from penstock_producer.sources.order import permutation
 from penstock_producer.sources.protocol import BatchSource, Source
 
 
@@ -70,13 +68,13 @@ def test_sizes_of_another_source_do_not_fit(other: Lines) -> None:
 @given(st.integers(0, 5000), st.integers(1, 700))
 def test_shards_cover_the_epoch(n: int, shard_samples: int) -> None:
     """The manifest's sizes must add up, never rise, and shards join to the order."""
-    sizes = cut(n, shard_samples)
-    order = permutation(n, 1, 1)
+    epoch = order(Lines(n), shard_samples=shard_samples)
+    sizes = epoch.sizes
     assert sum(sizes) == n
     assert all(size <= shard_samples for size in sizes)
     assert sizes == sorted(sizes, reverse=True)
-    joined = [items_of(order, sizes, shard) for shard in range(len(sizes))]
-    assert np.array_equal(np.concatenate([*joined, order[:0]]), order)
+    joined = [epoch.items(shard) for shard in range(len(sizes))]
+    assert np.array_equal(np.concatenate([*joined, epoch.first(0)]), epoch.first(n))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 30])

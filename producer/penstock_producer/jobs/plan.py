@@ -292,7 +292,8 @@ class EpochOrder:
 
     def items(self, shard: int) -> NDArray[np.int64]:
         """Return the source's indices in one shard, in order."""
-        return items_of(self._order, self._counts, shard)
+        start = sum(self._counts[:shard])
+        return self._order[start : start + self._counts[shard]]
 
 
 def shard_size(left: int, n: int, shard_samples: int) -> int:
@@ -337,12 +338,6 @@ def cut_batches(sizes: Sequence[int] | NDArray[np.int64], shard_samples: int) ->
         held += size
         left -= size
     return counts
-
-
-def items_of(order: NDArray[np.int64], counts: Sequence[int], shard: int) -> NDArray[np.int64]:
-    """Return the source indices of one shard, in order. ``counts`` are the items of each shard."""
-    start = sum(counts[:shard])
-    return order[start : start + counts[shard]]
 
 
 def _check(shard_samples: int) -> None:
