@@ -27,7 +27,7 @@ from penstock_common.stream.servers.durability import AUTO_S
 from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import Stream
 from penstock_consumer.read.hooks import hooks_of
-from penstock_producer.write.cleaner import Cleaner, RecycleResult, clean_up, recycle
+from penstock_producer.write.cleaner import Cleaner, clean_up, recycle
 from tests.clusters import Cluster, started_cluster, until
 from tests.torn import TornPair, torn_master_of
 
@@ -310,11 +310,11 @@ def test_a_file_is_used_again_once_its_removal_is_on_a_replica(cluster: Cluster,
     with connect(cluster.url, bears_outages=print) as client, torn(cluster, stream, 1) as pair:
         pair.cut_off()
         release_epoch(client, stream, 0)
-        assert recycle(client, stream, grace_s=0) == RecycleResult()
+        assert recycle(client, stream, grace_s=0) == 0
         pair.fail_over()
         cluster.add_replica(pair.replica)
         clean_up(client, stream, print)
-        assert recycle(client, stream, grace_s=0) == RecycleResult()  # clean_up did it
+        assert recycle(client, stream, grace_s=0) == 0  # clean_up did it
         folder = segments_of(stream)
         assert folder is not None
         assert not folder.names()

@@ -110,7 +110,7 @@ def test_a_commit_that_comes_after_its_file_was_used_again_is_refused(any_url: s
         for command in commands[:-1]:
             connection.send_command(*command)
             connection.read_response()
-        assert recycle(client, stream, grace_s=0.0).kept == 1
+        assert recycle(client, stream, grace_s=0.0) == 1
         assert folder is not None
         assert name not in folder.names()
         connection.send_command(*commands[-1])

@@ -97,21 +97,13 @@ FOLDER_SHARE = 3 / 2
 that is released as a whole leaves as many files as the next one needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecycleResult:
-    """The result of one search for segments that nothing refers to."""
-
-    kept: int = 0
-    """Files made ready to be used again."""
-    removed: int = 0
-    """Files removed."""
-
-
 def recycle(
     client: Client, stream: Stream, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time,
     confirmer: Confirmer | None = None,
-) -> RecycleResult:  # fmt: skip
-    """Pass over a stream's folder once. Does nothing if there is no folder, or if it is not visible here.
+) -> int:  # fmt: skip
+    """Pass over a stream's folder once. Return the number of files made ready to be used again.
+
+    It does nothing if there is no folder, or if the folder is not visible here.
 
     A server that comes back older refers again to files whose entries it had removed. So nothing is used again before
     the removal is as safe as the stream's durability demands, as the ``confirmer`` (default: a new one) says.
@@ -120,10 +112,10 @@ def recycle(
     """
     folder = segments_of(stream)
     if folder is None:
-        return RecycleResult()
+        return 0
     files = folder.names()  # before the registry is read, so it holds no file that is registered after that
     if not files and not folder.unfinished():
-        return RecycleResult()
+        return 0
     quiet: dict[tuple[int, int], set[str]] = {}
     for name, stat in files.items():
         if clock() - stat.st_mtime >= grace_s and folder.is_unused(name):
@@ -137,7 +129,7 @@ def recycle(
     # nothing of a released epoch can be committed any more, however late it comes
     free = {name for name in files if _of(name) not in live}
     if (free or any(live.values())) and not removal.is_answered():
-        return RecycleResult()
+        return 0
     for (epoch, number), names in live.items():
         free |= set(free_segments(client, stream.partitions[number], epoch, names))
     return _give_back(folder, free, int(stream.budget_bytes * FOLDER_SHARE), grace_s, clock)
@@ -162,18 +154,17 @@ def _unused_of(client: Client, stream: Stream, partition: PartitionKeys, epoch: 
 
 def _give_back(
     folder: SegmentFolder, free: set[str], most_bytes: int, grace_s: float, clock: Callable[[], float]
-) -> RecycleResult:
+) -> int:
     kept = sum(folder.give_back(name, keep=True) for name in sorted(free))
     spare = sorted(folder.spare().items(), key=lambda item: item[1].st_size)
     total = sum(stat.st_size for stat in (*folder.names().values(), *dict(spare).values()))
-    removed = 0
     for name, stat in spare:  # truncated files first, then files that are too small for most segments
         if (total > most_bytes or not stat.st_size) and folder.give_back(name, keep=False):
-            total, removed = total - stat.st_size, removed + 1
+            total -= stat.st_size
     for name, stat in folder.unfinished().items():
-        if clock() - stat.st_mtime >= grace_s and folder.give_back(name, keep=False):
-            removed += 1
-    return RecycleResult(kept, removed)
+        if clock() - stat.st_mtime >= grace_s:
+            folder.give_back(name, keep=False)
+    return kept
 
 
 SLACK_SHARE = 0.1
