@@ -49,7 +49,7 @@ from penstock_common.wire.spec import Spec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher, hurry
 from penstock_producer.jobs.endless import EndlessProduction
-from penstock_producer.jobs.fill import HOPELESS, EpochSeed, bad_limit
+from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, bad_limit
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, Fleet, advise
 from penstock_producer.jobs.plan import (
     EpochOrder,
@@ -67,9 +67,8 @@ from penstock_producer.jobs.progress import (
     bad_reasons,
     look,
 )
-from penstock_producer.jobs.spec_inference import infer_spec
+from penstock_producer.jobs.spec_inference import first_good, infer_spec
 from penstock_producer.jobs.task import ShardTask
-from penstock_producer.jobs.task_runner import first_good
 from penstock_producer.jobs.watchdog import WorkerDeath
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.image_files import passed_over
@@ -356,7 +355,7 @@ class Production:
         assert source.unit != "item"  # such a source is read by one worker
         items = EpochOrder(source, seed=plan.seed, epoch=epoch, shuffle=plan.shuffle).first(HOPELESS)
         if source.unit == "batch":  # a framework's, which may not survive a fork
-            return first_good(source, items, replace(seed, sets_globals=False), 0)
+            return first_good(source, items, replace(seed, sets_globals=False), 0, FailureLimit(lambda: False))
         return infer_spec(self._planned.transformed, items, seed, plan.sample_limit_s, self._notify)
 
     def _on_death(self, death: WorkerDeath) -> None:

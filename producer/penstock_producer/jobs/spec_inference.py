@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,10 +16,10 @@ from typing import Any
 from penstock_common.errors import BadSpec, PenstockError, SampleError, SourceError
 from penstock_common.waiting import FIRST_WORD_S, Notify
 from penstock_common.wire.spec import Spec
-from penstock_producer.jobs.fill import HOPELESS, EpochSeed, TooManyBad
+from penstock_producer.jobs.fill import HOPELESS, EpochSeed, FailureLimit, TooManyBad
 from penstock_producer.jobs.forking import forked
 from penstock_producer.jobs.watchdog import CurrentSample, WorkerWatchdog
-from penstock_producer.sources.protocol import Source
+from penstock_producer.sources.protocol import Sample, Source
 
 DEATHS = 5
 """The number of first samples that each end the process that makes them, and are no accident."""
@@ -74,39 +75,39 @@ def _read(found: str) -> Spec:
     answer = json.loads(found)
     if "spec" in answer:
         return Spec.from_json(answer["spec"])
-    if "bad" in answer:
-        raise TooManyBad(answer["bad"])
     raise _KINDS.get(answer["kind"], PenstockError)(answer["error"])
 
 
-_KINDS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (SourceError, BadSpec)}
-"""The other errors that a source may have."""
+_KINDS: dict[str, type[PenstockError]] = {kind.__name__: kind for kind in (SourceError, BadSpec, TooManyBad)}
+"""The errors that a source may have."""
 
 
 def _make_first(
     pipe: Connection, source: Source, items: Any, start: int, seed: EpochSeed, limit_s: float, current: CurrentSample
 ) -> None:
     """Report the spec as JSON, in the other process."""
-    last = ""
+    watch = FailureLimit(lambda: False, current=current, sample_limit_s=limit_s)
     try:
-        for offset in range(start, min(len(items), HOPELESS)):
-            current.begin(offset, limit_s)
-            try:
-                spec = Spec.infer(source.read(int(items[offset]), seed.of(0, offset)))
-            except SampleError as error:
-                last = str(error)
-                continue
-            except SystemExit as error:
-                last = f"{source.key(int(items[offset]))}: called sys.exit({error.code!r})"
-                continue
-            current.end()
-            pipe.send_bytes(json.dumps({"spec": spec.as_json()}).encode())
-            return
-        said = f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}"
-        pipe.send_bytes(json.dumps({"bad": said}).encode())
+        answer: dict[str, Any] = {"spec": Spec.infer(first_good(source, items, seed, 0, watch, start=start)).as_json()}
     except Exception as error:
         kind = type(error).__name__
-        text = str(error) if isinstance(error, PenstockError) else f"{kind}: {error}"
-        pipe.send_bytes(json.dumps({"error": text, "kind": kind}).encode())
-    finally:
-        current.end()
+        answer = {"error": str(error) if isinstance(error, PenstockError) else f"{kind}: {error}", "kind": kind}
+    pipe.send_bytes(json.dumps(answer).encode())
+
+
+def first_good(source: Any, items: Any, seed: EpochSeed, shard: int, watch: FailureLimit, *, start: int = 0) -> Sample:
+    """Return the first sample of a shard that can be made, to infer a spec from it. Raises TooManyBad.
+
+    A source of samples may begin at offset ``start``.
+    """
+    offset, last = start, ""
+    for item in map(int, items[start:HOPELESS]):
+        try:
+            read = partial(source.read, item, seed.of(shard, offset))
+            made: Sample = watch.make(offset, source.key(item), read, lambda: None)
+        except SampleError as error:
+            last = str(error)
+        else:
+            return {name: values[0] for name, values in made.items()} if source.unit == "batch" else made
+        offset += source.size(item) if source.unit == "batch" else 1
+    raise TooManyBad(f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}")

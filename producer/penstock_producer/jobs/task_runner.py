@@ -32,7 +32,6 @@ from penstock_common.stream.streams import Stream, find_stream, is_released
 from penstock_common.tuning import Tuning
 from penstock_common.waiting import Notify, Outage, to_stderr
 from penstock_producer.jobs.fill import (
-    HOPELESS,
     BlockFiller,
     EpochSeed,
     FailureLimit,
@@ -43,11 +42,12 @@ from penstock_producer.jobs.fill import (
     fill_samples,
 )
 from penstock_producer.jobs.plan import EpochOrder
+from penstock_producer.jobs.spec_inference import first_good
 from penstock_producer.jobs.task import ShardTask, job_id
 from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
-from penstock_producer.sources.protocol import AnySource, IterSource, Sample, can_make_again
+from penstock_producer.sources.protocol import AnySource, IterSource, can_make_again
 from penstock_producer.sources.transform import BlockTransform, seen_through
 from penstock_producer.write.quota import unfinished_shards
 from penstock_producer.write.shard import ShardWriter
@@ -296,7 +296,7 @@ class TaskRunner:
         items, seed = order.items(task.shard), EpochSeed(task.seed, task.epoch)
         if writer.stream.spec is None:
             WriterHooks(writer).require_spec(
-                first_good(seen_through(source, task.block_transform), items, seed, task.shard)
+                first_good(seen_through(source, task.block_transform), items, seed, task.shard, watch)
             )
         shard = WriterHooks(writer).open_shard(manifest, task.shard)
         is_all_ours = shard.position == 0
@@ -382,20 +382,6 @@ def _bad_samples(writer: Writer, manifest: Manifest) -> int:
 def _committed_bytes(writer: Writer, manifest: Manifest, shard: int) -> int:
     records = index_records(writer.client, writer.stream.partition_of(shard), manifest.epoch, shard)
     return sum(record.nbytes for record in records)
-
-
-def first_good(source: Any, items: Any, seed: EpochSeed, shard: int) -> Sample:
-    """Return the first sample that can be made, to infer a spec from it. Raises TooManyBad."""
-    offset, last = 0, None
-    for item in items[:HOPELESS]:
-        try:
-            made: Sample = source.read(int(item), seed.of(shard, offset))
-        except SampleError as error:
-            last = error
-        else:
-            return {name: values[0] for name, values in made.items()} if source.unit == "batch" else made
-        offset += source.size(int(item)) if source.unit == "batch" else 1
-    raise TooManyBad(f"none of the first {min(len(items), HOPELESS)} samples can be made; the last: {last}")
 
 
 BUSY, ROOM, IDLE = "busy", "room", "idle"
