@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock_common.errors import EpochIncomplete, EpochNotFound, GroupFinished, PenstockError
 from penstock_common.explain.sentences import why_no_epoch
@@ -33,37 +32,11 @@ GONE_S = 1.0
 """The time for the heartbeat's thread to end while the server is away: it pauses for half a second between tries."""
 
 
-class AnyReader(Protocol):
-    """A reader of one epoch, which fills a prefetch queue in a thread of its own: ``shared.SharedReaders``."""
-
-    @property
-    def epoch(self) -> int:
-        """Return the epoch."""
-
-    @property
-    def bad_entries(self) -> int:
-        """Return the number of entries that could not be read."""
-
-    @property
-    def filled(self) -> int:
-        """Return the number of samples that replace bad ones. It is always 0 in shared order."""
-
-    @property
-    def loss(self) -> str:
-        """Return a notice, if a server lost the epoch as a whole while it was read, else ''."""
-
-    def run(self) -> None:
-        """Run the thread. Everything ends in the queue, errors too."""
-
-    def why_waiting(self, seconds: float) -> str:
-        """Return why there is no batch."""
-
-
 @dataclass(slots=True)
 class EpochRun:
     """One epoch that is being read."""
 
-    reader: AnyReader
+    reader: OrderedReader | SharedReaders
     queue: StageChain
     thread: threading.Thread
 
@@ -199,7 +172,7 @@ class Member:
             return False
         return True
 
-    def _reader_of(self, epoch: int, queue: PrefetchQueue) -> AnyReader:
+    def _reader_of(self, epoch: int, queue: PrefetchQueue) -> OrderedReader | SharedReaders:
         claim, options = self.claim, self._options
         if isinstance(claim, RankClaim):
             return OrderedReader(

@@ -276,6 +276,7 @@ class OrderedReader:
         self.claim, self.epoch, self.queue = claim, epoch, queue
         self._connection = ReaderConnection(claim.client, queue, claim.notify)
         self.bad_entries = 0
+        """The number of entries that could not be read."""
         self.loss = ""
         """A notice, if a server lost the epoch as a whole."""
         self.filled = 0

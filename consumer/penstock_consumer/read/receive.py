@@ -246,16 +246,6 @@ class ReadScope(Protocol):
         """
 
 
-class CommitIndex(Protocol):
-    """An index that names the entries of commits, for a reader that did not find its entries there."""
-
-    def ask(self, header: Header) -> None:
-        """Ask for the record of an entry whose payload is about to come."""
-
-    def require(self, header: Header, entry_id: bytes) -> None:
-        """Raise BadEntry unless a record names the entry."""
-
-
 def check_identity(header: Header, stream: Stream, manifest: Manifest) -> None:
     """Raise BadEntry unless the header names this stream and epoch, and offsets that the manifest has."""
     if header.stream != stream.id or header.epoch != manifest.epoch:
@@ -390,7 +380,7 @@ class Receiver:
         partition: int,
         report: Callable[[ReceivedEntry], None],
         segments: SegmentReader | None = None,
-        index: CommitIndex | None = None,
+        index: CommitCheck | None = None,
     ) -> None:
         """``segments`` has the payloads that headers refer to; None where they travel in the entries.
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from penstock_consumer.stages.batch import Batch
 from penstock_consumer.stages.filter import Filter
@@ -71,37 +70,6 @@ POLL_S = 0.5
 
 class QueueStopped(Exception):
     """An error for the reader's thread: the loop will take no more batches."""
-
-
-class ReaderQueue(Protocol):
-    """The reader's side of a prefetch queue: see `PrefetchQueue`, or `QueueInlet` for one of several readers."""
-
-    @property
-    def reader_times(self) -> ReaderTimes:
-        """Return the times of the reader's thread, by cause."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """Return the most bytes that may wait for the trainer."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether the reader has to end."""
-
-    def tell_trouble(self, trouble: str) -> None:
-        """Set why the server is away, or "" once it is back."""
-
-    def put(self, batch: Batch) -> None:
-        """Add a batch without a limit."""
-
-    def wait_for_space(self, pending_bytes: int, timeout_s: float) -> bool:
-        """Return whether more may be read. Raises QueueStopped."""
-
-    def wait_until_empty(self, timeout_s: float) -> bool:
-        """Return whether every batch was taken. Raises QueueStopped."""
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Note that this reader brings no more batches."""
 
 
 class PrefetchQueue:
@@ -355,6 +323,10 @@ class QueueInlet:
         """Note that this reader brings no more batches. An error ends them all."""
         self.error, self.is_over = error, True
         self._queue.inlet_changed()
+
+
+ReaderQueue = PrefetchQueue | QueueInlet
+"""The reader's side of a prefetch queue: the queue itself, or the end of it that one of several readers has."""
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
