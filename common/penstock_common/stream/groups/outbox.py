@@ -63,41 +63,6 @@ class Due(Protocol):
         """Return the call. It may be sent twice."""
 
 
-class AnyOutbox(Protocol):
-    """A sender of acknowledgements: `Outbox`, or `OutboxThread` where the caller must not wait for its server."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True once every acknowledgement was answered."""
-
-    def send(self, due: Due) -> None:
-        """Send a script that may run twice. A later call raises its refusal."""
-
-    def attend(self) -> None:
-        """See that what was lost with a connection is sent again."""
-
-    def flush(self) -> None:
-        """Return once every acknowledgement is on the server."""
-
-    def confirm(self) -> None:
-        """Flush, and wait for a limited time until a replica has everything."""
-
-    def forget(self) -> None:
-        """Send nothing of what was answered again, because what it says is taken back."""
-
-    def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
-        """Let another, unused outbox send some of what is kept again. Return False while this outbox is at work.
-
-        ``probe`` is this outbox's from now on.
-        """
-
-    def hurry(self, patience_s: float) -> None:
-        """Repeat a request to a lost server for this time at most, from now on."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 class Outboxes:
     """The outboxes of one member, one for each server. A server that is away delays only its own acknowledgements.
 
@@ -125,7 +90,9 @@ class Outboxes:
         self._splitting = threading.Lock()
         boxes = [self._box(numbers) for numbers in servers]
         is_plain = len(boxes) == 1 and not every_s
-        self._boxes: list[AnyOutbox] = [*boxes] if is_plain else [OutboxThread(box, every_s) for box in boxes]
+        self._boxes: list[Outbox | OutboxThread] = (
+            [*boxes] if is_plain else [OutboxThread(box, every_s) for box in boxes]
+        )
         self._of_partitions = {number: box for box, group in zip(self._boxes, servers, strict=True) for number in group}
 
     def _box(self, numbers: Sequence[int]) -> Outbox:
@@ -300,7 +267,7 @@ class Outbox:
         return bool(self._answered) and (self._channel is None or self._channel.is_cut)
 
     def attend(self) -> None:
-        """See `AnyOutbox`. It reads every answer, which shows what was lost."""
+        """See that what was lost with a connection is sent again. It reads every answer, which shows what was lost."""
         self.flush()
 
     def flush(self) -> None:
@@ -311,7 +278,7 @@ class Outbox:
             self._read_one()
 
     def confirm(self) -> None:
-        """See `AnyOutbox`."""
+        """Flush, and wait for a limited time until a replica has everything."""
         self.flush()
         # at least 1: WAIT takes 0 for ever, and a caller in a hurry waits for the answer, too
         limit_ms = max(1, min(CONFIRM_MS, int(self._outage.patience_s * 500)))
@@ -320,11 +287,14 @@ class Outbox:
             self.flush()
 
     def forget(self) -> None:
-        """See `AnyOutbox`."""
+        """Send nothing of what was answered again, because what it says is taken back."""
         self._answered.clear()
 
     def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
-        """See `AnyOutbox`."""
+        """Let another, unused outbox send some of what is kept again. Return False while this outbox is at work.
+
+        ``probe`` is this outbox's from now on.
+        """
         if not self.is_empty:
             return False
         other.take_over([sent for sent in self._answered if is_others(sent)], self._scripts)
@@ -454,7 +424,10 @@ def _is_acknowledgement(command: Command) -> bool:
 
 
 class OutboxThread:
-    """An outbox that a thread of its own empties, from the first acknowledgement on."""
+    """An outbox that a thread of its own empties, from the first acknowledgement on.
+
+    The caller does not wait for its server.
+    """
 
     def __init__(self, outbox: Outbox, every_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         """Send together what comes within ``every_s`` after something was sent, unless a caller waits for it."""
@@ -488,7 +461,7 @@ class OutboxThread:
                 self._changed.notify_all()
 
     def attend(self) -> None:
-        """See `AnyOutbox`. The thread does it, at once."""
+        """See `Outbox.attend`. The thread does it, at once."""
         with self._changed:
             self._raise()
             self._is_hurried = bool(self._calls)
@@ -502,19 +475,19 @@ class OutboxThread:
             self._thread.start()
 
     def hand_over(self, other: Outbox, is_others: Callable[[Command], bool], probe: Probe) -> bool:
-        """See `AnyOutbox`."""
+        """See `Outbox.hand_over`."""
         with self._changed:
             is_idle = not (self._is_busy or self._calls or self._is_asked)
             return is_idle and self._outbox.hand_over(other, is_others, probe)
 
     def confirm(self) -> None:
-        """See `AnyOutbox`."""
+        """See `Outbox.confirm`."""
         with self._changed:
             self._is_asked = self._thread is not None
         self.flush()
 
     def forget(self) -> None:
-        """See `AnyOutbox`."""
+        """See `Outbox.forget`."""
         self.flush()
         self._outbox.forget()
 
