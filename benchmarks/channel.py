@@ -60,10 +60,6 @@ class BatchSink:
     def end(self) -> None:
         """Do nothing."""
 
-    def missing(self, entry_id: bytes) -> None:
-        """Do nothing, because no entry can be missing here."""
-        raise AssertionError(entry_id)
-
 
 def redis_py_alone(client: redis.Redis) -> Channel:
     """Return redis-py alone: its Python parser, and its Python packer, which does not copy large arguments."""

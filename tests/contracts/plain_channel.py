@@ -80,10 +80,6 @@ def entries_of(reply: Reply) -> list[Any]:
 def deliver(entry: Any, sink: EntrySink) -> None:
     """Give a sink one parsed entry as a channel does."""
     match entry:
-        case None:
-            sink.missing(b"")
-        case [bytes() as entry_id, None]:
-            sink.missing(entry_id)
         case [bytes() as entry_id, [*fields]] if len(fields) % 2 == 0 and all(type(one) is bytes for one in fields):
             sink.begin(entry_id)
             for name, data in zip(fields[::2], fields[1::2], strict=True):

@@ -34,10 +34,6 @@ class RecordingSink:
         """Record the call."""
         self.events.append(("end",))
 
-    def missing(self, entry_id: bytes) -> None:
-        """Record the call."""
-        self.events.append(("missing", entry_id))
-
     @property
     def values(self) -> dict[object, object]:
         """Return the values that came as bytes, by field name."""

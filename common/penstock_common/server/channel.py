@@ -123,7 +123,7 @@ class Channel:
     def read_entries(self, sink: EntrySink, timeout_s: float | None = REPLY_TIMEOUT_S) -> int:
         """Receive the next reply into ``sink`` and return how many entries it listed, 0 for nil.
 
-        It must be the reply of XREADGROUP or XREAD of one key, of XRANGE or of XCLAIM. An error reply raises ReplyError
+        It must be the reply of XREADGROUP or XREAD of one key, or of XRANGE. An error reply raises ReplyError
         and leaves the channel whole. One that speaks of the server's state (a read-only replica, a script that keeps it
         busy) raises ServerUnavailable.
         """

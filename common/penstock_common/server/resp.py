@@ -83,9 +83,6 @@ class EntrySink(Protocol):
     def end(self) -> None:
         """Note that the entry is complete."""
 
-    def missing(self, entry_id: bytes) -> None:
-        """Note that an entry is listed without fields. XCLAIM of Redis 6.2 does not say which: the id is b"" then."""
-
 
 class ReceivingSocket(Protocol):
     """The receiving half of a connected socket. Both methods raise at the end of the stream and after silence."""
@@ -154,7 +151,11 @@ class RespReader:
         raise _unexpected(line)
 
     def entries(self, sink: EntrySink) -> int | ResponseError:
-        """Receive entries of XREADGROUP, one-key XREAD, XRANGE or XCLAIM into the sink; return how many are listed."""
+        """Receive entries of XREADGROUP, one-key XREAD or XRANGE into the sink; return how many are listed.
+
+        An entry without fields is refused. Servers list one in a member's own history and in XCLAIM, which no reader
+        asks for.
+        """
         line = self._line()
         # 1. an error, or nothing (nil array, or a nil bulk)
         if line[0] == 0x2D:
@@ -162,18 +163,14 @@ class RespReader:
         if line in _NIL:
             return 0
         count = _items(line)
-        # 2. several entries can only be XRANGE's or XCLAIM's; XREAD lists one key
+        # 2. several entries can only be XRANGE's; XREAD lists one key
         if count != 1 or self._peek() != 0x2A:
             return self._many(count, sink)
         # 3. one pair: (key, entries) of XREAD, or (id, fields) of XRANGE; only entries are lists
-        line = self._line()
-        if line in _NIL:
-            sink.missing(b"")
-            return 1
-        if _items(line) != 2:
+        if _items(self._line()) != 2:
             raise InvalidResponse("expected a pair of id and fields")
-        head, items = self._name(), self._optional_items()
-        if items is not None and (items == 0 or self._peek() == 0x2A):
+        head, items = self._name(), _items(self._line())
+        if items == 0 or self._peek() == 0x2A:
             return self._many(items, sink)
         self._fields(head, items, sink)
         return 1
@@ -191,17 +188,11 @@ class RespReader:
     def _entry(self, sink: EntrySink) -> None:
         """Read one entry token by token, because the buffer's end cuts its header, or its shape is unusual."""
         line = self._line()
-        if line in _NIL:
-            sink.missing(b"")
-        elif _items(line) == 2:
-            self._fields(self._name(), self._optional_items(), sink)
-        else:
+        if _items(line) != 2:
             raise _unexpected(line)
+        self._fields(self._name(), _items(self._line()), sink)
 
-    def _fields(self, entry_id: bytes, items: int | None, sink: EntrySink) -> None:
-        if items is None:
-            sink.missing(entry_id)
-            return
+    def _fields(self, entry_id: bytes, items: int, sink: EntrySink) -> None:
         if items % 2:
             raise InvalidResponse(f"entry {entry_id!r} has a field without a value")
         sink.begin(entry_id)
@@ -314,10 +305,6 @@ class RespReader:
         if line[0] != 0x24:
             raise _unexpected(line)
         return _limited(_number(line[1:]))
-
-    def _optional_items(self) -> int | None:
-        line = self._line()
-        return None if line in _NIL else _items(line)
 
     def _error(self, text: bytearray) -> ResponseError:
         error = self._parse_error(text.decode("utf-8", "replace"))

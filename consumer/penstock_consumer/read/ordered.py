@@ -94,9 +94,6 @@ class DiscardSink:
     def end(self) -> None:
         """Note that the entry is complete."""
 
-    def missing(self, entry_id: bytes) -> None:
-        """Note that the entry is gone."""
-
 
 AHEAD_BYTES = 4_000_000
 """The payload that is asked for before the first of it arrives, which hides round trips."""
@@ -416,7 +413,7 @@ class OrderedReader:
         receiver = self._receivers[partition.number]
         read_by_id(self._connection, receiver, self.queue.reader_times, partition.entries(self.epoch))
         received = self._expected.received
-        if received is None or received.is_missing:
+        if received is None:
             self._missing(take)
         elif (error := received.error) is not None:
             is_gone = is_removed(self.claim.client, partition, self.epoch, take.piece.record.entry_id, error)

@@ -436,10 +436,6 @@ class Receiver:
         except BadEntry as error:
             self._entry.refuse(error)
 
-    def missing(self, entry_id: bytes) -> None:
-        """Report an entry that is listed but gone."""
-        self._report(ReceivedEntry(entry_id, 0, None, is_missing=True))
-
     def end(self) -> None:
         """Verify the entry, which has all its fields, then let the batches have it."""
         entry, lease = self._entry, None

@@ -68,9 +68,6 @@ class ReadaheadSink:
     def end(self) -> None:
         """See EntrySink."""
 
-    def missing(self, entry_id: bytes) -> None:
-        """See EntrySink."""
-
 
 class Passes(Passing):
     """The batches of one epoch. Each iteration is a pass over it, and the number of batches is known.
