@@ -20,7 +20,6 @@ from penstock_common.errors import (
     UnsupportedVersion,
 )
 from penstock_common.explain.sentences import why_no_room
-from penstock_common.server.channel import SKIP, Skip
 from penstock_common.stream.entries import fetch_command, is_indexed
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, skipped
 from penstock_common.stream.groups.ledger import add_dead_letter
@@ -76,23 +75,6 @@ class ExpectedEntry:
         """Return the rows that were planned."""
         assert self.take is not None
         return None if self.take.is_whole else self.take.rows
-
-
-class DiscardSink:
-    """A sink for entries that are not wanted after all."""
-
-    def begin(self, entry_id: bytes) -> None:
-        """Note that an entry starts."""
-
-    def target(self, name: bytes, nbytes: int) -> Sequence[memoryview] | Skip | None:
-        """Read the field and drop it."""
-        return SKIP
-
-    def value(self, name: bytes, data: bytes) -> None:
-        """Do nothing: no value is asked for."""
-
-    def end(self) -> None:
-        """Note that the entry is complete."""
 
 
 AHEAD_BYTES = 4_000_000
@@ -478,11 +460,9 @@ class OrderedReader:
         self._discard_asked()
 
     def _discard_asked(self) -> None:
-        """Receive what is under way behind an answer, and take nothing of it."""
-        under_way, discard = len(self._asked) - 1, DiscardSink()
+        """Take nothing of what is under way: it ends with its connection, and the next request opens another."""
         self._asked.clear()
-        for _ in range(under_way):
-            self._connection.open().read_entries(discard)
+        self._connection.close()
 
     # --- parts ---
 
