@@ -95,8 +95,7 @@ def entry_fields(
     found = client.xrange(stream.partition_of(shard).entries(epoch), entry_id, entry_id)
     if not found:
         return None
-    assert stream.spec is not None
-    return whole_fields(list(found[0][1].items()), stream.spec, segments)
+    return whole_fields(list(found[0][1].items()), stream.require_spec(), segments)
 
 
 def entry_header(client: Client, stream: Stream, epoch: int, shard: int, entry_id: bytes) -> Header | None:

@@ -282,9 +282,7 @@ class Loader(StageMethods, Passing):
     @property
     def spec(self) -> Spec:
         """The tensors of a sample. Waits until they are known."""
-        spec = self.stream.spec
-        assert spec is not None
-        return spec
+        return self.stream.require_spec()
 
     @property
     def info(self) -> dict[str, Any]:

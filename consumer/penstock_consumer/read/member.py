@@ -63,8 +63,8 @@ class Member:
         """The last epoch that was iterated to its end here."""
         self._half_open: int | None = None
         """An epoch that a producer had begun to open at the last look."""
-        assert claim.stream.spec is not None
-        self._spec, self._pool = claim.stream.spec, options.pool(claim.stream.spec)
+        self._spec = claim.stream.require_spec()
+        self._pool = options.pool(self._spec)
         self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
         """The limit that was learned in one epoch, for the next."""
         self._maps = maps_of_stream(claim.stream)

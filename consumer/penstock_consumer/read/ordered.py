@@ -260,8 +260,7 @@ class OrderedReader:
         """A notice, if a server lost the epoch as a whole."""
         self.filled = 0
         """The rows that replace bad samples."""
-        order, stream, spec = claim.order, claim.stream, claim.stream.spec
-        assert spec is not None
+        order, stream, spec = claim.order, claim.stream, claim.stream.require_spec()
         # a step that the budget cannot hold would never be committed as a whole
         require_step_fits(stream, order.world * order.batch, HEAD_STEPS)
         manifest = load_manifest(claim.client, stream, epoch)

@@ -173,13 +173,12 @@ class SharedReceivers:
 
     def assembler_of(self, epoch: int) -> Assembler:
         """Return batches of their own for an epoch."""
-        assert self._claim.stream.spec is not None
-        return Assembler(self._claim.stream.spec, self._batch_size, self._pool, epoch)
+        return Assembler(self._claim.stream.require_spec(), self._batch_size, self._pool, epoch)
 
     def _receiver(
         self, assembler: Assembler, manifest: Manifest, partition: PartitionKeys, *, is_claimed: bool
     ) -> Receiver:
-        assert self._claim.stream.spec is not None
+        spec = self._claim.stream.require_spec()
         where = SharedScope(self._claim, manifest, partition, is_claimed, self._claim.deliveries)
 
         def report(one: ReceivedEntry) -> None:
@@ -187,9 +186,7 @@ class SharedReceivers:
                 one.lease.acknowledge(where.acknowledged, 0)
             self.received.append(one)
 
-        return Receiver(
-            self._claim.stream.spec, assembler, where, partition.number, report, self._segments, self._commit_check
-        )
+        return Receiver(spec, assembler, where, partition.number, report, self._segments, self._commit_check)
 
 
 class SharedReader:

@@ -82,8 +82,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
         start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s,
         notify=notify, order=part.order, remainder=part.remainder,
     )  # fmt: skip
-    assert stream.spec is not None
-    pool = options.pool(stream.spec)
+    pool = options.pool(stream.require_spec())
     queue = PrefetchQueue(limit, pool.trim)
     reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
         RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,

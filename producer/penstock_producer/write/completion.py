@@ -102,9 +102,8 @@ def find_forged(
 
 def _is_of(meta: bytes, stream: Stream, epoch: int, shard: int, record: IndexRecord) -> bool:
     """Return True if an entry's header agrees with its record."""
-    assert stream.spec is not None
     try:
-        header = parse_header(meta, stream.spec, takes_refs=True)
+        header = parse_header(meta, stream.require_spec(), takes_refs=True)
     except BadEntry:
         return False
     said = header.stream, header.epoch, header.shard, header.first, header.end, header.holes

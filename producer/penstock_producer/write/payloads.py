@@ -93,14 +93,13 @@ def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shar
     folder = segments_of(stream)
     if folder is None:
         return None
-    assert stream.spec is not None
     try:
         folder.require_own()
     except SegmentsUnseen:
         require_there(client, stream)
         raise
     return SegmentWriter(
-        folder, (stream.name, stream.id), stream.spec, manifest.epoch, stream.partition_of(shard).number,
+        folder, (stream.name, stream.id), stream.require_spec(), manifest.epoch, stream.partition_of(shard).number,
         segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).is_synced,
     )  # fmt: skip
 

@@ -398,8 +398,7 @@ class Writer:
             rows = "" if isinstance(sample, Spec) or not found.rows else ROWS.format(found.rows)
             self._notify(f"the spec of {self.stream.name!r} is taken from its first sample: {spec}{rows}")
             self.stream = load_stream(self._client, self.stream.name)
-        assert self.stream.spec is not None
-        return self.stream.spec
+        return self.stream.require_spec()
 
     def _open_shard(self, manifest: Manifest, shard: int, most: int = SHARD_SAMPLES) -> ShardWriter:
         """Return the writer of one shard, at its progress. The stream must have a spec.
@@ -435,10 +434,9 @@ class Writer:
     def _shard_writer(
         self, slot: ShardSlot, size: int | None, most: int, *, take_another: Callable[[], ShardSlot] | None = None
     ) -> ShardWriter:
-        assert self.stream.spec is not None
         block_bytes = min(self.stream.block_bytes, largest_block(self.stream.partition_budget))
         return ShardWriter(
-            slot.committer, self.stream.spec, block_bytes=block_bytes, shard=slot.shard, size=size, most=most,
+            slot.committer, self.stream.require_spec(), block_bytes=block_bytes, shard=slot.shard, size=size, most=most,
             finish=slot.finish, take_another=take_another, lost=self._tell_lost,
         )  # fmt: skip
 
