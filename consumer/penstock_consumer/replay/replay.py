@@ -28,6 +28,7 @@ from penstock_common.tuning import LEASE_S, Tuning, chosen, takes_old_names, tun
 from penstock_common.waiting import AT_ONCE_S, LEAVE_S, Wait, to_stderr
 from penstock_common.wire.header import Header
 from penstock_common.wire.spec import Spec
+from penstock_consumer.read.dead_letters import cause_of
 from penstock_consumer.read.receive import ReaderConnection, ReceivedEntry, Receiver, check_identity, read_by_id
 from penstock_consumer.read.resources import CLOSE_SILENCE_S
 from penstock_consumer.read.waits import await_epoch
@@ -123,7 +124,7 @@ class Replay(Passes):
         try:
             self._fetch_all(line, queue, shuffle, pool)
         except ReplayTruncated as error:
-            raise self._retained.lasting(error) from None
+            raise cause_of(self._client, self.stream, error) from None
         finally:
             line.close()
 

@@ -69,14 +69,6 @@ class RetainedEpoch:
             "removed (retention needs its bytes); replay a later epoch, or give the stream a larger budget"
         )
 
-    def lasting(self, error: PenstockError) -> PenstockError:
-        """Return the same error, or the one that says why the whole stream is lost."""
-        try:
-            require_there(self._client, self.stream)
-        except PenstockError as worse:
-            return worse
-        return error
-
     def raise_lost(self) -> None:
         """Raise the error that ended the lease, if it ended."""
         if self._hold.lost is not None:
