@@ -204,11 +204,11 @@ class TrackedDataset(tf.data.Dataset):  # tf.data's own classes are subclasses l
 
     def state_dict(self) -> State:
         """Return the loader's state: the position of the training step, however far tf.data has read ahead."""
-        return self._position.state_dict()
+        return self.tracker.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass where the state was taken, and end one that is under way. Raises StateMismatch."""
-        self._position.load_state_dict(state)
+        self.tracker.load_state_dict(state)
 
     def _trackable_children(self, save_type: str = "checkpoint", **settings: Any) -> dict[str, Any]:
         """Return the position of the training step, for ``tf.train.Checkpoint(model=model, data=ds)``."""
@@ -360,21 +360,13 @@ class CheckpointPosition(tf.train.experimental.PythonState):
     def __init__(self, tracker: StepTracker) -> None:
         self._tracker = tracker
 
-    def state_dict(self) -> State:
-        """Return the state of what the step was given."""
-        return self._tracker.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass where the state was taken, and end one that is under way."""
-        self._tracker.load_state_dict(state)
-
     def serialize(self) -> str:
         """Return the state as the text that a checkpoint stores."""
-        return json.dumps(self.state_dict())
+        return json.dumps(self._tracker.state_dict())
 
     def deserialize(self, string_value: bytes | str) -> None:
         """Load the state that a checkpoint stored. Raises StateMismatch, ReplayTruncated."""
-        self.load_state_dict(json.loads(string_value))
+        self._tracker.load_state_dict(json.loads(string_value))
 
 
 # --- steps of an epoch, if they are known -----------------------------------------------------------------------------
