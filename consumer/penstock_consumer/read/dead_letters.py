@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,21 +107,11 @@ class _BadEntry:
     reason: str
 
 
-@dataclass(slots=True)
-class EpochReadable:
-    """The knowledge that an epoch can be read, so that an entry that could not is bad in itself."""
-
-    is_known: bool = False
-
-    def saw_good(self) -> None:
-        """Note that an entry could be read."""
-        self.is_known = True
-
-
 class DeadLetters:
     """The bad entries that one reader finds in one epoch."""
 
-    def __init__(self, claim: LeaseClaim, readable: EpochReadable) -> None:
+    def __init__(self, claim: LeaseClaim, readable: threading.Event) -> None:
+        """``readable`` is set once an entry of the epoch could be read: one that could not is bad in itself then."""
         self._claim, self._readable = claim, readable
         self.count = 0
         """The entries that could not be read."""
@@ -147,13 +138,13 @@ class DeadLetters:
 
     def saw_good(self) -> None:
         """Note that an entry could be read, so that those that could not are bad in themselves."""
-        self._readable.saw_good()
+        self._readable.set()
         with suppress(ServerUnavailable):  # the next good entry tries again
             self._add_held()
 
     def _add(self, manifest: Manifest, partition: PartitionKeys, entry_id: bytes, reason: str) -> None:
         """Make an entry a dead letter, or hold it back while nothing could be read."""
-        if self._readable.is_known:
+        if self._readable.is_set():
             self.add_now(manifest, partition, entry_id, reason)
             return
         # leased like any other entry: the lease is renewed, and returned when this reader fails
@@ -162,7 +153,7 @@ class DeadLetters:
 
     def _require_hope(self) -> None:
         """Raise TooManyDeadLetters, once, when too much is held back."""
-        if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up and not self._readable.is_known:
+        if len(self._held) >= HOPELESS_ENTRIES and not self._gave_up and not self._readable.is_set():
             self._gave_up = True
             raise self._hopeless(f"none of the first {len(self._held)} entries")
 
@@ -179,7 +170,7 @@ class DeadLetters:
         """
         if not self._held:
             return
-        if is_alone and not self._readable.is_known and self._is_nothing_done(manifest):
+        if is_alone and not self._readable.is_set() and self._is_nothing_done(manifest):
             raise self._hopeless(f"none of the {len(self._held)} entries")
         self._add_held()
 

@@ -44,7 +44,7 @@ from penstock_common.stream.payloads import reader_of
 from penstock_common.stream.streams import require_there
 from penstock_common.wire.header import Header
 from penstock_consumer.read.claims import LeaseClaim
-from penstock_consumer.read.dead_letters import DeadLetters, EpochReadable, cause_of, crash_notice
+from penstock_consumer.read.dead_letters import DeadLetters, cause_of, crash_notice
 from penstock_consumer.read.fetch_plan import FetchPause, FetchPlanner, FetchRequest
 from penstock_consumer.read.heartbeat import ClaimedEntry
 from penstock_consumer.read.index_walk import ELSEWHERE_S
@@ -687,7 +687,7 @@ class SharedReaders:
     ) -> None:
         self.epoch = epoch
         self._claim, self._queue, self._pool, self._batch_size, self._views = claim, queue, pool, batch_size, views
-        self._manifest, self._readable = load_manifest(claim.client, claim.stream, epoch), EpochReadable()
+        self._manifest, self._readable = load_manifest(claim.client, claim.stream, epoch), threading.Event()
         claim.learn(self._manifest)
         self._dead_letters: list[DeadLetters] = []
         self._readers: list[SharedReader] = []
