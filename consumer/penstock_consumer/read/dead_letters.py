@@ -32,24 +32,6 @@ from penstock_consumer.read.receive import ReceivedEntry
 from penstock_consumer.stages.batch import Lease
 
 
-def is_newer(one: ReceivedEntry) -> bool:
-    """Return whether an entry is refused for its version alone."""
-    return isinstance(one.error, UnsupportedVersion)
-
-
-def refuse_newer(claim: LeaseClaim, partition: PartitionKeys, epoch: int, received: Sequence[ReceivedEntry]) -> None:
-    """Raise UnsupportedVersion if any entry is of a newer format.
-
-    Such entries stay pending. They are held like others, so that leaving returns them at once, and a death after a
-    lease.
-    """
-    newer = [one for one in received if is_newer(one)]
-    for one in newer:
-        claim.leases.add(Lease(partition.number, epoch, shard=-1, entry_id=one.entry_id, unacknowledged=0))
-    if newer:
-        raise too_old(claim.who, epoch, newer[0].entry_id, newer[0].error)
-
-
 def too_old(who: Membership, epoch: int, entry_id: bytes, error: BadEntry | None) -> UnsupportedVersion:
     """Return the error of a reader that is older than an entry, and has taken nothing of it."""
     return UnsupportedVersion(
@@ -120,8 +102,11 @@ class DeadLetters:
 
     def deal_with(self, odd: Sequence[ReceivedEntry], manifest: Manifest, partition: PartitionKeys) -> None:
         """Deal with entries that deliver no sample. Raises TooManyDeadLetters, UnsupportedVersion."""
-        claim = self._claim
-        for one in [one for one in odd if not is_newer(one)]:
+        claim, newer = self._claim, list[ReceivedEntry]()
+        for one in odd:
+            if isinstance(one.error, UnsupportedVersion):
+                newer.append(one)
+                continue
             if is_done(claim.client, partition, manifest, claim.who.group, one.entry_id, one.error, one.header):
                 claim.end_entry(manifest, partition, one.entry_id)
                 continue
@@ -134,7 +119,10 @@ class DeadLetters:
             elif one.lease is not None:  # every sample of it was acknowledged before: only the entry itself is due
                 claim.end_entry(manifest, partition, one.entry_id, one.lease)
         self._require_hope()
-        refuse_newer(claim, partition, manifest.epoch, odd)
+        for one in newer:  # pending, and held like others: leaving returns them at once, a death after a lease
+            claim.leases.add(Lease(partition.number, manifest.epoch, shard=-1, entry_id=one.entry_id, unacknowledged=0))
+        if newer:
+            raise too_old(claim.who, manifest.epoch, newer[0].entry_id, newer[0].error)
 
     def saw_good(self) -> None:
         """Note that an entry could be read, so that those that could not are bad in themselves."""
