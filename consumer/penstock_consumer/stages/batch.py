@@ -340,10 +340,6 @@ class Assembler:
             for opened, rows in self._shares(count)
         ]
 
-    def targets(self, name: str, count: int) -> list[NDArray[Any]]:
-        """Return the same memory as rows of arrays."""
-        return [opened.arrays[name][opened.filled : opened.filled + rows] for opened, rows in self._shares(count)]
-
     def accept(self, count: int, spans: Sequence[BatchSpan], ragged: dict[str, Ragged]) -> None:
         """Take ``count`` samples whose fixed tensors are in their `places`."""
         done = 0
@@ -358,7 +354,7 @@ class Assembler:
 
     def takes_whole(self, count: int) -> bool:
         """Return whether ``count`` samples would make a complete batch of their own."""
-        return count == self._batch_size and not self.has_rows
+        return count == self._batch_size and not any(opened.filled for opened in self._opened)
 
     def adopt(self, columns: dict[str, Column], spans: Sequence[BatchSpan]) -> None:
         """Take an entry for which `takes_whole` is true as a batch, with its arrays as they are."""
@@ -370,9 +366,9 @@ class Assembler:
         for tensor in self._fixed:
             values = columns[tensor.name].values[rows]
             done = 0
-            for piece in self.targets(tensor.name, count):
-                piece[...] = values[done : done + len(piece)]
-                done += len(piece)
+            for opened, share in self._shares(count):
+                opened.arrays[tensor.name][opened.filled : opened.filled + share] = values[done : done + share]
+                done += share
         ragged = {name: _take(as_ragged(column), rows) for name, column in columns.items() if column.shapes is not None}
         self.accept(count, spans, ragged)
 
@@ -389,11 +385,6 @@ class Assembler:
             return None
         values, spans = self._ready.popleft()
         return Batch(values, self._epoch, spans, position, is_alone=is_alone)
-
-    @property
-    def has_rows(self) -> bool:
-        """Return whether a batch has been begun."""
-        return any(opened.filled for opened in self._opened)
 
     def _shares(self, count: int) -> list[tuple[_OpenBatch, int]]:
         """Return the open batches that ``count`` samples need, each with the rows it takes. Open more if needed."""
