@@ -173,7 +173,7 @@ class TestHoldings:
         holdings.add(again)
         assert first.is_lost
         assert not again.is_lost
-        assert len(holdings) == 1
+        assert holdings.of(1) == [again]
 
     def test_a_lost_entry_is_marked_once(self) -> None:
         """The lease renewer may report it again."""

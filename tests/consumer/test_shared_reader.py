@@ -1036,7 +1036,7 @@ class TestClaimedEntries:
         found = list[int]()
         for number in range(1, len(ids[1]) + 1):
             until(lambda: queue.holds_batches)
-            assert len(claim.leases) == number
+            assert len(claim.leases.of(1)) == number
             found += numbers_in(queue)
         thread.join(20)
         assert found == list(range(COUNT))

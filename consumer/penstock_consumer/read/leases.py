@@ -177,10 +177,6 @@ class Leases:
         with self._lock:
             return any((p, e) == (partition, epoch) and entry_id in ids for p, e, ids in self._acknowledging)
 
-    def __len__(self) -> int:
-        with self._lock:
-            return sum(len(held) for held in self._leases.values())
-
 
 RENEWED_BELOW = 0.5
 """An idle time that grew by less than this part of the time between two looks was reset in between."""
