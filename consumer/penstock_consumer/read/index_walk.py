@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 
 from penstock_common.errors import EpochIncomplete, OrderNeedsSizes
 from penstock_common.server.aside import Aside
@@ -32,27 +33,19 @@ class KnownRecords:
         if not pieces or pieces[-1].end <= piece.start:
             pieces.append(piece)
             return
-        first = bisect_right(pieces, piece.start, key=_end_of)
-        pieces[first : bisect_left(pieces, piece.end, key=_start_of)] = [piece]
+        first = bisect_right(pieces, piece.start, key=attrgetter("end"))
+        pieces[first : bisect_left(pieces, piece.end, key=attrgetter("start"))] = [piece]
 
     def at(self, position: int) -> IndexedPiece | None:
         """Return the piece that covers a position, or None if it was not read."""
-        found = bisect_right(self._pieces, position, key=_end_of)
+        found = bisect_right(self._pieces, position, key=attrgetter("end"))
         if found < len(self._pieces) and self._pieces[found].start <= position:
             return self._pieces[found]
         return None
 
     def forget(self, below: int) -> None:
         """Forget the pieces that end at or before ``below``, which are not needed any more."""
-        del self._pieces[: bisect_right(self._pieces, below, key=_end_of)]
-
-
-def _start_of(piece: IndexedPiece) -> int:
-    return piece.start
-
-
-def _end_of(piece: IndexedPiece) -> int:
-    return piece.end
+        del self._pieces[: bisect_right(self._pieces, below, key=attrgetter("end"))]
 
 
 RANGES = 64
