@@ -337,7 +337,8 @@ class SharedReader:
 
     def _look_again(self) -> None:
         """Read the manifest again, and plan the last requests once the epoch has ended."""
-        if (manifest := self._news.ask(self._read_manifest, ELSEWHERE_S)) is None:
+        manifest = self._news.ask(lambda: renewed(self.claim.client, self.claim.stream, self._manifest), ELSEWHERE_S)
+        if manifest is None:
             return
         self._manifest = manifest
         self._server_clock.compare()
@@ -379,9 +380,6 @@ class SharedReader:
                 missing,
             )
         return True
-
-    def _read_manifest(self) -> Manifest:
-        return renewed(self.claim.client, self.claim.stream, self._manifest)
 
     def why_waiting(self, seconds: float) -> str:
         """Return why there is no batch, in words for the training loop's user."""
