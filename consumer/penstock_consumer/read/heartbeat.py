@@ -299,9 +299,6 @@ class Heartbeat:
         )  # fmt: skip
 
     def _beat(self) -> None:
-        self._beat_everywhere()
-
-    def _beat_everywhere(self) -> None:
         """Give a heartbeat in every partition, and join those again whose server came back without this member.
 
         Raises ServerUnavailable while one of them is to be looked at again.
@@ -490,7 +487,7 @@ class LeaseRenewer(Heartbeat):
         now = self._clock()
         self._forget_after_stall(self._began_s)
         self._began_s = now
-        self._beat_everywhere()
+        super()._beat()
         self._renewed_s = now  # the time of the question, not of the answer
 
     def _after_beat(self) -> None:
