@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from penstock_common.errors import StateMismatch
@@ -52,8 +52,7 @@ class EpochShare:
 
     def after(self, steps: int) -> EpochShare:
         """Return the share without that many first steps of the rank."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return EpochShare(**{**values, "start": self.start + steps * self.order.world * self.order.batch})
+        return replace(self, start=self.start + steps * self.order.world * self.order.batch)
 
 
 # --- in the process that reads ----------------------------------------------------------------------------------------
