@@ -322,18 +322,17 @@ def _spans_processes(sharding: Sharding) -> bool:
     return isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable
 
 
-def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one device's piece. Raises ValueError if the pieces would be unequal."""
+def _check_cut(name: str, sharding: Sharding, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a sharding would cut a tensor into unequal pieces."""
     if not isinstance(sharding, jax.sharding.Sharding):
-        return shape
+        return
     try:
-        piece: tuple[int, ...] = sharding.shard_shape(shape)
+        sharding.shard_shape(shape)
     except (ValueError, IndexError) as error:  # IndexError: the sharding names more dimensions than there are
         raise ValueError(
             f"tensor {name!r} of shape {shape} cannot be cut into equal pieces: choose a batch_size that the devices "
             f"divide and remainder='pad' or 'drop' ({str(error).splitlines()[0]:.200})"
         ) from None
-    return piece
 
 
 # --- what JAX can hold ------------------------------------------------------------------------------------------------
