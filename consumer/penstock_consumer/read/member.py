@@ -24,7 +24,7 @@ from penstock_consumer.read.claims import LeaseClaim, RankClaim
 from penstock_consumer.read.options import LoaderOptions
 from penstock_consumer.read.ordered import OrderedReader
 from penstock_consumer.read.shared import SharedReaders
-from penstock_consumer.stages.batch import Batch
+from penstock_consumer.stages.batch import Batch, pool_for
 from penstock_consumer.stages.queue import PrefetchLimit, PrefetchQueue, StageChain, stages_of
 from penstock_consumer.stages.stage import StageContext
 
@@ -64,7 +64,7 @@ class Member:
         self._half_open: int | None = None
         """An epoch that a producer had begun to open at the last look."""
         self._spec = claim.stream.require_spec()
-        self._pool = options.pool(self._spec)
+        self._pool = pool_for(self._spec, options.batch_size, options.prefetch_bytes)
         self._prefetch_limit = PrefetchLimit(options.prefetch_bytes)
         """The limit that was learned in one epoch, for the next."""
         self._maps = maps_of_stream(claim.stream)
@@ -147,9 +147,8 @@ class Member:
         reader = self._reader_of(epoch, queue := PrefetchQueue(self._prefetch_limit, self._pool.trim))
         thread = threading.Thread(target=reader.run, name="penstock-reader", daemon=True)
         options = self._options
-        setting = StageContext(
-            self._spec, options.pool(self._spec), epoch, options.batch_size, is_ordered=self.rank is not None
-        )
+        pool = pool_for(self._spec, options.batch_size, options.prefetch_bytes)
+        setting = StageContext(self._spec, pool, epoch, options.batch_size, is_ordered=self.rank is not None)
         self.run = EpochRun(reader, StageChain(queue, stages_of(setting, options.stages, options.remainder)), thread)
         self.heartbeat.read_epoch(epoch)
         thread.start()

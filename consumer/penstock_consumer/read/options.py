@@ -14,7 +14,6 @@ from penstock_common.stream.groups.roster import RankOrder
 from penstock_common.tuning import LEASE_S, PREFETCH_BYTES, Canonical, Tuning, chosen
 from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import ArrayPool
 from penstock_consumer.stages.stage import StageMaker
 
 
@@ -45,11 +44,6 @@ class LoaderOptions:
     """The longest wait for a stream or a first epoch where `timeout_s` is None."""
     stages: list[StageMaker] = field(default_factory=list)
     """The stages that `Loader.shuffle` and `Loader.filter` added, in this order."""
-
-    def pool(self, spec: Spec) -> ArrayPool:
-        """Return memory for all batches that can wait at once, and for some that the loop has."""
-        sample_bytes = sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
-        return ArrayPool(keep=self.prefetch_bytes // max(1, sample_bytes * self.batch_size) + 8)
 
 
 SHORTEST_LEASE_S = 0.1

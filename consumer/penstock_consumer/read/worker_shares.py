@@ -19,9 +19,9 @@ from penstock_common.waiting import Notify, Wait, join, to_stderr
 from penstock_consumer.read.canonical import EpochSteps
 from penstock_consumer.read.claims import RankClaim
 from penstock_consumer.read.loader import LoaderHooks
-from penstock_consumer.read.options import LoaderOptions, State
+from penstock_consumer.read.options import State
 from penstock_consumer.read.ordered import OrderedReader
-from penstock_consumer.stages.batch import Batch, BatchSpan, Lease
+from penstock_consumer.stages.batch import Batch, BatchSpan, Lease, pool_for
 from penstock_consumer.stages.queue import POLL_S, PrefetchQueue
 
 
@@ -77,11 +77,7 @@ def _batches(part: EpochShare, share: tuple[int, int], client: object, notify: N
         raise StateMismatch("stream_id", stream.id, part.stream_id, "the stream was deleted and made again meanwhile")
     who = Membership(stream, part.group, rank_member(part.order.rank), "", part.order)
     limit = max(1, part.prefetch_bytes // share[1])
-    options = LoaderOptions(
-        start="resume", batch_size=part.batch_size, prefetch_bytes=limit, lease_s=part.lease_s,
-        notify=notify, order=part.order, remainder=part.remainder,
-    )  # fmt: skip
-    pool = options.pool(stream.require_spec())
+    pool = pool_for(stream.require_spec(), part.batch_size, limit)
     queue = PrefetchQueue(limit, pool.trim)
     reader = OrderedReader(  # the claim of one that never joined: only the rank itself reports and lives
         RankClaim(client, who, part.lease_s, notify), part.epoch, queue, pool,

@@ -16,7 +16,7 @@ from penstock_common.waiting import AT_ONCE_S, join, to_stderr
 from penstock_common.wire.header import parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
 from penstock_common.wire.spec import META_FIELD, Spec
-from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch
+from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch, pool_for
 from penstock_consumer.stages.queue import POLL_S, PrefetchQueue, QueueStopped
 from penstock_consumer.stages.shuffle import QueueFeeder, ShuffleOptions
 from penstock_consumer.stages.stage import StageContext
@@ -178,8 +178,7 @@ class Passes(Passing):
         try:
             return self._pools.pop()
         except IndexError:
-            sample_bytes = max(1, sum(t.sample_bytes for t in self.spec if not t.is_ragged))
-            return ArrayPool(keep=self._prefetch_bytes // (sample_bytes * self.batch_size) + 8)
+            return pool_for(self.spec, self.batch_size, self._prefetch_bytes)
 
     # --- for subclasses ---
 

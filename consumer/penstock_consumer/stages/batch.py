@@ -292,6 +292,16 @@ class ArrayPool:
         return owner, start
 
 
+def row_bytes(spec: Spec) -> int:
+    """Return the bytes of a sample's fixed-size tensors."""
+    return sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
+
+
+def pool_for(spec: Spec, batch_size: int, nbytes: int) -> ArrayPool:
+    """Return memory for all batches that can wait in ``nbytes`` at once, and for some that the loop has."""
+    return ArrayPool(keep=nbytes // max(1, row_bytes(spec) * batch_size) + 8)
+
+
 # --- filling batches --------------------------------------------------------------------------------------------------
 
 

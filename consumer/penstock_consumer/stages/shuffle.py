@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock_common.wire.dtypes import numpy_dtype
 from penstock_common.wire.ragged import Ragged
 from penstock_common.wire.spec import Spec
-from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch
+from penstock_consumer.stages.batch import ArrayPool, Assembler, Batch, row_bytes
 from penstock_consumer.stages.queue import PrefetchQueue
 from penstock_consumer.stages.rows import gathered, rolled, unrolled
 from penstock_consumer.stages.stage import StageContext
@@ -112,11 +112,6 @@ class SampleSlots:
         for store in (self._fixed, self._ragged):
             for name, values in store.items():
                 store[name] = np.concatenate([values, np.empty_like(values)])
-
-
-def row_bytes(spec: Spec) -> int:
-    """Return the bytes of a sample's fixed-size tensors."""
-    return sum(tensor.sample_bytes for tensor in spec if not tensor.is_ragged)
 
 
 class ShuffleWindow:
