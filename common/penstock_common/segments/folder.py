@@ -47,6 +47,15 @@ def new_token() -> str:
     return secrets.token_hex(6)
 
 
+def sync(path: Path) -> None:
+    """Write a file, or a folder with the names of its files, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
     """An open segment file."""
@@ -379,14 +388,6 @@ class SegmentFolder:
         except FileNotFoundError:
             return False
         return (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
-
-    def sync(self) -> None:
-        """Write the folder itself, the names of its files, to the disk."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def remove(self) -> bool:
         """Remove everything, for a stream that is deleted. Files that are being read live until they are closed.

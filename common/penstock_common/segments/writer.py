@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token
+from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token, sync
 from penstock_common.segments.mapping import maps_of
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.header import FILE_PAGE, SegmentRef, aligned, ref_bytes, with_ref
@@ -164,7 +164,7 @@ class SegmentWriter:
         needed = place_record(2 * FILE_PAGE, header_bytes, sizes)[1]
         self._open = self.folder.take(info, max(self._segment_bytes, needed + 4 * FILE_PAGE))
         if self._is_synced:
-            self.folder.sync()
+            sync(self.folder.path)
         self._at = len(self._open.head)
         if place_record(self._at, header_bytes, sizes)[1] > self._open.nbytes:
             raise OSError(f"a head of {self._at} bytes leaves no space in a segment of {self._open.nbytes}")

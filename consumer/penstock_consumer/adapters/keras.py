@@ -5,7 +5,6 @@ Usually ``fit`` acknowledges steps without a callback (see ``tensorflow``, ``tor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import keras
 
 from penstock_common.hints import explained
+from penstock_common.segments.folder import sync
 from penstock_consumer.adapters.step_tracking import StepTracker, require_fed
 from penstock_consumer.read.hooks import hooks_of
 from penstock_consumer.read.loader import Loader
@@ -143,14 +143,6 @@ def _durable(filepath: Any, save: Callable[[str], None]) -> None:
     path = Path(filepath)
     fresh = path.with_name(f".new-{path.name}")  # Keras tells formats by the suffix
     save(str(fresh))
-    _sync(fresh)
+    sync(fresh)
     fresh.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

@@ -27,7 +27,7 @@ from penstock_common.segments.exports import (
     ExportProgress,
     load_contents,
 )
-from penstock_common.segments.folder import MODE, new_token
+from penstock_common.segments.folder import MODE, new_token, sync
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.segments.writer import write_all
 from penstock_common.stream.commands import Client
@@ -305,11 +305,7 @@ def _write_contents(path: Path, contents: ExportContents) -> None:
 
 def _sync_folder(path: Path) -> None:
     with suppress(OSError):  # some file systems cannot
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
 
 
 def _dumped(contents: ExportContents) -> bytes:
