@@ -21,7 +21,7 @@ import redis
 
 import penstock
 from penstock import __main__ as command_line
-from penstock.cli import COMMANDS, Entry, byte_size, load_command, url_of
+from penstock.cli import COMMANDS, Entry, byte_size, url_of
 from penstock.cli.console import Console
 from penstock_common.local_servers import read_private
 from penstock_common.settings import BadSettings
@@ -360,12 +360,10 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_the_help_of_the_table_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`penstock --help` is written from the table without importing the commands, so the two must agree."""
-    command = load_command(name)
-    assert name == command.NAME
-    assert COMMANDS[name].help == command.HELP
+    """One text describes a command, in `penstock --help` and in the command's own help."""
     assert main([name, "--help"]) == 0
     told = capsys.readouterr().out
+    assert COMMANDS[name].help in " ".join(told.split())
     assert "example" in told
     assert f"penstock {name}" in told.partition("example")[2]
     assert main(["--help"]) == 0
@@ -407,7 +405,7 @@ def test_an_error_of_several_lines_is_still_one_line(
 def _add_command(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     """Add a command to the table, which is found like the real ones."""
     (folder / "extra_command.py").write_text(
-        "from penstock_common.errors import PenstockError\nNAME, HELP, EPILOG = 'extra', 'one more', ''\n"
+        "from penstock_common.errors import PenstockError\nEPILOG = ''\n"
         f"def add_arguments(parser): pass\ndef run(args, console): {body}\n"
     )
     monkeypatch.syspath_prepend(folder)

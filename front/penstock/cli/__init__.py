@@ -1,7 +1,7 @@
 """The table of commands, one file each, and the options they share. A command's file is imported when it is called.
 
-A command is a module with ``NAME``, ``HELP`` (one line), ``EPILOG`` (an example, and what else its help says),
-``add_arguments(parser)`` and ``run(args, console) -> exit code``.
+A command is a module with ``EPILOG`` (an example, and what else its help says), ``add_arguments(parser)`` and
+``run(args, console) -> exit code``. Its name and its line of help are in the table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
     module: str
     help: str
-    """Equal to the module's HELP (a test compares them), so that ``penstock --help`` imports no command."""
+    """One line. It is here and not in the module, so that ``penstock --help`` imports no command."""
 
 
 COMMANDS: dict[str, Entry] = {
@@ -229,8 +229,6 @@ class Parser(argparse.ArgumentParser):
 class Command(Protocol):
     """A command's module."""
 
-    NAME: str
-    HELP: str
     EPILOG: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -248,7 +246,7 @@ def load_command(name: str) -> Command:
 def parser_of(name: str) -> Parser:
     """Return the parser of a command in the table."""
     command = load_command(name)
-    parser = Parser(f"penstock {name}", description=command.HELP, epilog=command.EPILOG)
+    parser = Parser(f"penstock {name}", description=COMMANDS[name].help, epilog=command.EPILOG)
     command.add_arguments(parser)
     return parser
 

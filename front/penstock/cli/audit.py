@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.commands import Client
     from penstock_producer.sources.config import SourceConfig
 
-NAME = "audit"
-HELP = "compare planned, written and trained on; name what is lost or duplicated"
 
 SHOWN = 50
 """Findings printed; --json has them all."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.mending.bad import BadReport, DeadLetter
     from penstock_common.stream.streams import Stream
 
-NAME = "bad"
-HELP = "list, show, retry or drop bad samples and dead letters"
 
 EPILOG = """\
 example:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.bench.rounds import BenchSetup, FeedMethod
     from penstock.cli.console import Console
 
-NAME = "bench"
-HELP = "measure your source through a DataLoader and through Penstock, and say which to use"
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where segments are fastest
 BUDGET_BYTES = 64 << 20

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
-NAME = "completion"
-HELP = "print a script that lets a shell complete penstock's commands"
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
 
-NAME = "delete"
-HELP = "remove a stream with all its epochs and groups"
-
 
 EPILOG = (
     "example:\n  penstock delete train --yes\n  penstock delete --segments /dev/shm/penstock\n\n"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from penstock_common.server.nodes import NodeState
     from penstock_common.stream.commands import Client
 
-NAME = "doctor"
-HELP = "check server and streams as an expert would, and say what fixes it"
 
 BAD = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
 
-NAME = "epochs"
-HELP = "list a stream's epochs; close, abandon or pin one; say how many are kept"
-
 
 EPILOG = (
     "example:\n  penstock epochs list train\n  penstock epochs close train 3\n  penstock epochs abandon train 3\n"

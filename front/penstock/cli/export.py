@@ -12,9 +12,6 @@ from penstock_common.printable import readable_bytes
 if TYPE_CHECKING:
     from penstock.cli.console import Console, ProgressBar, ProgressBars
 
-NAME = "export"
-HELP = "copy a stream's epochs to files, bit-exact"
-
 
 EPILOG = (
     "example:\n  penstock export train /data/train\n  penstock export train /data/train --epoch 3\n"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
-NAME = "exporter"
-HELP = "serve metrics of streams for Prometheus"
 
 DEFAULT_PORT = 9465
 SNAPSHOT_EVERY_S = 2.0

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock.gateway.tokens import Grant
 
-NAME = "gateway"
-HELP = "let browsers read and acknowledge as members of groups"
 
 DEFAULT_PORT = 8466
 GRANT = accepted_by("penstock.gateway.tokens:parse_grant")

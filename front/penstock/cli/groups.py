@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from penstock_common.explain.snapshot import MemberSnapshot
     from penstock_common.stream.commands import Client
 
-NAME = "groups"
-HELP = "list a stream's groups; declare, reset or drop one"
-
 
 EPILOG = (
     "example:\n  penstock groups list train\n  penstock groups declare train resnet\n"

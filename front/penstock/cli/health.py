@@ -12,8 +12,6 @@ from penstock.cli import GROUP_NAME, SERVER_URL, STREAM_NAME, add_url, seconds, 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
-NAME = "health"
-HELP = "say whether a worker or a trainer of this host gave a heartbeat lately"
 
 WITHIN_S = 15.0
 """The age at which a heartbeat is too old. Workers give one every 3 s, and members every 2 s. A worker's job goes to

@@ -11,9 +11,6 @@ from penstock.cli.export import listed, shown, summed
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
-NAME = "import"
-HELP = "bring exported epochs back into a stream"
-
 
 EPILOG = (
     "example:\n  penstock import /data/train train\n"

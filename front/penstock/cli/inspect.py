@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.payloads import PayloadStorage
     from penstock_common.stream.streams import Stream
 
-NAME = "inspect"
-HELP = "show streams, or one stream's epochs, groups, lag and bytes"
-
 
 EPILOG = (
     "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"

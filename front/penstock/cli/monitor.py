@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from penstock_common.explain.snapshot import StreamSnapshot
     from penstock_common.stream.commands import Client
 
-NAME = "monitor"
-HELP = "watch streams live: rates, lag, members, workers, the bottleneck"
 
 _PATIENCE_S = 30.0
 """The time for which a browser may take nothing of an answer."""

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from penstock.views.partitions import PartitionsView
     from penstock_common.stream.commands import Client
 
-NAME = "partitions"
-HELP = "show where a stream's partitions lie, and how to even them out"
-
 
 EPILOG = (
     "example:\n  penstock partitions train\n  penstock partitions train --json | jq -r '.commands[]'\n\n"

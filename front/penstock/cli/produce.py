@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_producer.jobs.plan import ProductionPlan
 
-NAME = "produce"
-HELP = "make epochs of a source with worker processes"
-
 
 class _ProduceParser(Parser):
     """A source's parser, with the options of this command."""

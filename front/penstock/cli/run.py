@@ -25,8 +25,6 @@ from penstock_common.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
-NAME = "run"
-HELP = "start server, workers and a training command together"
 
 _END_S = 10.0
 """The longest time that a trainer may take to end when it is asked to."""

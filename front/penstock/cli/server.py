@@ -12,8 +12,6 @@ from penstock.cli.interrupts import end_by_signals
 if TYPE_CHECKING:
     from penstock.cli.console import Console
 
-NAME = "server"
-HELP = "run a private redis-server in the foreground"
 
 DEFAULT_PORT = 6379
 """The port that a Writer or Loader without a URL tries."""

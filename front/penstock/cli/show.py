@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.streams import Stream
     from penstock_consumer.replay.samples import Identity, Sample, SampleReader
 
-NAME = "show"
-HELP = "show samples of a stream as pictures, with labels and identity"
 
 COUNT, LIVE_S, LOOKED_AT = 36, 2.0, 4096
 """The samples that are shown, the pause of --live, and the samples that are drawn at random in search of a class."""

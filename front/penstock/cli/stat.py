@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_consumer.replay.samples import SampleReader
 
-NAME = "stat"
-HELP = "tell ranges, means, classes and troubles of a stream's samples"
 
 SAMPLES = 1000
 _CLASSES_SHOWN = 12

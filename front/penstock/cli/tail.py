@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.index import WrittenBlock
 
-NAME = "tail"
-HELP = "follow what is written to a stream: a line for each entry, no payloads"
 
 _LOOK_S = 0.5
 

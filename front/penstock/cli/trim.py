@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.streams import Stream
     from penstock_producer.write.retention import RetentionPolicy
 
-NAME = "trim"
-HELP = "release what a stream's retention gives up, now"
 
 SHOWN = 5
 

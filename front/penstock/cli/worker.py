@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from penstock_producer.jobs.fleet import Fleet
     from penstock_producer.jobs.watchdog import WorkerDeath
 
-NAME = "worker"
-HELP = "do the jobs of penstock produce, here or on another host"
-
 
 EPILOG = (
     "example:\n  PENSTOCK_URL=redis://feeder:6379 penstock worker --processes 8 --allow team --root /data\n"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock_common.stream.commands import Client
     from penstock_common.stream.servers.embedded import EmbeddedServer
 
-NAME = "demo"
-HELP = "see it all work: digits, workers, Redis, two models, an audit"
 
 GOAL = 0.95
 """The held-out accuracy that both models reach on all digits in three epochs."""
