@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, Parser, add_stream, url_of
+from penstock.cli import EPOCH_NUMBER, add_stream, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,10 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, console: Console) -> int:
     """Return 0 if the audit is clean, 1 if not."""
+    from penstock.cli.sources import source_in
     from penstock_common.stream.audit import audit_stream
     from penstock_common.stream.client import connect
 
-    source = None if args.repair is None else _parse_source(args.repair)
+    source = None if args.repair is None else source_in("penstock audit STREAM --repair", args.repair)
     with connect(url_of(args)) as client:
         report = audit_stream(client, args.stream, epoch=args.epoch, deep=args.deep)
         if source is not None and any(epoch.missing for epoch in report.epochs):
@@ -77,15 +78,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     else:
         print_report(report, console)
     return 0 if report.is_clean else 1
-
-
-def _parse_source(words: list[str]) -> SourceConfig:
-    """Return the source that follows --repair, by the options of `penstock produce`."""
-    from penstock.cli.sources import add_sources, source_of
-
-    parser = Parser(prog="penstock audit STREAM --repair")
-    add_sources(parser, Parser, production=False)
-    return source_of(parser.parse_args(words))
 
 
 def _repair(client: Client, report: AuditReport, config: SourceConfig, console: Console) -> None:

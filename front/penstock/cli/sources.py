@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 DEFAULT_STREAM = "train"
 _COUNT, _NOT_NEGATIVE = whole_number(1), whole_number(0)
 _NAME = "module:attribute; the current folder is importable"
+_PIXELS = ("mode", "resize", "crop", "random_crop", "flip")
+"""The options that `_add_pixels` adds."""
 _EXAMPLES = {
     "images": "photos/ --resize 224x224 --transform augment:flip --epochs 3",
     "dataset": "mydata:train --transform augment:flip",
@@ -66,26 +68,52 @@ def add_sources(
     images = kinds.add_parser("images", help="a folder or a zip of images; sub-folders are classes")
     _add_images(images)
     dataset = kinds.add_parser("dataset", help="an object with a length and items, or equally long arrays")
-    dataset.add_argument("name", type=import_name(dataset), metavar="NAME", help=_NAME)
+    dataset.add_argument("name", type=_import_name(dataset), metavar="NAME", help=_NAME)
     keras = kinds.add_parser("keras", help="a Keras Sequence or PyDataset")
-    keras.add_argument("name", type=import_name(keras), metavar="NAME", help=_NAME)
+    keras.add_argument("name", type=_import_name(keras), metavar="NAME", help=_NAME)
     generator = kinds.add_parser("generator", help="an iterable, or a function giving one; read by one worker")
-    generator.add_argument("name", type=import_name(generator), metavar="NAME", nargs="?", help=_NAME)
+    generator.add_argument("name", type=_import_name(generator), metavar="NAME", nargs="?", help=_NAME)
     generator.add_argument(
         "--pair", action="append", metavar="TENSOR=NAME", default=[], help="instead: several, walked in step"
     )
     generator.add_argument("--batched", action="store_true", help="items are batches")
     generator.add_argument("--limit", type=_COUNT, metavar="N", help="end the pass after N items")
-    add_endless(generator)
-    for sub in (images, dataset, generator):
-        sub.add_argument(
+    _add_endless(generator)
+    tar = kinds.add_parser("tar", help="tars in webdataset's layout: a folder, a pattern, or one")
+    tar.add_argument(
+        "path", metavar="DIR", help="folder, file ending in .tar, or a quoted pattern: 'train-{0000..0099}.tar'"
+    )
+    tar.add_argument(
+        "--field", action="append", default=[], metavar="TENSOR=FIELD", help="x=jpg; may be repeated (default: all)"
+    )
+    arrays = kinds.add_parser("arrays", help="rows of .npy or .npz files")
+    arrays.add_argument(
+        "files", nargs="+", metavar="[TENSOR=]FILE", help="x=images.npy, x='part-*.npy', data.npz; .npy without a name "
+        "is called as its file is",
+    )  # fmt: skip
+    torch = kinds.add_parser("torch", help="a torch Dataset, IterableDataset or DataLoader")
+    torch.add_argument("name", type=_import_name(torch), metavar="NAME", help=_NAME)
+    torch.add_argument("--limit", type=_COUNT, metavar="N", help="end the pass after N items; not for a Dataset")
+    _add_endless(torch)
+    mix = kinds.add_parser("mix", help="several sources as one, each with its share of every epoch")
+    mix.add_argument(
+        "--part", nargs=2, action="append", required=True, metavar=("WEIGHT", "SOURCE"),
+        help="a source as this command would be given it, in quotes; once for each",
+    )  # fmt: skip
+    source = kinds.add_parser("source", help="a source that another package brings (entry point penstock.sources)")
+    source.add_argument("name", metavar="NAME", help="of the entry point")
+    source.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
+    )
+    _add_endless(source)
+    for each in (images, dataset, generator, tar, arrays, torch, source):
+        each.add_argument(
             "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
         )
-    others = add_kinds(kinds.add_parser, _NAME, _COUNT)
-    _add_pixels(others[0])
-    indexed: list[argparse.ArgumentParser] = [images, dataset, keras, *others]
+    _add_pixels(tar)
+    indexed = [images, dataset, keras, tar, arrays, torch, mix, source]
     for each in indexed:
-        add_choice(each, _COUNT, is_mix=each.prog.endswith(" mix"))
+        _add_choice(each, is_mix=each is mix)
     for each in [*indexed, generator]:
         if production:
             _add_production(each)
@@ -297,9 +325,9 @@ def source_of(args: argparse.Namespace) -> SourceConfig:
     return next(iter(sources.values()))
 
 
-def _part_of(words: list[str]) -> SourceConfig:
-    """Return a source from an option of another one."""
-    parser = Parser(prog="--part WEIGHT")
+def source_in(prog: str, words: list[str]) -> SourceConfig:
+    """Return the source that these words name, by the options of `penstock produce`. Errors begin with ``prog``."""
+    parser = Parser(prog=prog)
     add_sources(parser, Parser, production=False)
     return source_of(parser.parse_args(words))
 
@@ -308,21 +336,49 @@ def _source(args: argparse.Namespace) -> SourceConfig:
     """Return the source before any of its samples are chosen."""
     from penstock_producer.sources.config import parse_config
 
-    config: dict[str, Any] = {"kind": args.kind}
-    if (other := config_of(args, _part_of)) is not None:
-        return parse_config(config | other)
-    if args.kind == "images":
-        names: tuple[str, ...] = ("path", "label", "labels", "classes", "mode", "transform")
-        names += ("resize", "crop", "random_crop", "flip")
-        if args.skip_unlabelled and not args.labels:
-            raise WrongUsage("--skip-unlabelled says what is done with images that a table does not name: add --labels")
-        config["unlabelled"] = "skip" if args.skip_unlabelled else "refuse"
-    elif args.kind == "generator":
-        names = ("name", "batched", "limit", "transform", "endless")
-        config["pairs"] = dict(_pair(text) for text in args.pair) or None
-    else:
-        names = ("name", "transform") if args.kind == "dataset" else ("name",)
-    return parse_config(config | {name: getattr(args, name) for name in names})
+    return parse_config({"kind": args.kind, **_values(args)})
+
+
+def _values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of a source's config. Where a kind has another name in configs, it is among them."""
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(args, name) for name in names}
+
+    match args.kind:
+        case "images":
+            values = given("path", "label", "labels", "classes", "transform", *_PIXELS)
+            return {**values, "unlabelled": _unlabelled(args)}
+        case "dataset":
+            return given("name", "transform")
+        case "generator":
+            pairs = dict(_pair(text) for text in args.pair) or None
+            return {**given("name", "batched", "limit", "transform", "endless"), "pairs": pairs}
+        case "tar":
+            fields = dict(_named(text, "--field") for text in args.field) or None
+            return {**given("path", "transform", *_PIXELS), "fields": fields}
+        case "arrays":
+            return {**given("transform"), **_files(args.files)}
+        case "torch":
+            return given("name", "limit", "transform", "endless")
+        case "mix":
+            parts = [
+                {"weight": _weight(weight), "source": source_in("--part WEIGHT", _words(words))}
+                for weight, words in args.part
+            ]
+            return {**given("samples"), "kind": "weighted", "parts": parts}
+        case "source":
+            options = dict(_named(text, "--option") for text in args.option)
+            values = {name: _json(text) for name, text in options.items()}
+            return {**given("name", "transform", "endless"), "kind": "installed", "options": values}
+        case _:  # keras
+            return given("name")
+
+
+def _unlabelled(args: argparse.Namespace) -> str:
+    if args.skip_unlabelled and not args.labels:
+        raise WrongUsage("--skip-unlabelled says what is done with images that a table does not name: add --labels")
+    return "skip" if args.skip_unlabelled else "refuse"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -341,7 +397,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _budget(text: str) -> int:
     size = byte_size(text)
-    if size < LEAST_BUDGET_BYTES:
+    if size < 1 << 12:  # probably a number whose unit was forgotten
         raise argparse.ArgumentTypeError(
             f"{text!r} is {size:,} bytes, too little to hold a block: give 64mb or more, as in 2gb"
         )
@@ -386,9 +442,6 @@ def _spec(text: str) -> dict[str, Any]:
     return spec
 
 
-LEAST_BUDGET_BYTES = 1 << 12
-"""The least budget. A smaller number is probably one whose unit was forgotten."""
-Add = Callable[..., argparse.ArgumentParser]
 _KINDS_OF_FILES = {".zip": "images", ".tar": "tar", ".npy": "arrays", ".npz": "arrays"}
 
 
@@ -410,27 +463,22 @@ class SourceKinds(Choices):
 
     def explain(self, prog: str, words: Sequence[str]) -> str:
         """See `Choices`."""
-        return _no_kind(prog, words, self.choices)
+        word, rest = words[0], list(words)
+        other = _OTHER_KINDS.get(word.casefold())
+        near = [other] if other else difflib.get_close_matches(word, self.choices, 1)
+        if (kind := _kind_of_path(word)) is not None:
+            what = f"{word!r} is a path, and the kind of source is missing before it"
+        elif word.count(":") == 1 and word.replace(":", "").replace(".", "").isidentifier():
+            kind, what = "dataset", f"{word!r} is an import name, and the kind of source is missing before it"
+        else:
+            what = f"{word!r} is no kind of source; there are {', '.join(self.choices)}"
+            kind, rest = (near[0], rest[1:]) if near else ("images", ["photos/"])
+            what = f"{what}; as an example" if not near else what
+        end = ["--", "python", "train.py"] if prog.endswith(" run") and "--" not in rest else []
+        return f"{what}: type `{shlex.join([*prog.split(), kind, *rest, *end])}`"
 
 
-def _no_kind(prog: str, words: Sequence[str], kinds: Collection[str]) -> str:
-    """Return what the first word is instead of a kind, and how to type the command."""
-    word, rest = words[0], list(words)
-    other = _OTHER_KINDS.get(word.casefold())
-    near = [other] if other else difflib.get_close_matches(word, kinds, 1)
-    if (kind := kind_of_path(word)) is not None:
-        what = f"{word!r} is a path, and the kind of source is missing before it"
-    elif word.count(":") == 1 and word.replace(":", "").replace(".", "").isidentifier():
-        kind, what = "dataset", f"{word!r} is an import name, and the kind of source is missing before it"
-    else:
-        what = f"{word!r} is no kind of source; there are {', '.join(kinds)}"
-        kind, rest = (near[0], rest[1:]) if near else ("images", ["photos/"])
-        what = f"{what}; as an example" if not near else what
-    end = ["--", "python", "train.py"] if prog.endswith(" run") and "--" not in rest else []
-    return f"{what}: type `{shlex.join([*prog.split(), kind, *rest, *end])}`"
-
-
-def kind_of_path(text: str) -> str | None:
+def _kind_of_path(text: str) -> str | None:
     """Return the kind of source that reads this path, or None if the text is not a path."""
     path = Path(text)
     if (kind := _KINDS_OF_FILES.get(path.suffix.lower())) is not None:
@@ -440,12 +488,12 @@ def kind_of_path(text: str) -> str | None:
     return "images" if "/" in text and ":" not in text else None
 
 
-def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
+def _import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
     """Return an argparse type that refuses paths before anything is started."""
 
     def name(text: str) -> str:
         *before, _ = parser.prog.split()
-        if ":" not in text and (kind := kind_of_path(text)) is not None:
+        if ":" not in text and (kind := _kind_of_path(text)) is not None:
             command = shlex.join([*before, kind, text])
             raise argparse.ArgumentTypeError(
                 f"{text!r} is a path, expected an import name like mydata:train; to read the path type `{command}`"
@@ -455,53 +503,14 @@ def import_name(parser: argparse.ArgumentParser) -> Callable[[str], str]:
     return name
 
 
-def add_kinds(add: Add, name_help: str, count: Callable[[str], int]) -> list[argparse.ArgumentParser]:
-    """Add the sub-commands, without the options that all have. The options for pixels are added later."""
-    tar = add("tar", help="tars in webdataset's layout: a folder, a pattern, or one")
-    tar.add_argument(
-        "path", metavar="DIR", help="folder, file ending in .tar, or a quoted pattern: 'train-{0000..0099}.tar'"
-    )
-    tar.add_argument(
-        "--field", action="append", default=[], metavar="TENSOR=FIELD", help="x=jpg; may be repeated (default: all)"
-    )
-    arrays = add("arrays", help="rows of .npy or .npz files")
-    arrays.add_argument(
-        "files", nargs="+", metavar="[TENSOR=]FILE", help="x=images.npy, x='part-*.npy', data.npz; .npy without a name "
-        "is called as its file is",
-    )  # fmt: skip
-    torch = add("torch", help="a torch Dataset, IterableDataset or DataLoader")
-    torch.add_argument("name", type=import_name(torch), metavar="NAME", help=name_help)
-    torch.add_argument("--limit", type=count, metavar="N", help="end the pass after N items; not for a Dataset")
-    add_endless(torch)
-    for sub in (tar, arrays, torch):
-        sub.add_argument(
-            "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
-        )
-    mix = add("mix", help="several sources as one, each with its share of every epoch")
-    mix.add_argument(
-        "--part", nargs=2, action="append", required=True, metavar=("WEIGHT", "SOURCE"),
-        help="a source as this command would be given it, in quotes; once for each",
-    )  # fmt: skip
-    source = add("source", help="a source that another package brings (entry point penstock.sources)")
-    source.add_argument("name", metavar="NAME", help="of the entry point")
-    source.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="for the source; JSON, or else a text"
-    )
-    add_endless(source)
-    source.add_argument(
-        "--transform", type=IMPORT_NAME, metavar="MODULE:FUNCTION", help="applied to each sample: f(sample[, rng])"
-    )
-    return [tar, arrays, torch, mix, source]
-
-
-def add_endless(parser: argparse.ArgumentParser) -> None:
+def _add_endless(parser: argparse.ArgumentParser) -> None:
     """Add the option for iterables."""
     parser.add_argument(
         "--endless", action="store_true", help="feed the stream as it comes, without epochs, until Ctrl-C or SIGTERM"
     )
 
 
-def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, is_mix: bool) -> None:
+def _add_choice(parser: argparse.ArgumentParser, *, is_mix: bool) -> None:
     """Add the options that choose some of a source's samples."""
     add = parser.add_argument_group("choice of samples").add_argument
     if not is_mix:
@@ -509,33 +518,14 @@ def add_choice(parser: argparse.ArgumentParser, count: Callable[[str], int], *, 
             "--balance", nargs="?", const="y", metavar="TENSOR", help="every class equally often (default: by y)"
         )  # fmt: skip
     add(
-        "--samples", type=count, metavar="N", help="of one epoch, with --balance or mix (default: as many as there are)"
+        "--samples",
+        type=_COUNT,
+        metavar="N",
+        help="of one epoch, with --balance or mix (default: as many as there are)",
     )
     add("--split", type=_parts, metavar="NAME:F,...", help="train:0.9,val:0.1: each sample always in the same part")
     add("--only", metavar="PART", help="of --split: only this one (default: each, as stream NAME.PART)")
     add("--split-seed", type=int, default=0, metavar="N", help="another division (default: %(default)s)")
-
-
-def config_of(args: argparse.Namespace, parse: Callable[[list[str]], SourceConfig]) -> dict[str, Any] | None:
-    """Return the config of one of these kinds, or None for another one. ``parse`` reads the source of a part."""
-    match args.kind:
-        case "tar":
-            pixels = {name: getattr(args, name) for name in ("mode", "resize", "crop", "random_crop", "flip")}
-            fields = dict(_named(text, "--field") for text in args.field) or None
-            return {"path": args.path, "fields": fields, "transform": args.transform, **pixels}
-        case "arrays":
-            return {**_files(args.files), "transform": args.transform}
-        case "torch":
-            return {"name": args.name, "limit": args.limit, "transform": args.transform, "endless": args.endless}
-        case "mix":
-            parts = [{"weight": _weight(weight), "source": parse(_words(words))} for weight, words in args.part]
-            return {"kind": "weighted", "parts": parts, "samples": args.samples}
-        case "source":
-            options = dict(_named(text, "--option") for text in args.option)
-            values = {name: _json(text) for name, text in options.items()}
-            both = {"transform": args.transform, "endless": args.endless}
-            return {"kind": "installed", "name": args.name, "options": values, **both}
-    return None
 
 
 def chosen(args: argparse.Namespace, config: SourceConfig) -> dict[str, SourceConfig]:
