@@ -11,6 +11,7 @@ from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
+    from penstock_common.stream.streams import Stream
 
 
 EPILOG = (
@@ -45,10 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of these actions, and print what was done."""
     from penstock_common.stream.client import connect
+    from penstock_common.stream.streams import load_stream
 
-    actions = {"list": _list, "close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
+    actions = {"close": _close, "abandon": _abandon, "pin": _pin, "unpin": _pin, "retain": _retain}
     with connect(url_of(args)) as client:
-        return actions[args.action](client, args, console)
+        if args.action == "list":
+            return _list(client, args, console)  # its snapshot also says which servers are away
+        return actions[args.action](client, load_stream(client, args.stream), args, console)
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
@@ -86,11 +90,9 @@ def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _pin(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.groups.roster import pin_epoch, unpin_epoch
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     is_pin = args.action == "pin"
     changed = (pin_epoch if is_pin else unpin_epoch)(client, stream, args.epoch)
     if args.json:
@@ -104,12 +106,11 @@ def _pin(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _retain(client: Client, args: argparse.Namespace, console: Console) -> int:
-    from penstock_common.stream.streams import load_stream, set_field
+def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
+    from penstock_common.stream.streams import set_field
     from penstock_producer.write.retention import parse_policy
 
     policy = parse_policy(args.policy)
-    stream = load_stream(client, args.stream)
     set_field(client, stream, "retention", policy.text)
     if args.json:
         console.json({"stream": stream.name, "retention": policy.text, "before": stream.retention})
@@ -121,12 +122,10 @@ def _retain(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _close(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.feeds import close_epoch
     from penstock_common.stream.manifest import load_manifest
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     before = load_manifest(client, stream, args.epoch)
     samples = close_epoch(client, stream, args.epoch)
     if args.json:
@@ -141,12 +140,10 @@ def _close(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _abandon(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _abandon(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import StreamConflict
     from penstock_common.stream.manifest import ABANDONED, PRODUCED, abandon_epoch, load_manifest
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     before = load_manifest(client, stream, args.epoch)
     if before.state == PRODUCED and not args.force:
         raise StreamConflict(

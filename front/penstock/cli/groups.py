@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.explain.snapshot import MemberSnapshot
     from penstock_common.stream.commands import Client
+    from penstock_common.stream.streams import Stream
 
 
 EPILOG = (
@@ -50,9 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     """Do one of the actions, and print what was done."""
     from penstock_common.stream.client import connect
+    from penstock_common.stream.streams import load_stream
 
     with connect(url_of(args)) as client:
-        return {"list": _list, "declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, args, console)
+        if args.action == "list":
+            return _list(client, args, console)  # its snapshot also says which servers are away
+        stream = load_stream(client, args.stream)
+        return {"declare": _declare, "reset": _reset, "drop": _drop}[args.action](client, stream, args, console)
 
 
 def _list(client: Client, args: argparse.Namespace, console: Console) -> int:
@@ -94,12 +99,10 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _declare(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.groups.roster import Membership, RankOrder, join_group, load_roster
     from penstock_common.stream.keys import checked_name
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     name = checked_name("group", args.name)
     known = load_roster(client, stream.partitions[0]).groups.get(name)
     order = RankOrder(0, 0, 0) if args.ordered else None
@@ -116,15 +119,13 @@ def _declare(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _reset(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _reset(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.groups.forgetting import reset_group
     from penstock_common.stream.groups.roster import require_group
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     require_group(client, stream, args.name)
-    first = _first_epoch(client, args)
-    _refuse_living(client, args, "stop it first: it would be handed again what it is training on")
+    first = _first_epoch(client, stream, args.epoch)
+    _refuse_living(client, stream, args.name, "stop it first: it would be handed again what it is training on")
     reset_group(client, stream, args.name, first)
     if args.json:
         console.json({"stream": stream.name, "group": args.name, "first_epoch": first})
@@ -133,39 +134,35 @@ def _reset(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _first_epoch(client: Client, args: argparse.Namespace) -> int:
+def _first_epoch(client: Client, stream: Stream, epoch: str) -> int:
     from penstock_common.errors import EpochNotFound, EpochsReleased
     from penstock_common.stream.groups.forgetting import first_whole
     from penstock_common.stream.manifest import retained_epochs
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     whole = first_whole(client, stream)
-    if args.epoch == "earliest":
+    if epoch == "earliest":
         return whole
     there = retained_epochs(client, stream)
-    if int(args.epoch) not in there:
+    if int(epoch) not in there:
         named = ", ".join(map(str, there)) or "none"
         raise EpochNotFound(
-            f"stream {stream.name!r} has no epoch {args.epoch}; retained epochs: {named}; 'earliest' is {whole}"
+            f"stream {stream.name!r} has no epoch {epoch}; retained epochs: {named}; 'earliest' is {whole}"
         )
-    if int(args.epoch) < whole:
+    if int(epoch) < whole:
         raise EpochsReleased(
-            f"retention has removed entries of epoch {args.epoch} of {stream.name!r}: the first that can be read whole "
+            f"retention has removed entries of epoch {epoch} of {stream.name!r}: the first that can be read whole "
             f"is {whole} ('earliest')"
         )
-    return int(args.epoch)
+    return int(epoch)
 
 
-def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
+def _drop(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.groups.forgetting import drop_group
     from penstock_common.stream.groups.roster import require_group
-    from penstock_common.stream.streams import load_stream
 
-    stream = load_stream(client, args.stream)
     require_group(client, stream, args.name)
     if not args.force:
-        _refuse_living(client, args, "stop it first, or give --force")
+        _refuse_living(client, stream, args.name, "stop it first, or give --force")
     drop_group(client, stream, args.name)
     if args.json:
         console.json({"stream": stream.name, "group": args.name, "dropped": True})
@@ -174,20 +171,18 @@ def _drop(client: Client, args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _refuse_living(client: Client, args: argparse.Namespace, advice: str) -> None:
+def _refuse_living(client: Client, stream: Stream, name: str, advice: str) -> None:
     from penstock_common.errors import GroupBusy
     from penstock_common.stream.commands import server_ms
     from penstock_common.stream.groups.presence import liveness_of
     from penstock_common.stream.groups.roster import load_roster
-    from penstock_common.stream.streams import load_stream
 
-    partitions = load_stream(client, args.stream).partitions
-    rosters = [load_roster(client, partition) for partition in partitions]
-    members = liveness_of(rosters, server_ms(client, partitions[0].roster))
+    rosters = [load_roster(client, partition) for partition in stream.partitions]
+    members = liveness_of(rosters, server_ms(client, stream.partitions[0].roster))
     ages = {who: liveness.unseen_s for who, liveness in sorted(members.items()) if liveness.may_be_at_work}
-    if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == args.name]:
+    if living := [f"{member} (seen {age:.0f} s ago)" for (group, member), age in ages.items() if group == name]:
         named = ", ".join(living)
-        raise GroupBusy(f"group {args.name!r} of {args.stream!r} is read by {named}: {advice}")
+        raise GroupBusy(f"group {name!r} of {stream.name!r} is read by {named}: {advice}")
 
 
 def _epoch(text: str) -> str:
