@@ -19,7 +19,7 @@ from penstock_producer.jobs.production import Production
 from penstock_producer.jobs.progress import ProductionSummary
 from penstock_producer.jobs.worker import WorkerOptions
 from penstock_producer.sources.config import DatasetConfig, GeneratorConfig, SourceConfig
-from penstock_producer.sources.transform import BlockTransform, Transform, UnequalSamples
+from penstock_producer.sources.transform import Transform, UnequalSamples, transform_block
 from tests.producer.reading import read_epoch
 
 SAMPLES, BLOCK = 50, 8
@@ -137,30 +137,33 @@ def test_a_notebooks_function_of_blocks_may_be_a_closure(any_url: str) -> None:
 )
 def test_what_is_no_row_for_each_sample_is_refused(made: Any, why: str) -> None:
     """A row too few would shift all labels behind it."""
-    transform = BlockTransform(Transform.of(lambda block: made, "mine"))
+    transform = Transform.of(lambda block: made, "mine")
     with pytest.raises(SampleError, match=why):
-        transform([{"x": 1}, {"x": 2}], np.random.default_rng(0), "key")
+        transform_block(transform, [{"x": 1}, {"x": 2}], np.random.default_rng(0), "key")
 
 
 def test_a_block_of_bytes_is_a_list_of_them() -> None:
     """Texts and encoded images have no common shape."""
-    transform = BlockTransform(Transform.of(noisy, "noisy"))
+    transform = Transform.of(noisy, "noisy")
     block = [{"x": np.full(3, n, np.float32), "name": str(n).encode()} for n in range(12)]
-    made = transform(block, np.random.default_rng(0), "key")
+    made = transform_block(transform, block, np.random.default_rng(0), "key")
     assert [(int(sample["x"][0]), sample["name"]) for sample in made] == [(n, str(n).encode()) for n in range(12)]
 
 
 def test_a_block_transform_may_return_dicts_within_its_dict() -> None:
     """A transform of many samples may return what a transform of one may."""
-    transform = BlockTransform(Transform.of(lambda block: {"y": {"twice": block["x"] * 2}}, "mine"))
-    assert transform([{"x": 1}, {"x": 2}], np.random.default_rng(0), "key") == [{"y/twice": 2}, {"y/twice": 4}]
+    transform = Transform.of(lambda block: {"y": {"twice": block["x"] * 2}}, "mine")
+    assert transform_block(transform, [{"x": 1}, {"x": 2}], np.random.default_rng(0), "key") == [
+        {"y/twice": 2},
+        {"y/twice": 4},
+    ]
 
 
 def test_samples_of_different_shapes_are_no_block() -> None:
     """They come one at a time, because padding is the user's choice."""
-    transform = BlockTransform(Transform.of(lambda block: block, "mine"))
+    transform = Transform.of(lambda block: block, "mine")
     with pytest.raises(UnequalSamples, match="different shapes"):
-        transform([{"x": np.zeros(2)}, {"x": np.zeros(3)}], np.random.default_rng(0), "key")
+        transform_block(transform, [{"x": np.zeros(2)}, {"x": np.zeros(3)}], np.random.default_rng(0), "key")
 
 
 def test_a_source_without_samples_of_a_number_is_refused(any_url: str) -> None:

@@ -19,7 +19,7 @@ from penstock_producer.jobs.task import OnError
 from penstock_producer.jobs.watchdog import HUNG, SAMPLE_LIMIT_S, CrashRecord, CurrentSample
 from penstock_producer.sources.protocol import BatchSource, IterSource, Sample, Source, draws
 from penstock_producer.sources.seeding import sample_rng, seed_globals
-from penstock_producer.sources.transform import BlockTransform
+from penstock_producer.sources.transform import Transform, transform_block
 from penstock_producer.write.shard import ShardWriter
 
 T = TypeVar("T")
@@ -371,7 +371,7 @@ class BlockFiller:
     shard: int
     seed: EpochSeed
     watch: FailureLimit
-    transform: BlockTransform
+    transform: Transform
     count: int
 
     def fill(self) -> None:
@@ -415,8 +415,9 @@ class BlockFiller:
 
     def _call(self, samples: dict[int, Sample]) -> list[Sample]:
         first = min(samples)
-        make = partial(self.transform, list(samples.values()), self.seed.of(self.shard, first), self._key(first))
-        made: list[Sample] = self.watch.make(first, self._key(first), make, self.writer.commit_all)
+        rng, key = self.seed.of(self.shard, first), self._key(first)
+        make = partial(transform_block, self.transform, list(samples.values()), rng, key)
+        made: list[Sample] = self.watch.make(first, key, make, self.writer.commit_all)
         return made
 
     def _has_crashed(self, offsets: Made) -> bool:

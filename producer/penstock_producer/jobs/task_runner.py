@@ -48,7 +48,7 @@ from penstock_producer.jobs.watchdog import CrashRecord, CurrentSample
 from penstock_producer.sources.config import parse_config
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import AnySource, IterSource, can_make_again
-from penstock_producer.sources.transform import BlockTransform, seen_through
+from penstock_producer.sources.transform import Transform, seen_through
 from penstock_producer.write.quota import unfinished_shards
 from penstock_producer.write.shard import ShardWriter
 from penstock_producer.write.writer import SHARD_SAMPLES, SPREAD_SAMPLES, Writer, WriterHooks
@@ -309,7 +309,7 @@ class TaskRunner:
 
             watch.stop_when(looked)
             if task.block_transform:
-                transform = BlockTransform.load(task.block_transform)
+                transform = Transform.load(task.block_transform)
                 BlockFiller(source, items, shard, task.shard, seed, watch, transform, task.block_samples).fill()
             else:
                 fill = fill_batches if source.unit == "batch" else fill_samples

@@ -150,47 +150,35 @@ class UnequalSamples(SampleError):
     """The samples of a block differ in the names, kinds or shapes of their tensors, so they cannot be stacked."""
 
 
-@dataclass(frozen=True)
-class BlockTransform:
-    """The user's function on a block: ``f(block)`` or ``f(block, rng)``.
+def transform_block(
+    transform: Transform, samples: Sequence[Sample], rng: np.random.Generator, key: str
+) -> list[Sample]:
+    """Return one sample for each sample of a block, in their order.
 
-    It takes a dict of tensors of shape [n, ...], or lists of n bytes, and returns another such dict.
+    Args:
+        transform: the user's ``f(block)`` or ``f(block, rng)``. It takes a dict of tensors of shape [n, ...], or lists
+            of n bytes, and returns another such dict.
+        samples: the block, at least one.
+        rng: the generator of the block's first sample.
+        key: the name of the block's first sample, for errors.
+
+    Raises:
+        UnequalSamples: the samples cannot be stacked.
+        SampleError: the function failed, or did not return one row for each sample.
     """
-
-    transform: Transform
-
-    @classmethod
-    def load(cls, name: str) -> BlockTransform:
-        """Return the transform behind ``module:function`` or a token. Raises SourceError."""
-        return cls(Transform.load(name))
-
-    def __call__(self, samples: Sequence[Sample], rng: np.random.Generator, key: str) -> list[Sample]:
-        """Return one sample for each that it takes, in their order.
-
-        Args:
-            samples: the block, at least one.
-            rng: the generator of the block's first sample.
-            key: the name of the block's first sample, for errors.
-
-        Raises:
-            UnequalSamples: the samples cannot be stacked.
-            SampleError: the function failed, or did not return one row for each sample.
-        """
-        made = self.transform.call(_stacked(samples, key), rng, key)
-        if not isinstance(made, Mapping) or not made:
-            what = "an empty dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+    made = transform.call(_stacked(samples, key), rng, key)
+    if not isinstance(made, Mapping) or not made:
+        what = "an empty dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+        raise SampleError(f"{key}: block transform {transform.name} returned {what}; expected a dict of tensors")
+    made = flat(made, key)
+    for name, values in made.items():
+        count = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
+        if count != len(samples):
             raise SampleError(
-                f"{key}: block transform {self.transform.name} returned {what}; expected a dict of tensors"
+                f"{key}: block transform {transform.name} gave {count or 'no'} rows of {name!r} for "
+                f"{len(samples)} samples; it must give one for each"
             )
-        made = flat(made, key)
-        for name, values in made.items():
-            count = len(values) if hasattr(values, "__len__") and np.ndim(values) else None
-            if count != len(samples):
-                raise SampleError(
-                    f"{key}: block transform {self.transform.name} gave {count or 'no'} rows of {name!r} for "
-                    f"{len(samples)} samples; it must give one for each"
-                )
-        return [as_sample({name: values[row] for name, values in made.items()}, key) for row in range(len(samples))]
+    return [as_sample({name: values[row] for name, values in made.items()}, key) for row in range(len(samples))]
 
 
 class OneSampleBlocks:
@@ -199,12 +187,12 @@ class OneSampleBlocks:
     unit: Literal["sample"] = "sample"
     spec: SpecLike | None = None
 
-    def __init__(self, source: Source, transform: BlockTransform) -> None:
+    def __init__(self, source: Source, transform: Transform) -> None:
         self._source, self._transform = source, transform
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """Return one sample, made as a block of one."""
-        return self._transform([self._source.read(index, rng)], rng, self.key(index))[0]
+        return transform_block(self._transform, [self._source.read(index, rng)], rng, self.key(index))[0]
 
     def key(self, index: int) -> str:
         """Return the source's name of a sample."""
@@ -224,7 +212,7 @@ def seen_through(source: AnySource, block_transform: str | None) -> Any:
             f"block transform {block_transform} takes samples that have a number each, and this source gives each "
             f"{source.unit} as a whole: transform it there"
         )
-    return OneSampleBlocks(source, BlockTransform.load(block_transform))
+    return OneSampleBlocks(source, Transform.load(block_transform))
 
 
 def _stacked(samples: Sequence[Sample], key: str) -> dict[str, Any]:
