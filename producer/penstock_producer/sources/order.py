@@ -13,9 +13,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-_PERMUTATION = 0
-"""The last counter word of Philox. The generator of a sample has another one (see `seeding`)."""
-
 
 def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the indices 0 to n-1 in an order that depends on seed and epoch alone.
@@ -27,18 +24,14 @@ def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
         >>> permutation(10, seed=0, epoch=0).tolist()
         [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
     """
-    words = _philox(seed, epoch, (0, 0, 0, _PERMUTATION)).random_raw(n)
+    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(n)
     return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
 def in_order(n: int) -> NDArray[np.int64]:
     """Return the indices 0 to n-1 as they are, for an epoch that is not shuffled."""
     return np.arange(n, dtype=np.int64)
-
-
-def _philox(seed: int, epoch: int, counter: tuple[int, int, int, int]) -> np.random.Philox:
-    key = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=np.array(counter, dtype=np.uint64))
 
 
 Indices = NDArray[np.int64]

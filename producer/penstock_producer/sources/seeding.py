@@ -28,7 +28,7 @@ from penstock_common.errors import SampleError
 from penstock_producer.sources.names import blame
 
 _SAMPLE = 1
-"""The last counter word of Philox. The permutation of an epoch has another one (see `order`)."""
+"""The last counter word of Philox. The permutation of an epoch has 0 there (see `order`)."""
 
 
 def sample_rng(seed: int, epoch: int, shard: int, offset: int) -> np.random.Generator:
