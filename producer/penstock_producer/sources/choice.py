@@ -26,36 +26,30 @@ from penstock_producer.sources.order import (
     part_seed,
     walk,
 )
-from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source, draws
+from penstock_producer.sources.protocol import AnySource, BatchSource, Labelled, Sample, Source, SourceAround, draws
 
 
-class SplitSource:
-    """The samples of one part of a split. A file that is added or removed changes the part of no other file."""
+class SplitSource(SourceAround):
+    """The samples of one part of a split. A file that is added or removed changes the part of no other file.
 
-    unit: Literal["sample"] = "sample"
+    Its spec is that of the whole source, so that all parts have the same.
+    """
 
     def __init__(self, source: Source | BatchSource, parts: Sequence[tuple[str, float]], part: str, seed: int) -> None:
-        self.inner = source
-        """The source that is split."""
+        super().__init__(source)
         fractions = [fraction for _, fraction in parts]
         wanted = [name for name, _ in parts].index(part)
         sides = (side_of(source.key(index), fractions, seed) for index in range(len(source)))
         self._kept = np.flatnonzero(np.fromiter(sides, np.int64, len(source)) == wanted)
         if not len(self._kept):
             raise SourceError(f"none of the {len(source)} items falls into {part!r}; give it a larger fraction")
-        self.repeatable, self.draws = source.repeatable, draws(source)
         self.fingerprint = fingerprint(["split", source.fingerprint, [list(named) for named in parts], part, seed])
-        self.info: dict[str, Any] = {**source.info, "split": part}
+        self.info = {**source.info, "split": part}
         if "files" in source.info and len(source.info["files"]) == len(source):
             self.info["files"] = [source.info["files"][index] for index in self._kept]
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def spec(self) -> SpecLike | None:
-        """Return the spec of the whole source, so that all parts have the same."""
-        return self.inner.spec
 
     def key(self, index: int) -> str:
         """Return the source's name of a sample."""
@@ -69,10 +63,6 @@ class SplitSource:
         """Return the source's column, with the rows of this part only."""
         values = self.inner.column(name) if isinstance(self.inner, Labelled) else None
         return None if values is None else values[self._kept]
-
-    def close(self) -> None:
-        """Close the other source."""
-        self.inner.close()
 
 
 class BatchSplitSource(SplitSource):
@@ -131,19 +121,16 @@ MAX_CLASSES = 100_000
 """The most classes. A tensor with more different values does not hold classes."""
 
 
-class BalancedSource:
+class BalancedSource(SourceAround):
     """A choice of samples that takes every class equally often in each epoch.
 
     Samples of an unknown class are never chosen. ``info`` counts them.
     """
 
-    unit: Literal["sample"] = "sample"
-
     def __init__(self, source: AnySource, by: str = "y", samples: int | None = None) -> None:
         if source.unit != "sample":
             raise SourceError(f"only samples by number can be balanced; this source gives each {source.unit} whole")
-        self.inner: Source = source
-        """The source whose samples are chosen."""
+        super().__init__(source)
         labels, known = _labels(source, by)
         self.classes, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes) > min(MAX_CLASSES, max(1, len(labels))):
@@ -152,15 +139,11 @@ class BalancedSource:
         self.chosen = samples or len(source)
         if self.chosen < len(self.classes):
             raise SourceError(f"{self.chosen} samples an epoch are too few for {len(self.classes)} classes")
-        self.repeatable, self.draws = source.repeatable, draws(source)
         chosen_by = [str(value) for value in self.classes] + [len(members) for members in self._members]
         self.fingerprint = fingerprint(["balanced", source.fingerprint, by, self.chosen, chosen_by])
-        self.info: dict[str, Any] = {**source.info, "balanced": by}
+        self.info = {**source.info, "balanced": by}
         if len(known) < len(source):
             self.info["unlabelled"] = len(source) - len(known)
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
     def choose(self, seed: int, epoch: int, shuffle: bool, samples: int | None = None) -> Indices:
         """Return the next samples of each class, beginning where the epoch before ended."""
@@ -170,23 +153,6 @@ class BalancedSource:
             own = part_seed(seed, f"class {number}")
             parts.append(members[walk(len(members), epoch * count, count, own, shuffle)])
         return blend(parts, seed, epoch, shuffle)
-
-    @property
-    def spec(self) -> SpecLike | None:
-        """Return the spec of the source."""
-        return self.inner.spec
-
-    def key(self, index: int) -> str:
-        """Return the source's name of a sample."""
-        return self.inner.key(index)
-
-    def read(self, index: int, rng: np.random.Generator) -> Sample:
-        """Return one sample of the source."""
-        return self.inner.read(index, rng)
-
-    def close(self) -> None:
-        """Close the other source."""
-        self.inner.close()
 
 
 def _labels(source: Source, by: str) -> tuple[Any, Indices]:

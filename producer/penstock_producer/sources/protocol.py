@@ -87,6 +87,39 @@ class Labelled(Protocol):
         """
 
 
+class SourceAround:
+    """A source that is made of another one, and says of itself what that one says."""
+
+    unit: Literal["sample"] = "sample"
+    fingerprint: str
+    info: dict[str, Any]
+
+    def __init__(self, inner: Source | BatchSource) -> None:
+        self.inner = inner
+        """The other source."""
+        self.repeatable, self.draws = inner.repeatable, draws(inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    @property
+    def spec(self) -> SpecLike | None:
+        """Return the other source's spec."""
+        return self.inner.spec
+
+    def key(self, index: int) -> str:
+        """Return the other source's name of a sample."""
+        return self.inner.key(index)
+
+    def read(self, index: int, rng: np.random.Generator) -> Sample:
+        """Return the other source's sample."""
+        return self.inner.read(index, rng)
+
+    def close(self) -> None:
+        """Close the other source."""
+        self.inner.close()
+
+
 class BatchSource(_SourceInfo, Protocol):
     """Items by index, each with a known number of samples. An item is read once and belongs to one shard as a whole."""
 

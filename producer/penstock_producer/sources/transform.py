@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from penstock_common.errors import SampleError, SourceError
 from penstock_common.wire.spec import SpecLike
 from penstock_producer.sources.items import as_sample, flat
 from penstock_producer.sources.names import blame, is_token, lookup, resolve_callable
-from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source, draws
+from penstock_producer.sources.protocol import AnySource, Labelled, Sample, Source, SourceAround, draws
 from penstock_producer.sources.seeding import Seeded, find_seeded, reseed
 
 
@@ -108,38 +108,25 @@ def _takes_rng(function: Callable[..., Any], name: str) -> bool:
     return len(positional) >= 2 and (len(needed) == 2 or positional[1].name == "rng")
 
 
-class TransformedSource:
+class TransformedSource(SourceAround):
     """A source whose samples go through a transform."""
 
-    unit: Literal["sample"] = "sample"
     spec: SpecLike | None = None
 
     def __init__(self, source: Source, transform: Transform) -> None:
-        self._source, self._transform = source, transform
+        super().__init__(source)
+        self._transform = transform
         self.fingerprint = source.fingerprint
-        self.repeatable = source.repeatable
-        self.info: dict[str, Any] = {**source.info, "transform": transform.name}
+        self.info = {**source.info, "transform": transform.name}
         self.draws = transform.draws or draws(source)
-        """Whether `read` uses its generator (see `protocol.draws`)."""
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """Return the source's sample, transformed."""
-        return self._transform(self._source.read(index, rng), rng, self._source.key(index))
-
-    def key(self, index: int) -> str:
-        """Return the source's name of a sample."""
-        return self._source.key(index)
+        return self._transform(self.inner.read(index, rng), rng, self.inner.key(index))
 
     def column(self, name: str) -> Any:
         """Return the source's column as it is before the transform (see `Labelled`)."""
-        return self._source.column(name) if isinstance(self._source, Labelled) else None
-
-    def close(self) -> None:
-        """Close the other source."""
-        self._source.close()
+        return self.inner.column(name) if isinstance(self.inner, Labelled) else None
 
 
 BLOCK_SAMPLES = 64
@@ -181,22 +168,12 @@ def transform_block(
     return [as_sample({name: values[row] for name, values in made.items()}, key) for row in range(len(samples))]
 
 
-class OneSampleBlocks:
+class OneSampleBlocks(TransformedSource):
     """A source whose samples go through a block transform one at a time, to learn the spec."""
-
-    unit: Literal["sample"] = "sample"
-    spec: SpecLike | None = None
-
-    def __init__(self, source: Source, transform: Transform) -> None:
-        self._source, self._transform = source, transform
 
     def read(self, index: int, rng: np.random.Generator) -> Sample:
         """Return one sample, made as a block of one."""
-        return transform_block(self._transform, [self._source.read(index, rng)], rng, self.key(index))[0]
-
-    def key(self, index: int) -> str:
-        """Return the source's name of a sample."""
-        return self._source.key(index)
+        return transform_block(self._transform, [self.inner.read(index, rng)], rng, self.key(index))[0]
 
 
 def seen_through(source: AnySource, block_transform: str | None) -> Any:
