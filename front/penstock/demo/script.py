@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,19 +159,6 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 OnStep = Callable[[], None]
 
 
-class Model(Protocol):
-    """A model that the trainer process can train and test."""
-
-    def train(self, loader: penstock.Loader, epochs: int, on_step: OnStep) -> None:
-        """Train on the given number of epochs of a loader."""
-
-    def train_on(self, batches: Iterator[Arrays], on_step: OnStep) -> None:
-        """Train on batches that this process makes."""
-
-    def accuracy(self, images: NDArray[Any], labels: NDArray[Any]) -> float:
-        """Return the share of right answers."""
-
-
 class KerasModel:
     """One of two Keras networks, fed by `penstock.tensorflow.dataset` as any Keras model would be."""
 
@@ -223,7 +210,7 @@ class KerasModel:
         self._model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[callback])
 
     def accuracy(self, images: NDArray[Any], labels: NDArray[Any]) -> float:
-        """See Model."""
+        """Return the share of right answers."""
         return float(self._model.evaluate(images, labels, verbose=0)[1])
 
 
@@ -241,18 +228,18 @@ class NumpyModel:
         self._steps, self._step = max(1, steps), 0
 
     def train(self, loader: penstock.Loader, epochs: int, on_step: OnStep) -> None:
-        """See Model."""
+        """Train on the given number of epochs of a loader."""
         for _ in range(epochs):
             self.train_on(((batch["x"], batch["y"]) for batch in loader), on_step)
 
     def train_on(self, batches: Iterator[Arrays], on_step: OnStep) -> None:
-        """See Model."""
+        """Train on batches that this process makes."""
         for images, labels in batches:
             self._learn(_reduced(images), labels)
             on_step()
 
     def accuracy(self, images: NDArray[Any], labels: NDArray[Any]) -> float:
-        """See Model."""
+        """Return the share of right answers."""
         _, scores = self._forward(_reduced(images))
         return float((scores.argmax(axis=1) == labels).mean())
 
@@ -341,7 +328,7 @@ def trainer_main() -> int:
     images = DigitFiles(Path(task.train))
     steps = task.epochs * -(-len(images) // BATCH)
     if task.model in MODELS["keras"]:
-        model: Model = KerasModel(task.model, steps, task.seed)
+        model: KerasModel | NumpyModel = KerasModel(task.model, steps, task.seed)
     else:
         model = NumpyModel(128 if task.model.endswith("small") else 256, steps, task.seed)
     _tell(state="ready", pid=os.getpid())
@@ -368,7 +355,7 @@ def _tell(**message: Any) -> None:
     sys.__stdout__.flush()
 
 
-def _train(task: TrainerTask, model: Model) -> dict[str, float]:
+def _train(task: TrainerTask, model: KerasModel | NumpyModel) -> dict[str, float]:
     speed, printed_s = _Speed(), 0.0
     with penstock.Loader(
         STREAM,
@@ -394,7 +381,7 @@ def _train(task: TrainerTask, model: Model) -> dict[str, float]:
     return {**result, "samples": stats.samples, "accuracy": model.accuracy(images, labels)}
 
 
-def _train_alone(images: DigitFiles, model: Model, seed: int) -> dict[str, float]:
+def _train_alone(images: DigitFiles, model: KerasModel | NumpyModel, seed: int) -> dict[str, float]:
     """Train the same model with the same transform. This process makes every batch itself."""
     speed, samples, making_s = _Speed(), 0, 0.0
 
