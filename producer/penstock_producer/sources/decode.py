@@ -9,7 +9,7 @@ import io
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def probed(length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The way from an image file to pixels, with the options of `PixelsConfig`.
+    """The way from an image file to pixels, with the options that the config of a source holds.
 
     - Transparent pixels are laid on white. Without that, any colour could appear, and black would hide dark drawings.
     - 16-bit grey is scaled (65535 becomes 255) and never clipped. Colour of more than 8 bits is read as 8 bits.
@@ -69,32 +69,22 @@ class Decoder:
     - Colour profiles are not applied.
     """
 
-    mode: Literal["rgb", "gray", "gray16", "encoded"] = "rgb"
-    resize: Size | None = None
-    crop: Size | None = None
-    max_pixels: int = 89_478_485
-    random_crop: Size | None = None
-    flip: bool = False
-
-    @classmethod
-    def of(cls, config: PixelsConfig) -> Self:
-        """Return the decoder that the config of a source asks for."""
-        return cls(config.mode, config.resize, config.crop, config.max_pixels, config.random_crop, config.flip)
+    options: PixelsConfig
 
     @property
     def is_random(self) -> bool:
         """Tell whether `decode` needs a generator."""
-        return bool(self.random_crop) or self.flip
+        return bool(self.options.random_crop) or self.options.flip
 
     @property
     def dtype(self) -> str:
         """Return the dtype of `decode`'s result."""
-        return {"gray16": "uint16", "encoded": "bytes"}.get(self.mode, "uint8")
+        return {"gray16": "uint16", "encoded": "bytes"}.get(self.options.mode, "uint8")
 
     @property
     def channels(self) -> int:
         """Return the number of channels."""
-        return 3 if self.mode == "rgb" else 1
+        return 3 if self.options.mode == "rgb" else 1
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -102,9 +92,10 @@ class Decoder:
 
         Encoded images have the shape ().
         """
-        if self.mode == "encoded":
+        if self.options.mode == "encoded":
             return ()
-        fixed = _pair(self.random_crop) or _pair(self.crop) or (self.resize if isinstance(self.resize, tuple) else None)
+        resize = self.options.resize if isinstance(self.options.resize, tuple) else None
+        fixed = _pair(self.options.random_crop) or _pair(self.options.crop) or resize
         return (*fixed, self.channels) if fixed else None
 
     def decode(self, data: bytes, key: str, rng: np.random.Generator | None = None) -> NDArray[Any] | bytes:
@@ -121,7 +112,7 @@ class Decoder:
         try:
             with _opened(data) as image:
                 self._bound(image, key)
-                return data if self.mode == "encoded" else self._pixels(image, key, rng)
+                return data if self.options.mode == "encoded" else self._pixels(image, key, rng)
         except SampleError:
             raise
         except UnidentifiedImageError:
@@ -129,7 +120,7 @@ class Decoder:
         except Image.DecompressionBombError as error:
             found = re.search(r"\d+ pixels", str(error))  # Pillow refuses far larger images before we do
             raise SampleError(
-                f"{key}: {found[0] if found else 'too many pixels'}; at most {self.max_pixels} are decoded"
+                f"{key}: {found[0] if found else 'too many pixels'}; at most {self.options.max_pixels} are decoded"
             ) from error
         except Exception as error:  # with damaged files, decoders raise errors of nearly any class
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
@@ -142,38 +133,41 @@ class Decoder:
                 width, height = _upright_size(image)
         except Exception as error:
             raise SampleError(f"{key}: cannot be decoded: {type(error).__name__}: {error}") from error
-        if self.resize:
+        if self.options.resize:
             height, width = self._target(height, width)
-        return (*(_pair(self.random_crop) or _pair(self.crop) or (height, width)), self.channels)
+        return (*(_pair(self.options.random_crop) or _pair(self.options.crop) or (height, width)), self.channels)
 
     def _pixels(self, image: Image.Image, key: str, rng: np.random.Generator | None) -> NDArray[Any]:
         if image.format not in _DRAFTED:
             image.load()  # before the orientation is read, which a PNG may hold after the pixels
         width, height = _upright_size(image)
         target, box = self._target(height, width), (0.0, 0.0, float(width), float(height))
-        if self.random_crop:
+        if self.options.random_crop:
             assert rng is not None, "random crops need a generator"
             box = random_box(height, width, rng)
         self._draft(image, target, box, width, height)
         image.load()
         upright = _upright(image)
-        plain = _deep(upright, key) if self.mode == "gray16" else _shallow(upright, self.mode, key)
+        plain = _deep(upright, key) if self.options.mode == "gray16" else _shallow(upright, self.options.mode, key)
         plain = self._cropped(_resized(plain, target, box, width, height), key)
-        return self._array(plain, is_flipped=self.flip and rng is not None and rng.random() < 0.5)
+        return self._array(plain, is_flipped=self.options.flip and rng is not None and rng.random() < 0.5)
 
     def _bound(self, image: Image.Image, key: str) -> None:
-        if image.width * image.height > self.max_pixels:
-            raise SampleError(f"{key}: {image.width} x {image.height} pixels; at most {self.max_pixels} are decoded")
+        if image.width * image.height > self.options.max_pixels:
+            raise SampleError(
+                f"{key}: {image.width} x {image.height} pixels; at most {self.options.max_pixels} are decoded"
+            )
 
     def _target(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. The longer side is rounded down, as torchvision does."""
-        if self.random_crop:
-            return _pair(self.random_crop) or (height, width)
-        if not isinstance(self.resize, int):
-            return self.resize or (height, width)
+        if self.options.random_crop:
+            return _pair(self.options.random_crop) or (height, width)
+        resize = self.options.resize
+        if not isinstance(resize, int):
+            return resize or (height, width)
         if height < width:
-            return self.resize, max(1, self.resize * width // height)
-        return max(1, self.resize * height // width), self.resize
+            return resize, max(1, resize * width // height)
+        return max(1, resize * height // width), resize
 
     def _draft(self, image: Image.Image, target: tuple[int, int], box: Box, width: int, height: int) -> None:
         """Let the JPEG decoder leave out detail that resizing drops, and colour that grey drops.
@@ -186,10 +180,10 @@ class Decoder:
         wanted = [_GAP * width * target[1] / (box[2] - box[0]), _GAP * height * target[0] / (box[3] - box[1])]
         if _orientation(image) >= 5:
             wanted.reverse()
-        image.draft("L" if self.mode == "gray" else None, (int(wanted[0]), int(wanted[1])))
+        image.draft("L" if self.options.mode == "gray" else None, (int(wanted[0]), int(wanted[1])))
 
     def _cropped(self, image: Image.Image, key: str) -> Image.Image:
-        crop = _pair(self.crop)
+        crop = _pair(self.options.crop)
         if crop is None or crop == (image.height, image.width):
             return image
         if crop[0] > image.height or crop[1] > image.width:
@@ -203,7 +197,7 @@ class Decoder:
         pixels = np.array(
             pixels[:, ::-1] if is_flipped else pixels, order="C"
         )  # writable, because transforms may change it in place
-        if self.mode == "gray16":
+        if self.options.mode == "gray16":
             pixels = pixels.clip(0, 0xFFFF).astype(np.uint16)
         return pixels.reshape(image.height, image.width, self.channels)
 

@@ -39,7 +39,7 @@ class ImagesSource:
         paths = [file.path for file in self._files.files]
         self._labels = _labels(config, paths)
         self._kept = range(len(paths)) if self._labels.kept is None else self._labels.kept
-        self._decoder = Decoder.of(config)
+        self._decoder = Decoder(config)
         self.draws = self._decoder.is_random
         """Whether `read` uses its generator (see `protocol.draws`)."""
         left_out = {"path", "labels"} if config.files is not None else {"path", "labels", "files"}

@@ -45,7 +45,7 @@ class TarSource:
         if not len(self):
             raise SourceError(f"{config.path} holds no samples: its tars hold no files named like 0001.jpg")
         self._fields = self._chosen(config.fields)
-        self._decoder = Decoder.of(config)
+        self._decoder = Decoder(config)
         self.draws = self._decoder.is_random
         """Whether `read` uses its generator (see `protocol.draws`)."""
         options = config.model_dump(mode="json", exclude={"path"})

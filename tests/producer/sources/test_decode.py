@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
 from penstock_common.errors import SampleError, SourceError
-from penstock_producer.sources.config import ImagesConfig, TarConfig, parse_config
+from penstock_producer.sources.config import ImagesConfig, PixelsConfig, TarConfig, parse_config
 from penstock_producer.sources.decode import AREA, ASPECT, FORMATS, Decoder, random_box
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.seeding import sample_rng
@@ -33,7 +33,7 @@ def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
 
 def decoded(data: bytes, mode: Literal["rgb", "gray", "gray16"] = "rgb", **options: Any) -> Pixels:
     """Its pixels."""
-    found = Decoder(mode, **options).decode(data, "a/b.img")
+    found = Decoder(PixelsConfig(mode=mode, **options)).decode(data, "a/b.img")
     assert isinstance(found, np.ndarray)
     return found
 
@@ -98,11 +98,11 @@ def test_an_icon_is_its_largest_picture() -> None:
     """An icon holds one picture in several sizes; the directory cannot name one above 256."""
     large = Image.fromarray(np.repeat(np.repeat(gradient(), 16, 0), 16, 1))
     data = encoded(large, "ICO", sizes=[(16, 16), (48, 32), (192, 128)])
-    assert decoded(data).shape == Decoder().measure(data, "") == (128, 192, 3)
+    assert decoded(data).shape == Decoder(PixelsConfig()).measure(data, "") == (128, 192, 3)
     picture = encoded(large.resize((640, 320)), "PNG")
     entry = struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(picture), 22)
     beyond = struct.pack("<HHH", 0, 1, 1) + entry + picture
-    assert decoded(beyond).shape == Decoder().measure(beyond, "") == (320, 640, 3)
+    assert decoded(beyond).shape == Decoder(PixelsConfig()).measure(beyond, "") == (320, 640, 3)
     with pytest.raises(SampleError, match="640 x 320 pixels; at most 70000 are decoded"):
         decoded(beyond, max_pixels=70_000)
 
@@ -150,7 +150,7 @@ def test_exif_orientation_is_applied(form: str, orientation: int) -> None:
     assert found.shape == shown.shape
     assert np.abs(found.astype(int) - shown)[2:-2, 2:-2, :2].max() <= 16
     assert found[3, 3, 2] > 128 > found[3, -3, 2]
-    assert Decoder().measure(data, "") == shown.shape
+    assert Decoder(PixelsConfig()).measure(data, "") == shown.shape
     assert decoded(data, resize=(16, 24)).shape == (16, 24, 3)
     assert decoded(data, resize=16).shape == (16, 24, 3)
 
@@ -265,7 +265,7 @@ def test_resizing_takes_height_then_width_or_the_shorter_side() -> None:
     assert decoded(data, resize=80).shape == (80, 120, 3)
     assert decoded(data, resize=20, crop=(16, 12)).shape == (16, 12, 3)
     for options in ({"resize": 10}, {"resize": 20, "crop": (16, 12)}, {"crop": 8}, {"resize": (10, 20)}):
-        assert Decoder("rgb", **options).measure(data, "") == decoded(data, **options).shape
+        assert Decoder(PixelsConfig(**options)).measure(data, "") == decoded(data, **options).shape
 
 
 def test_a_crop_is_cut_from_the_centre() -> None:
@@ -422,7 +422,7 @@ def test_a_random_crop_is_what_a_full_decode_would_give(orientation: int) -> Non
     for offset in range(8):
         box = random_box(upright.height, upright.width, sample_rng(0, 0, 0, offset))
         expected = np.asarray(upright.resize((48, 32), Image.Resampling.BILINEAR, box)).astype(int)
-        found = pixels_of(data, Decoder(random_crop=(32, 48)), offset)
+        found = pixels_of(data, Decoder(PixelsConfig(random_crop=(32, 48))), offset)
         assert found.shape == (32, 48, 3)
         assert found.flags.writeable
         assert found.flags.c_contiguous
@@ -432,9 +432,10 @@ def test_a_random_crop_is_what_a_full_decode_would_give(orientation: int) -> Non
 def test_about_half_of_the_images_are_mirrored_and_always_the_same_half() -> None:
     """A retried shard must give the same bytes."""
     data = jpeg(smooth(30, 40))
-    plain = pixels_of(data, Decoder())
-    flipped = [bool((pixels_of(data, Decoder(flip=True), offset) == plain[:, ::-1]).all()) for offset in range(200)]
-    again = [bool((pixels_of(data, Decoder(flip=True), offset) != plain).any()) for offset in range(200)]
+    plain = pixels_of(data, Decoder(PixelsConfig()))
+    decoder = Decoder(PixelsConfig(flip=True))
+    flipped = [bool((pixels_of(data, decoder, offset) == plain[:, ::-1]).all()) for offset in range(200)]
+    again = [bool((pixels_of(data, decoder, offset) != plain).any()) for offset in range(200)]
     assert flipped == again
     assert 70 < sum(flipped) < 130
 
@@ -444,7 +445,7 @@ def test_grey_is_decoded_as_grey() -> None:
     data = jpeg(smooth(60, 80))
     with Image.open(io.BytesIO(data)) as image:
         expected = np.asarray(image.convert("L"))[..., None].astype(int)
-    assert np.abs(pixels_of(data, Decoder("gray")) - expected).max() <= 2
+    assert np.abs(pixels_of(data, Decoder(PixelsConfig(mode="gray"))) - expected).max() <= 2
 
 
 def test_encoded_images_travel_as_they_are_if_they_are_images(tmp_path: Path) -> None:
