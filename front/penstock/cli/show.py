@@ -167,29 +167,20 @@ def _write(shown: Sequence[ShownSample], title: str, path: Path) -> None:
 
 
 def _print(shown: Sequence[ShownSample], title: str, console: Console) -> None:
+    from penstock.views.show import image_decoder
+
     console.line((title, "bold"))
     if not console.is_terminal:
         for one in shown:
             console.line("  ".join([*one.captions(), *one.words()[:1]]))
         return
     across = max(1, (shutil.get_terminal_size().columns + 2) // (_TILE + 2))
-    decode = _decoder() if console.has_colours else None
+    decode = image_decoder() if console.has_colours else None
     for start in range(0, len(shown), across):
         row = [_tile(one, decode, has_colours=console.has_colours) for one in shown[start : start + across]]
         for lines in zip(*row, strict=True):
             console.line(*chain.from_iterable(["  " * (at > 0), *line] for at, line in enumerate(lines)))
         console.line()
-
-
-def _decoder() -> Any:
-    """Return the decoder of encoded images, or None without Pillow. They are then shown as bytes."""
-    from penstock_common.errors import PenstockError
-
-    try:
-        from penstock.views.png import decode
-    except PenstockError:
-        return None
-    return decode
 
 
 def _tile(one: ShownSample, decode: Any, *, has_colours: bool) -> list[list[str | Styled]]:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from penstock.gateway.refusals import BAD_TOKEN, Kind, Refusal, refusal_of
 from penstock.views.pictures import fitted
-from penstock.views.show import shown_of
+from penstock.views.show import image_decoder, shown_of
 from penstock_common.errors import DamagedKey, EpochNotFound, PenstockError
 from penstock_common.stream.client import connect
 from penstock_common.stream.streams import load_stream
@@ -92,7 +92,7 @@ class NewestPictures:
                         samples, _ = reader.newest(SAMPLES, {})
                 except (EpochNotFound, DamagedKey):  # nothing is there yet, or the record of the stream tells it
                     samples = []
-        decode = _decoder()
+        decode = image_decoder()
         return {"stream": name, "samples": [_sample_fields(one, decode) for one in shown_of(stream, samples, None)]}
 
 
@@ -106,15 +106,6 @@ def _sample_fields(one: Any, decode: Any) -> dict[str, Any]:
         rgb = fitted(rgb, SIDE, SIDE)
     height, width = rgb.shape[:2]
     return {**fields, "width": width, "height": height, "rgb": base64.b64encode(rgb.tobytes()).decode()}
-
-
-def _decoder() -> Any:
-    """Return the decoder of encoded images, or None without Pillow. They are then shown as bytes."""
-    try:
-        from penstock.views.png import decode
-    except PenstockError:
-        return None
-    return decode
 
 
 def monitor_app(url: str, looks: Looks, every_s: float, token: str) -> Starlette:

@@ -142,6 +142,15 @@ class ShownSample:
         return {"id": str(identity), **identity._asdict(), "labels": self.labels, "tensors": tensors}
 
 
+def image_decoder() -> Callable[[bytes], Any] | None:
+    """Return the decoder of encoded images, or None without Pillow. They are then shown as bytes."""
+    try:
+        from penstock.views.png import decode
+    except PenstockError:
+        return None
+    return decode
+
+
 def _summary(value: Any) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {"bytes": len(value), "text": text_of(value)[:LONGEST]}
