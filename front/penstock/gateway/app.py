@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from penstock.gateway.limits import (
@@ -54,9 +54,9 @@ class Gateway:
         self._pool = ThreadPoolExecutor(limits.members + 4, "penstock-gateway")
         """The threads that acknowledge and close, which may wait for Redis."""
 
-    def app(self, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    def app(self) -> Starlette:
         """Return the application."""
-        own = [
+        routes = [
             WebSocketRoute("/v1/read", self._read),
             Route("/v1/members", self._open, methods=["POST"]),
             Route("/v1/members/{member}/next", self._next, methods=["POST"]),
@@ -64,7 +64,7 @@ class Gateway:
             Route("/v1/members/{member}", self._close, methods=["DELETE"]),
         ]
         refusals: dict[Any, Any] = {Refusal: self._refused}
-        return Starlette(routes=[*own, *routes], lifespan=self._lifespan, exception_handlers=refusals)
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=refusals)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:

@@ -46,21 +46,17 @@ class LatestLook:
 
     def __init__(self, looks: Looks, every_s: float) -> None:
         self._looks, self._every_s = looks, every_s
-        self._found: dict[str, Any] = {"streams": [], "error": None, "every_s": every_s}
+        self.found: dict[str, Any] = {"streams": [], "error": None, "every_s": every_s}
+        """The records, and the error of the last look, if it failed."""
         threading.Thread(target=self._run, name="penstock-looks", daemon=True).start()
-
-    @property
-    def found(self) -> dict[str, Any]:
-        """Return the records, and the error of the last look, if it failed."""
-        return self._found
 
     def _run(self) -> None:
         while True:
             try:
                 for records in self._looks():
-                    self._found = {"streams": records, "error": None, "every_s": self._every_s}
+                    self.found = {"streams": records, "error": None, "every_s": self._every_s}
             except PenstockError as error:
-                self._found = {**self._found, "error": str(error)}
+                self.found = {**self.found, "error": str(error)}
                 time.sleep(self._every_s)
 
 

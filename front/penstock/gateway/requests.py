@@ -27,11 +27,6 @@ def parse_message(text: str | bytes | None) -> dict[str, Any]:
     return value
 
 
-def number_in(message: dict[str, Any], name: str, least: int, most: int) -> int:
-    """Return a whole number of a message. Raises Refusal."""
-    return _number(message.get(name), name, least, most)
-
-
 def _number(value: Any, name: str, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise Refusal(BAD_MESSAGE, f"{name} is {str(value)[:40]!r}, expected a whole number from {least} to {most}")
@@ -40,12 +35,12 @@ def _number(value: Any, name: str, least: int, most: int) -> int:
 
 def batch_size_in(message: dict[str, Any]) -> int:
     """Return the batch size that a client asks for. Raises Refusal."""
-    return number_in(message, "batch_size", 1, MAX_BATCH_SIZE)
+    return _number(message.get("batch_size"), "batch_size", 1, MAX_BATCH_SIZE)
 
 
 def credits_in(message: dict[str, Any]) -> int:
     """Return the batches that a client allows. Raises Refusal."""
-    return number_in(message, "batches", 1, MAX_CREDITS)
+    return _number(message.get("batches"), "batches", 1, MAX_CREDITS)
 
 
 def acknowledged_in(message: dict[str, Any]) -> list[int]:
