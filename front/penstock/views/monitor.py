@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from penstock.views.bottleneck import Bottleneck, GroupSituation, StreamSituation, judge
+from penstock.views.bottleneck import GroupSituation, StreamSituation, judge
 from penstock.views.servers import is_worth_showing, server_json
 from penstock_common.explain.snapshot import GroupSnapshot, StreamSnapshot
 from penstock_common.stream.groups.roster import ORDERED, rank_member
@@ -25,7 +25,6 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
     seconds = now.at_s - before.at_s if before is not None else 0.0
     earlier = {group.name: group for group in before.groups} if before is not None else {}
     groups = [_group(now, group, earlier.get(group.name), seconds) for group in now.groups]
-    load = load_of(now.rates)
     record: dict[str, Any] = {
         "stream": now.name,
         "id": now.id,
@@ -52,7 +51,7 @@ def seen(before: StreamSnapshot | None, now: StreamSnapshot) -> dict[str, Any]:
         "server": {"used_bytes": now.memory.used_bytes, "limit_bytes": now.memory.limit_bytes},
         "servers": [server_json(server) for server in now.servers] if is_worth_showing(now.servers) else [],
     }  # fmt: skip
-    found = verdict(now, load.rate, shown(load))
+    found = judge(situation(now))
     record["bottleneck"] = {"cause": found.cause, "text": found.text, "remedy": found.remedy}
     return record
 
@@ -133,12 +132,7 @@ def _host_of(worker: str) -> str:
     return worker.rpartition(".")[0] or worker
 
 
-def verdict(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> Bottleneck:
-    """Return what limits the stream, by the snapshot."""
-    return judge(situation(now, worker_rate, wished))
-
-
-def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None) -> StreamSituation:
+def situation(now: StreamSnapshot) -> StreamSituation:
     """Return the few facts that the rule uses."""
     load = load_of(now.rates)
     return StreamSituation(
@@ -154,8 +148,8 @@ def situation(now: StreamSnapshot, worker_rate: float | None, wished: int | None
         folder=now.payload.partition(":")[2],
         waited_s=now.waited_s,
         workers=load.workers,
-        worker_rate=worker_rate,
-        wished=wished,
+        worker_rate=load.rate,
+        wished=shown(load),
         idle=_share(now, "idle"),
         room=_share(now, "room"),
         is_all_made=_is_all_made(now),

@@ -231,10 +231,10 @@ def test_a_stream_made_anew_has_no_rates_yet() -> None:
 def test_a_writer_that_waits_and_a_full_server_are_told_apart() -> None:
     """Faster trainers fix one, and more memory the other."""
     waiter = WaitingWriter(0, 0, need_bytes=5, held_bytes=5, why="budget", is_next=False)
-    now = situation(snapshot(waiting={(0, 3): waiter}), 20.0, 3)
+    now = situation(snapshot(waiting={(0, 3): waiter}))
     assert (now.waiting, now.waits_for_memory) == (1, False)
-    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="memory")}), 20.0, 3).waits_for_memory
-    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="folder")}), 20.0, 3).waits_for_folder
+    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="memory")})).waits_for_memory
+    assert situation(snapshot(waiting={(0, 3): replace(waiter, why="folder")})).waits_for_folder
 
 
 def test_the_share_of_waiting_is_what_a_training_loop_says_of_itself() -> None:
