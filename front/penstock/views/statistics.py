@@ -212,7 +212,7 @@ class UniformSample:
     """A uniform sample of at most k finite numbers from a stream of unknown length, for quantiles and histograms.
 
     Each number gets a random key, and those with the k least keys are kept. This makes every subset of k equally
-    likely and two samples mergeable.
+    likely.
 
     A quantile q from k of n > k numbers has an error in its rank. With a probability of 99.7 %, the rank is within q +-
     3 sqrt(q (1 - q) / k). That is at most 0.6 percentage points with the default k. If n <= k, all numbers are kept,
@@ -236,12 +236,6 @@ class UniformSample:
         if count < len(values):
             values = values[self._rng.choice(len(values), count, replace=False, shuffle=False)]
         self._keep(self._rng.random(count) * self._threshold, values)
-
-    def merge(self, other: UniformSample) -> None:
-        """Add the sample of other numbers."""
-        self.seen += other.seen
-        self._threshold = min(self._threshold, other._threshold)
-        self._keep(other._keys, other._values)
 
     def _keep(self, keys: NDArray[np.float64], values: NDArray[np.float64]) -> None:
         keys, values = np.concatenate([self._keys, keys]), np.concatenate([self._values, values])
