@@ -16,11 +16,10 @@ import pytest
 
 import penstock
 from penstock.__main__ import main
-from penstock.views.partitions import view_partitions
+from penstock.views.partitions import PlacedPartition, view_partitions
 from penstock_common.server.nodes import NodeState
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
-from penstock_common.stream.rebalance import PlacedPartition
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from penstock_common.stream.streams import load_stream
 from tests.clusters import PASSWORD, Cluster, started_cluster, until

@@ -43,11 +43,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _view(client: Client, name: str) -> PartitionsView:
-    from penstock.views.partitions import view_partitions
+    from penstock.views.partitions import PlacedPartition, view_partitions
     from penstock_common.server.nodes import look_at_nodes
     from penstock_common.server.slots import slot_of
     from penstock_common.stream.groups.roster import load_roster
-    from penstock_common.stream.rebalance import PlacedPartition
     from penstock_common.stream.streams import load_stream
 
     stream = load_stream(client, name)

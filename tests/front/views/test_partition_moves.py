@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from penstock.views.partitions import MOST_KEY_BYTES, PlacedPartition, plan_moves
 from penstock_common.stream.placement import choose_tags
-from penstock_common.stream.rebalance import MOST_KEY_BYTES, PlacedPartition, plan_moves
 from tests.common.stream.test_placement import even, grown, slots_of
 
 
