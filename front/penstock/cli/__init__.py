@@ -260,6 +260,14 @@ def add_url(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_jobs(parser: argparse._ActionsContainer) -> None:
+    """Add ``--queue-url`` and ``--queue`` to a command that looks at jobs; read the first with ``queue_url_of``."""
+    parser.add_argument(
+        "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
+    )
+    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+
+
 def add_no_lease(parser: argparse.ArgumentParser) -> None:
     """Add the option that leaves out the lease on an epoch that is looked at."""
     parser.add_argument(
@@ -296,6 +304,13 @@ def url_of(args: argparse.Namespace) -> str:
     from penstock_common.settings import Settings
 
     return args.url or Settings.from_environment().url
+
+
+def queue_url_of(args: argparse.Namespace) -> str | None:
+    """Return the URL given with ``--queue-url``, else the environment's, else None for the streams' server."""
+    from penstock_common.settings import Settings
+
+    return args.queue_url or Settings.from_environment().named_queue_url
 
 
 def typed(command: str, args: argparse.Namespace, client: Client) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.cli import SERVER_URL, STREAM_NAME, add_json, add_url, typed, url_of
+from penstock.cli import STREAM_NAME, add_jobs, add_json, add_url, queue_url_of, typed, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -38,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-probe", action="store_true", help="do not measure throughput (32 MB on a scratch key)")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors, for the exit code")
     parser.add_argument("--all", action="store_true", help="show also what is well")
-    parser.add_argument(
-        "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
-    )
-    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    add_jobs(parser)
     add_url(parser)
     add_json(parser)
 
@@ -52,7 +49,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.errors import ServerUnavailable
     from penstock_common.server.connection import may_keep_jobs
     from penstock_common.server.nodes import look_at_nodes
-    from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
 
     with connect(url_of(args)) as client:
@@ -63,7 +59,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         for name, error in damaged.items():
             check = "reachable" if isinstance(error, ServerUnavailable) else "keys"
             found.append((f"stream {name}", Finding(check, "error", str(error))))
-        queue_url = args.queue_url or Settings.from_environment().named_queue_url
+        queue_url = queue_url_of(args)
         if queue_url or may_keep_jobs(client):
             names = [facts.snapshot.name for facts in streams]
             found += [("queue", one) for one in _queue(queue_url or url_of(args), args.queue, names)]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from penstock.cli import PORT, SERVER_URL, STREAM_NAME, add_url, url_of
+from penstock.cli import PORT, STREAM_NAME, add_jobs, add_url, queue_url_of, url_of
 from penstock.cli.interrupts import end_by_signals
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="may be repeated (default: all, also new ones)",
     )
     add_url(parser)
-    parser.add_argument(
-        "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
-    )
-    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    add_jobs(parser)
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
@@ -60,7 +57,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from penstock_common.explain.servers import ServerLooks
     from penstock_common.extras import needed
     from penstock_common.server.connection import may_keep_jobs
-    from penstock_common.settings import Settings
     from penstock_common.stream.client import connect
     from penstock_common.stream.directory import StreamLister
 
@@ -68,7 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         from prometheus_client import CollectorRegistry, start_http_server
 
     end_by_signals()
-    queue_url = args.queue_url or Settings.from_environment().named_queue_url
+    queue_url = queue_url_of(args)
     with connect(url_of(args)) as client, QueueMetrics(queue_url or url_of(args), args.queue) as jobs:
         has_queue = queue_url is not None or may_keep_jobs(client)
         streams, registry = StreamMetrics(has_queue=has_queue), CollectorRegistry()

@@ -7,7 +7,7 @@ import re
 import socket
 from typing import TYPE_CHECKING
 
-from penstock.cli import GROUP_NAME, SERVER_URL, STREAM_NAME, add_url, seconds, url_of
+from penstock.cli import GROUP_NAME, STREAM_NAME, add_jobs, add_url, queue_url_of, seconds, url_of
 
 if TYPE_CHECKING:
     from penstock.cli.console import Console
@@ -31,10 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
     text = "any worker process of this host"
     worker = actions.add_parser("worker", help=text, description=text)
-    worker.add_argument(
-        "--queue-url", type=SERVER_URL, help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else --url)"
-    )
-    worker.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    add_jobs(worker)
     text = "any member of a group that runs on this host, or the one that --member names"
     trainer = actions.add_parser("trainer", help=text, description=text)
     trainer.add_argument("stream", type=STREAM_NAME, help="its name; `penstock inspect` lists them")
@@ -62,11 +59,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _worker_ages(args: argparse.Namespace) -> tuple[list[float], str]:
-    from penstock_common.settings import Settings
     from penstock_producer.jobs.dispatch import Dispatcher
 
     host = socket.gethostname()
-    dispatcher = Dispatcher(args.queue_url or Settings.from_environment().named_queue_url or url_of(args), args.queue)
+    dispatcher = Dispatcher(queue_url_of(args) or url_of(args), args.queue)
     try:
         return dispatcher.heard_of(host), f"worker of host {host!r} on queue {args.queue!r}"
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.cli import Parser
+from penstock.cli import Parser, queue_url_of
 from penstock.cli.interrupts import end_by_signals
 from penstock.cli.sources import add_sources, check_source, options_of, plans_of, streams_of, workers_of
 from penstock_common.errors import PenstockError
@@ -155,7 +155,7 @@ def _server(args: argparse.Namespace, console: Console, checking: int) -> Iterat
 
     settings = Settings.from_environment()
     if url := args.url or settings.named_url:
-        queue_url = args.queue_url or settings.named_queue_url or url
+        queue_url = queue_url_of(args) or url
         _end_check(args, checking)
         yield argparse.Namespace(**{**vars(args), "url": url, "queue_url": queue_url})
         return

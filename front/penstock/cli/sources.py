@@ -29,6 +29,8 @@ from penstock.cli import (
     add_url,
     byte_size,
     of_usage,
+    queue_url_of,
+    url_of,
     whole_number,
 )
 from penstock_common.errors import PenstockError
@@ -300,14 +302,14 @@ def _plan(args: argparse.Namespace, part: str, source: SourceConfig) -> Producti
 def options_of(args: argparse.Namespace) -> WorkerOptions:
     """Return the servers of streams and jobs."""
     from penstock_common.server.connection import with_memory
-    from penstock_common.settings import Settings
     from penstock_producer.jobs.worker import WorkerOptions
 
-    settings = Settings.from_environment()
-    url = args.url or settings.url
-    queue_url = args.queue_url or settings.named_queue_url or url
+    url = url_of(args)
     return WorkerOptions(
-        url=with_memory(url, args.server_memory), queue_url=queue_url, queue=args.queue, memory_bytes=args.worker_memory
+        url=with_memory(url, args.server_memory),
+        queue_url=queue_url_of(args) or url,
+        queue=args.queue,
+        memory_bytes=args.worker_memory,
     )
 
 
