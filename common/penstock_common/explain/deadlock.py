@@ -224,14 +224,7 @@ class _MemberHoldings:
         """Return the end of the last whole committed step of an ordered group, whose ranks wait for the next step."""
         at = 0
         shards = begun_shards(self._client, self._stream, self._manifest)
-        ends = {
-            shard: end
-            for partition in self._stream.partitions
-            for shard, end in index_ends(
-                self._client, partition, self._manifest.epoch,
-                [shard for shard in shards if self._stream.partition_of(shard) == partition],
-            ).items()
-        }  # fmt: skip
+        ends = index_ends(self._client, self._stream, self._manifest.epoch, shards)
         for shard, start in starts_of(self._manifest, self._manifest.shards()).items():
             at = start + ends.get(shard, 0)
             if ends.get(shard, 0) < self._manifest.shard_size(shard):

@@ -318,19 +318,17 @@ def _index_text(record: IndexRecord) -> str:
     )
 
 
-def index_ends(client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]) -> dict[int, int]:
+def index_ends(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, int]:
     """Return shard -> number of committed offsets, in one round trip."""
-    return {shard: end for shard, (end, _) in index_heads(client, partition, epoch, shards).items()}
+    return {shard: end for shard, (end, _) in index_heads(client, stream, epoch, shards).items()}
 
 
-def index_heads(
-    client: Client, partition: PartitionKeys, epoch: int, shards: Iterable[int]
-) -> dict[int, tuple[int, str]]:
+def index_heads(client: Client, stream: Stream, epoch: int, shards: Iterable[int]) -> dict[int, tuple[int, str]]:
     """Return shard -> (number of committed offsets, token of the last feed writer), in one round trip."""
     wanted = list(shards)
     with client.pipeline(transaction=False) as pipe:
         for shard in wanted:
-            pipe.xrevrange(partition.index(epoch, shard), count=1)
+            pipe.xrevrange(stream.partition_of(shard).index(epoch, shard), count=1)
         replies: list[list[tuple[bytes, dict[bytes, bytes]]]] = pipe.execute()
     return {
         shard: (_end_of(found[0][0]), found[0][1].get(b"w", b"").decode()) if found else (0, "")

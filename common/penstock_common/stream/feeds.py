@@ -117,9 +117,6 @@ def close_epoch(client: Client, stream: Stream, epoch: int) -> int:
     if manifest.is_ended:
         return manifest.samples or 0
     manifest = open_epoch(client, stream, epoch, kind=manifest.kind)  # its opener may have died half-way
-    sizes = [
-        index_ends(client, stream.partition_of(shard), epoch, [shard])[shard]
-        for shard in begun_shards(client, stream, manifest)
-    ]
+    sizes = list(index_ends(client, stream, epoch, begun_shards(client, stream, manifest)).values())
     change_manifest(client, stream, _CLOSE_AS_COMMITTED, manifest, [stream.id, *sizes], keys=[stream.keys.meta])
     return sum(sizes)

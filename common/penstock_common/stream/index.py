@@ -269,11 +269,8 @@ class IndexTail:
         """Epoch -> shard -> offsets seen."""
         self._looks = 0
         for manifest in self._manifests():
-            where = {s: self._stream.partition_of(s) for s in begun_shards(client, self._stream, manifest)}
-            ends = self._ends.setdefault(manifest.epoch, {})
-            for partition in self._stream.partitions:
-                mine = [shard for shard, owner in where.items() if owner == partition]
-                ends |= index_ends(client, partition, manifest.epoch, mine)
+            begun = begun_shards(client, self._stream, manifest)
+            self._ends[manifest.epoch] = index_ends(client, self._stream, manifest.epoch, begun)
 
     def last(self, count: int) -> list[WrittenBlock]:
         """Return the entries written last, of the newest epochs that have any, oldest first. Ask it before `look`."""

@@ -100,9 +100,7 @@ def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgre
     held = held_bytes(client, stream, manifest.epoch)
     done = sum(manifest.done.values())
     running = [s for s in begun_shards(client, stream, manifest) if s not in manifest.done][:RUNNING_SHARDS]
-    for partition in stream.partitions:
-        mine = [shard for shard in running if stream.partition_of(shard) == partition]
-        done += sum(index_ends(client, partition, manifest.epoch, mine).values()) if mine else 0
+    done += sum(index_ends(client, stream, manifest.epoch, running).values())
     bad = sum(int(client.hlen(partition.quarantine(manifest.epoch))) for partition in stream.partitions)
     # the bytes held were read first: they are no more than what was made, and less after retention
     weight = held / (done - bad) if done > bad else 0.0

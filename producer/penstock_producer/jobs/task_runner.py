@@ -368,7 +368,7 @@ class TaskRunner:
     @staticmethod
     def _begun(writer: Writer, manifest: Manifest, shard: int) -> ShardWriter | None:
         """Return the writer of a shard that was left half done, or None if none was."""
-        end = index_ends(writer.client, writer.stream.partition_of(shard), manifest.epoch, [shard])[shard]
+        end = index_ends(writer.client, writer.stream, manifest.epoch, [shard])[shard]
         return WriterHooks(writer).open_shard(manifest, shard) if end else None
 
 

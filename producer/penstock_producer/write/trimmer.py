@@ -136,7 +136,7 @@ class Trimmer:
             return 0
         todo, freed = self._worth_asking(memory), 0
         for start in range(0, len(todo), SHARDS_AT_ONCE):
-            ends = index_ends(self._client, self._partition, epoch, todo[start : start + SHARDS_AT_ONCE])
+            ends = index_ends(self._client, self._stream, epoch, todo[start : start + SHARDS_AT_ONCE])
             memory.see(ends)
             left = [shard for shard, end in ends.items() if memory.floors.get(shard, 0) < end]
             for some in _portions(left):

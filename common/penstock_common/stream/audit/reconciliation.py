@@ -318,13 +318,10 @@ def _short_shards(client: Client, stream: Stream, manifest: Manifest) -> dict[in
     if manifest.state == ABANDONED:
         return found
     shards = manifest.done if manifest.sizes is None else range(len(manifest.sizes))
-    for partition in stream.partitions:
-        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
-        ends = index_ends(client, partition, manifest.epoch, mine) if mine else {}
-        for shard, end in ends.items():
-            is_done, size = shard in manifest.done, manifest.done.get(shard, manifest.shard_size(shard))
-            if (is_done and end < size) or (not is_done and end == size):
-                found[shard] = _shard_facts(client, stream, manifest, shard)
+    for shard, end in index_ends(client, stream, manifest.epoch, shards).items():
+        is_done, size = shard in manifest.done, manifest.done.get(shard, manifest.shard_size(shard))
+        if (is_done and end < size) or (not is_done and end == size):
+            found[shard] = _shard_facts(client, stream, manifest, shard)
     return found
 
 

@@ -179,10 +179,10 @@ def uncovered(client: Client, stream: Stream, manifest: Manifest, group: str) ->
     counts = _bit_counts(client, stream, manifest, group)
     # bits lie inside the manifest, so as many bits as samples are all of them
     left = [shard for shard in manifest.shards() if counts[shard] != manifest.shard_size(shard)]
-    begun = _begun_of(client, stream, manifest, left)
+    committed = index_ends(client, stream, manifest.epoch, left)
     for shard in left:
         size = manifest.shard_size(shard)
-        if not counts[shard] and shard not in begun:
+        if not counts[shard] and not committed[shard]:
             missing.append((shard, 0, size))
             continue
         partition = stream.partition_of(shard)
@@ -223,21 +223,10 @@ def behind(
     minimum = known_positions(client, stream, manifest.epoch, group).minimum(record.world)
     starts = starts_of(manifest, shards)
     found = []
-    for partition in stream.partitions:
-        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
-        for shard, end in index_ends(client, partition, manifest.epoch, mine).items():
-            lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
-            found += [(shard, lo, end)] if lo < end else []
+    for shard, end in index_ends(client, stream, manifest.epoch, shards).items():
+        lo = min(max(minimum - starts[shard], 0), end) if shard in starts else 0
+        found += [(shard, lo, end)] if lo < end else []
     return found
-
-
-def _begun_of(client: Client, stream: Stream, manifest: Manifest, shards: Sequence[int]) -> set[int]:
-    """Return the shards that have committed samples. The others need no further request."""
-    begun: set[int] = set()
-    for partition in stream.partitions:
-        mine = [shard for shard in shards if stream.partition_of(shard) == partition]
-        begun |= {shard for shard, end in index_ends(client, partition, manifest.epoch, mine).items() if end}
-    return begun
 
 
 def _bit_counts(client: Client, stream: Stream, manifest: Manifest, group: str) -> dict[int, int]:

@@ -218,7 +218,8 @@ class LossDetector:
         """Return the shards that a writer had committed further than their indexes now reach."""
         with self._lock:
             confirmed = {shard: ends for (number, shard), ends in self._ends.items() if number == epoch}
-        heads = self._heads(epoch, [s for s, (of, _, _) in confirmed.items() if manifest and manifest.id == of])
+        mine = [shard for shard, (of, _, _) in confirmed.items() if manifest and manifest.id == of]
+        heads = index_heads(self._client, self._stream, epoch, mine)
         losses = []
         for shard, (of, end, token) in confirmed.items():
             found, writer = heads.get(shard, (0, token))
@@ -257,18 +258,10 @@ class LossDetector:
             return []
         if manifest is None or manifest.id != of:
             return [self._loss(epoch, of, 0, 0, position, position, ACKNOWLEDGED)]
-        heads = self._heads(epoch, begun_shards(self._client, self._stream, manifest))
-        shard, end, committed = committed_front(manifest.sizes, [heads[shard][0] for shard in sorted(heads)])
+        ends = index_ends(self._client, self._stream, epoch, begun_shards(self._client, self._stream, manifest))
+        shard, end, committed = committed_front(manifest.sizes, list(ends.values()))
         lost = min(position, position if manifest.samples is None else manifest.samples) - committed
         return [self._loss(epoch, of, shard, end, end + lost, lost, ACKNOWLEDGED)] if lost > 0 else []
-
-    def _heads(self, epoch: int, shards: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Return shard -> the end of its index, and the writer of its newest record."""
-        found: dict[int, tuple[int, str]] = {}
-        for partition in self._stream.partitions:
-            mine = [shard for shard in shards if self._stream.partition_of(shard) == partition]
-            found |= index_heads(self._client, partition, epoch, mine) if mine else {}
-        return found
 
     def _is_released(self, epoch: int, manifest: Manifest | None) -> bool:
         """Return whether an epoch lacks something because retention removed it or an operator discarded it.
@@ -386,10 +379,9 @@ def describe_loss(client: Client, stream: Stream, manifest: Manifest, missing: S
         manifest: The epoch, which counts the shards as complete.
         missing: (shard, first, end) of samples that no member can deliver. A server lost those that no index names.
     """
-    said = []
+    ends, said = index_ends(client, stream, manifest.epoch, [shard for shard, _, _ in missing]), []
     for partition in stream.partitions:
         mine = [one for one in missing if stream.partition_of(one[0]) == partition]
-        ends = index_ends(client, partition, manifest.epoch, [shard for shard, _, _ in mine]) if mine else {}
         lost = [(shard, max(lo, ends[shard]), hi) for shard, lo, hi in mine if ends[shard] < hi]
         if not lost:
             continue

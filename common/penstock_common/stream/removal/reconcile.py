@@ -201,7 +201,7 @@ def _probed(client: Client, stream: Stream, epoch: int) -> Iterator[tuple[int, i
     for partition in stream.partitions:
         start, is_any = partition.number, True
         while is_any:
-            ends = index_ends(client, partition, epoch, range(start, start + PROBED * count, count))
+            ends = index_ends(client, stream, epoch, range(start, start + PROBED * count, count))
             yield from ends.items()
             start, is_any = start + PROBED * count, any(ends.values())
 
