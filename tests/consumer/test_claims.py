@@ -347,7 +347,7 @@ class TestEpochs:
                 claim.close_epochs(0)
             assert caught.value.missing == [(0, 0, COUNT // 2), (1, 0, COUNT // 2)]
 
-    @pytest.mark.parametrize("look", ["uncovered", "has_unread", "list_pending"])
+    @pytest.mark.parametrize("look", ["uncovered", "has_unread", "pending_members"])
     def test_what_another_member_takes_behind_a_look_is_not_missing(
         self, scene: Claims, monkeypatch: pytest.MonkeyPatch, look: str
     ) -> None:

@@ -397,23 +397,9 @@ class PendingEntry:
     deliveries: int
 
 
-def list_pending(
-    client: Client, partition: PartitionKeys, epoch: int, group: str, limit: int | None = None
-) -> list[PendingEntry]:
-    """Return the pending entries of a group, oldest first, at most ``limit``."""
-    key, start, page = partition.entries(epoch), "-", limit or PENDING_PAGE
-    listed: list[PendingEntry] = []
-    while True:
-        try:
-            found = client.xpending_range(key, group, start, "+", page)
-        except ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-            return []  # released between the look at the roster and this one
-        listed += [_pending(one) for one in found]
-        if limit or len(found) < page:
-            return listed
-        start = f"({found[-1]['message_id'].decode()}"
+def list_pending(client: Client, partition: PartitionKeys, epoch: int, group: str) -> list[PendingEntry]:
+    """Return the pending entries of a group, oldest first."""
+    return [one for _, one in _listed(client, [(partition, epoch)], group, [{}])]
 
 
 Keys = tuple[PartitionKeys, int]

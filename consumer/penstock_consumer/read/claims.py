@@ -23,7 +23,7 @@ from penstock_common.errors import (
 )
 from penstock_common.explain.deadlock import BlockedPartition, find_blocked
 from penstock_common.stream.commands import Client, server_ms
-from penstock_common.stream.entries import has_unread, index_records, list_pending, pending_members
+from penstock_common.stream.entries import has_unread, index_records, pending_members
 from penstock_common.stream.groups.forgetting import reset_group
 from penstock_common.stream.groups.ledger import Acknowledgement, acknowledge, behind, uncovered
 from penstock_common.stream.groups.losses import LossDetector, ServerRuns, describe_loss
@@ -456,8 +456,7 @@ class LeaseClaim(Claim):
 
     def _is_pending(self, epoch: int) -> bool:
         """Return whether a member has entries of an epoch that it has not acknowledged."""
-        group = self.who.group
-        return any(list_pending(self.client, p, epoch, group, limit=1) for p in self.stream.partitions)
+        return bool(pending_members(self.client, [(p, epoch) for p in self.stream.partitions], self.who.group))
 
     def _incomplete(self, manifest: Manifest, missing: list[tuple[int, int, int]]) -> EpochIncomplete:
         epoch, name, group = manifest.epoch, self.stream.name, self.who.group
