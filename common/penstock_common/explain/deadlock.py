@@ -295,12 +295,7 @@ def is_group_overdue(blocked: BlockedPartition) -> bool:
     group = blocked.group
     if group is None or not blocked.mine_bytes or blocked.mine_bytes * group.members < group.nbytes:
         return False
-    for waiter in blocked.waiters:
-        lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes
-        is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
-        if is_due and 0 < lacking <= group.freed_bytes:
-            return True
-    return False
+    return _is_enough(blocked, group.freed_bytes)
 
 
 def is_deadlock(blocked: BlockedPartition) -> bool:
@@ -311,10 +306,15 @@ def is_deadlock(blocked: BlockedPartition) -> bool:
     deadlock = blocked.deadlock
     if deadlock is None or deadlock.chosen != blocked.me:
         return False
+    return _is_enough(blocked, deadlock.freed_bytes)
+
+
+def _is_enough(blocked: BlockedPartition, freed_bytes: int) -> bool:
+    """Return whether the awaited writer waits for budget, and could write if this much more were free."""
     for waiter in blocked.waiters:
         lacking = waiter.held_bytes + waiter.need_bytes - blocked.budget_bytes
         is_due = waiter.is_next and waiter.why == "budget" and waiter.seen_ms - waiter.since_ms >= SETTLED_MS
-        if is_due and 0 < lacking <= deadlock.freed_bytes:
+        if is_due and 0 < lacking <= freed_bytes:
             return True
     return False
 
