@@ -55,7 +55,7 @@ class ShardLog:
                 self.ends.append(record.end)
                 self.samples.append(record.count)
                 self.nbytes.append(record.nbytes)
-        return self._from(start)
+        return self.behind(start)
 
     def after_entry(self, given: EntryId) -> int:
         """Return the index of the first record that a shared group was not given.
@@ -70,7 +70,11 @@ class ShardLog:
 
     def behind(self, start: int) -> ShardBacklog:
         """Return the sum of the records from ``start`` on."""
-        return self._from(start)
+        if start >= len(self.ids):
+            return ShardBacklog()
+        return ShardBacklog(
+            len(self.ids) - start, sum(self.samples[start:]), sum(self.nbytes[start:]), oldest_ms=self.ids[start][0]
+        )
 
     def forget(self, count: int) -> None:
         """Forget the first records, which every group has read."""
@@ -84,13 +88,6 @@ class ShardLog:
         self.forget(len(self.ids))
         self.add(records)
         self.floor, self.floor_end = NOTHING, 0
-
-    def _from(self, start: int) -> ShardBacklog:
-        if start >= len(self.ids):
-            return ShardBacklog()
-        return ShardBacklog(
-            len(self.ids) - start, sum(self.samples[start:]), sum(self.nbytes[start:]), oldest_ms=self.ids[start][0]
-        )
 
 
 Missing = dict[tuple[str, str], Liveness]

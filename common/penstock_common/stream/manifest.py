@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -105,10 +104,6 @@ class Manifest:
     def samples(self) -> int | None:
         """The number of planned samples, holes included; None while the epoch is open."""
         return sum(self.sizes) if self.sizes is not None else None
-
-    def starts(self) -> list[int]:
-        """Return the position of each shard's first sample in canonical order. The epoch must be sized."""
-        return [0, *accumulate(self.sizes or ())]
 
     def shards(self) -> range:
         """Return the known shards: all once the epoch is sized, else up to the last complete one."""

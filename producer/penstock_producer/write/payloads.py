@@ -100,7 +100,7 @@ def open_segment_writer(client: Client, stream: Stream, manifest: Manifest, shar
         raise
     return SegmentWriter(
         folder, (stream.name, stream.id), stream.require_spec(), manifest.epoch, stream.partition_of(shard).number,
-        segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).is_synced,
+        segment_bytes=segment_bytes(stream, manifest, shard), is_synced=Durability.parse(stream.durability).fsync,
     )  # fmt: skip
 
 

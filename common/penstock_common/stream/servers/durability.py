@@ -46,7 +46,7 @@ class Durability:
     """A level of safety that a write must reach."""
 
     fsync: bool = False
-    """Whether it must be on the disk of the server that took it."""
+    """Whether it must be on the disk of the server that took it. A payload in a file is on the disk before that."""
     replicas: int = 0
     """The number of replicas that must have it in memory."""
     is_auto: bool = False
@@ -67,11 +67,6 @@ class Durability:
             return AUTO
         parts = ["fsync"] * self.fsync + [f"replicas={self.replicas}"] * bool(self.replicas)
         return "+".join(parts) or "memory"
-
-    @property
-    def is_synced(self) -> bool:
-        """Return whether a payload in a file must be on the disk before the entry that refers to it is sent."""
-        return self.fsync
 
     @property
     def has_question(self) -> bool:
