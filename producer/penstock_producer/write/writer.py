@@ -40,10 +40,9 @@ from penstock_common.stream.manifest import (
 )
 from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.servers.budgets import admit_stream
-from penstock_common.stream.servers.command_size import require_takes_blocks
 from penstock_common.stream.servers.confirmed import Confirmer
 from penstock_common.stream.servers.durability import Durability, make_safe, require_durable
-from penstock_common.stream.servers.suitability import largest_block
+from penstock_common.stream.servers.suitability import largest_block, require_takes_blocks
 from penstock_common.stream.streams import Stream, create_stream, find_stream, fix_spec, load_stream
 from penstock_common.tuning import Tuning, chosen, takes_old_names, tuning_of
 from penstock_common.waiting import to_stderr
