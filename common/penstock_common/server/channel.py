@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import redis
 from redis.exceptions import ResponseError
@@ -206,14 +206,20 @@ def _unknown(reason: str) -> ServerUnsuitable:
 # --- sockets --------------------------------------------------------------------------------------------------------
 
 
-class SendingSocket(ReceivingSocket, Protocol):
+class SendingSocket(ReceivingSocket):
     """A blocking socket with a bound on silence, for both directions."""
 
-    waited_s: float
-    """Seconds spent in receiving, measured around system calls. One call may bring many small entries."""
+    SILENCE: type[OSError]
+    """The error by which a receive ends after silence."""
 
-    heard_s: float
-    """When the last receive ended, by `time.monotonic`."""
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._timeout_s: float | None = -1.0
+        """The bound on silence; -1 before the first `set_timeout`."""
+        self.waited_s = 0.0
+        """Seconds spent in receiving, measured around system calls. One call may bring many small entries."""
+        self.heard_s = 0.0
+        """When the last receive ended, by `time.monotonic`."""
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound the wait of each later receive for its first byte. None waits for ever."""
@@ -221,33 +227,33 @@ class SendingSocket(ReceivingSocket, Protocol):
     def send_all(self, parts: Sequence[Part]) -> None:
         """Hand every byte to the kernel."""
 
+    def receive(self, view: memoryview) -> int:
+        """Receive what one call brings. For TLS this is what is left of one record."""
+        began = time.monotonic()
+        try:
+            return self._sock.recv_into(view) or _ended()
+        except self.SILENCE:
+            raise _silent(self._timeout_s) from None
+        finally:
+            self.heard_s = time.monotonic()
+            self.waited_s += self.heard_s - began
 
-class PlainSocket:
+
+class PlainSocket(SendingSocket):
     """A TCP or unix socket. The kernel keeps the time, since Python's own timeouts cost a poll before every call."""
 
+    SILENCE = BlockingIOError
+
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        super().__init__(sock)
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(REPLY_TIMEOUT_S))
-        self._timeout_s: float | None = -1.0
-        self.waited_s = self.heard_s = 0.0
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """See SendingSocket."""
         if timeout_s != self._timeout_s:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
             self._timeout_s = timeout_s
-
-    def receive(self, view: memoryview) -> int:
-        """Receive what one call brings."""
-        began = time.monotonic()
-        try:
-            return self._sock.recv_into(view) or _ended()
-        except BlockingIOError:
-            raise _silent(self._timeout_s) from None
-        finally:
-            self.heard_s = time.monotonic()
-            self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """Fill all views; the kernel wakes this thread once they are full."""
@@ -285,29 +291,15 @@ class PlainSocket:
             raise TimeoutError(f"took no bytes for {REPLY_TIMEOUT_S:g} s") from None
 
 
-class TlsSocket:
+class TlsSocket(SendingSocket):
     """A TLS socket. It has neither sendmsg nor recvmsg_into, so it works record by record, but still in place."""
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        self._sock = sock
-        self._timeout_s: float | None = REPLY_TIMEOUT_S
-        self.waited_s = self.heard_s = 0.0
+    SILENCE = TimeoutError
 
     def set_timeout(self, timeout_s: float | None) -> None:
         """See SendingSocket."""
         self._timeout_s = timeout_s
         self._sock.settimeout(timeout_s)
-
-    def receive(self, view: memoryview) -> int:
-        """Receive what is left of one record."""
-        began = time.monotonic()
-        try:
-            return self._sock.recv_into(view) or _ended()
-        except TimeoutError:
-            raise _silent(self._timeout_s) from None
-        finally:
-            self.heard_s = time.monotonic()
-            self.waited_s += self.heard_s - began
 
     def receive_all(self, views: Sequence[memoryview]) -> None:
         """Fill all views record by record."""
