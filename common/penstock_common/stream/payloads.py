@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock_common.errors import SegmentsUnseen
-from penstock_common.segments.checked import CheckedBlocks
 from penstock_common.segments.folder import INLINE, SegmentFolder, folder_of
 from penstock_common.segments.mapping import SegmentMaps, maps_of
-from penstock_common.segments.reader import SegmentReader
+from penstock_common.segments.reader import CheckedBlocks, SegmentReader
 from penstock_common.server.channel import Command
 from penstock_common.server.scripts import load_script
 from penstock_common.settings import Settings
