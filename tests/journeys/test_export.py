@@ -20,6 +20,7 @@ import penstock
 from penstock.__main__ import main
 from penstock_common.errors import BadExport, EpochIncomplete, EpochNotFound, StreamConflict
 from penstock_common.segments.exports import ExportFolder
+from penstock_common.segments.folder import open_segment
 from penstock_common.segments.reader import scan
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
@@ -347,7 +348,7 @@ class TestFilesThatLie:
         names = sorted(path.name for path in out.glob("0-*.seg"))
         whole = {name: (out / name).read_bytes() for name in names}
         flipped = bytearray(whole[names[0]])
-        ref = next(scan(ExportFolder(out).open(names[0]))).header.ref
+        ref = next(scan(open_segment(out, names[0]))).header.ref
         assert ref is not None
         flipped[ref.at] ^= 1
         for data, match in (

@@ -28,7 +28,7 @@ from penstock_common.errors import (
     WaitTimeout,
 )
 from penstock_common.explain.sentences import why_no_room
-from penstock_common.segments.folder import SegmentFolder
+from penstock_common.segments.folder import SegmentFolder, open_segment
 from penstock_common.stream.client import connect
 from penstock_common.stream.entries import commit_commands, commit_keys
 from penstock_common.stream.groups.roster import Membership, join_group, load_roster
@@ -305,10 +305,9 @@ def test_a_reader_that_stood_still_makes_no_dead_letter_of_what_others_acknowled
 
         folder = segments_of(stream)
         assert folder is not None
-        real = SegmentFolder.open
         turned: list[int] = []
 
-        def slow(self: SegmentFolder, name: str) -> Any:
+        def slow(path: Path, name: str) -> Any:
             """Between header and payload the others acknowledge everything, and retention takes the file."""
             if not turned:
                 turned.append(1)
@@ -316,9 +315,9 @@ def test_a_reader_that_stood_still_makes_no_dead_letter_of_what_others_acknowled
                 acknowledge(client, stream.partitions[0], manifest, "g", ids, {0: [(0, 40)]})
                 for file in folder.names():
                     folder.give_back(file, keep=False)
-            return real(self, name)
+            return open_segment(path, name)
 
-        monkeypatch.setattr(SegmentFolder, "open", slow)
+        monkeypatch.setattr("penstock_common.segments.reader.open_segment", slow)
         with pytest.raises(WaitTimeout), loader_of(any_url, timeout_s=3) as loader:
             assert list(loader) == []
         assert turned

@@ -110,14 +110,10 @@ class ExportFolder:
         if not (self.path / CONTENTS).exists():
             raise BadExport(f"{self.path} is no export any more: its {CONTENTS} is gone")
 
-    def open(self, name: str) -> OpenSegment:
-        """Open one of its files. Raises SegmentGone."""
-        return open_segment(self.path, name)
-
     def open_noted(self, note: ExportedFile) -> OpenSegment:
         """Open one of its files and compare it with the contents. Raises BadExport."""
         try:
-            opened = self.open(note.name)
+            opened = open_segment(self.path, note.name)
         except SegmentGone as error:
             raise BadExport(f"{self.path}: {error}") from None
         info = parse_info(opened.head)

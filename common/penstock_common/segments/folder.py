@@ -269,12 +269,6 @@ class SegmentFolder:
             return list(entries)
         return []
 
-    # --- reading ---
-
-    def open(self, name: str) -> OpenSegment:
-        """Open a segment for reading. Raises SegmentGone or SegmentsUnseen, as `open_segment` does."""
-        return open_segment(self.path, name)
-
     # --- taking and giving back ---
 
     def take(self, info: SegmentInfo, nbytes: int) -> OpenSegment:

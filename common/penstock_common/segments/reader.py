@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
-from penstock_common.segments.folder import MARK, MODE, OpenSegment, unreadable
+from penstock_common.segments.folder import MARK, MODE, OpenSegment, open_segment, unreadable
 from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
 from penstock_common.wire.header import FILE_PAGE, Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
@@ -90,9 +90,6 @@ class PayloadFolder(Protocol):
 
     def require(self) -> None:
         """Raise SegmentsUnseen unless this process sees it."""
-
-    def open(self, name: str) -> OpenSegment:
-        """Open a segment for reading. Raises SegmentGone."""
 
 
 class SegmentReader:
@@ -177,7 +174,7 @@ class SegmentReader:
         The file is not used again as long as one of these arrays, or a part of one, is alive.
         """
         if ref.file not in self._held:
-            opened = self._folder.open(ref.file)
+            opened = open_segment(self._folder.path, ref.file)
             self._held[ref.file] = opened, _held_whole(opened, self._maps)
             if len(self._held) > HELD_FILES:
                 self._held.popitem(last=False)
@@ -197,7 +194,7 @@ class SegmentReader:
     def _source(self, name: str) -> _Source:
         source = self._open.get(name)
         if source is None:
-            opened = self._folder.open(name)
+            opened = open_segment(self._folder.path, name)
             source = self._open[name] = _Source(opened, self._maps.map(opened.fd))
             if len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)[1].segment.close()

@@ -14,7 +14,7 @@ import pytest
 
 from penstock_common.errors import BadEntry, BadOption, BadSegment, SegmentGone, SegmentsUnseen
 from penstock_common.segments import reader as readers
-from penstock_common.segments.folder import SegmentFolder, new_token, parse_payload
+from penstock_common.segments.folder import SegmentFolder, new_token, open_segment, parse_payload
 from penstock_common.segments.reader import SegmentReader, scan
 from penstock_common.segments.writer import SegmentWriter
 from penstock_common.wire.block import BlockBuilder
@@ -353,7 +353,7 @@ def test_records_of_an_earlier_life_of_a_file_are_not_read(folder: SegmentFolder
     again = writer_in(folder)
     _, name = again.append(entry(0))
     assert len(folder.names()) == 1, "the same file"
-    opened = folder.open(name)
+    opened = open_segment(folder.path, name)
     assert [found.header.first for found in scan(opened)] == [0]
     opened.close()
     again.close()
