@@ -35,6 +35,8 @@ FOLDER_MODE, SHARED_MODE, ABOVE_MODE = 0o700, 0o2750, 0o755
 above a root."""
 MARK_BYTES = 64
 """Bytes that are read of a mark. No id is as long."""
+VIEWS_A_CALL = 1000
+"""The views that one call reads or writes, below IOV_MAX, which is 1024."""
 REMOVALS = 5
 _OURS = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors of this process or host, not of the file: another process may be able to read it."""

@@ -25,11 +25,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from penstock_common.errors import BadEntry, BadSegment, PenstockError, SegmentGone
-from penstock_common.segments.folder import MARK, MODE, OpenSegment, open_segment, unreadable
+from penstock_common.segments.folder import MARK, MODE, VIEWS_A_CALL, OpenSegment, open_segment, unreadable
 from penstock_common.segments.mapping import SegmentMaps, lies_in_memory
 from penstock_common.wire.header import FILE_PAGE, Header, SegmentRef, parse_header
 from penstock_common.wire.limits import MAX_HEADER_BYTES
-from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record
+from penstock_common.wire.segment import RECORD_BYTES, parse_info, parse_record, rest_of
 
 ASK_BYTES = 1 << 20
 """The bytes of one request. Of a larger request, the kernel fetches what the disk reads at once and drops the rest."""
@@ -75,8 +75,6 @@ OPEN_FILES = 32
 """Files kept open. An open file without a lock may be used again by writers."""
 HELD_FILES = 2
 """Files kept locked for views, even if no view is alive."""
-VIEWS_A_CALL = 1000
-"""The views of one call, below IOV_MAX, which is 1024."""
 AHEAD_BYTES = 32 << 20
 """Bytes of a file that are asked for in advance: a disk is slow with small requests."""
 STEP_BYTES = 8 << 20
@@ -286,12 +284,7 @@ def _read_all(segment: OpenSegment, views: Sequence[memoryview], at: int, size: 
         done = os.preadv(segment.fd, left[:VIEWS_A_CALL], at)
         if not done:
             raise SegmentGone(f"the payload is in {segment.name}, which ends before it: {size} bytes were expected")
-        at += done
-        while left and done >= left[0].nbytes:
-            done -= left[0].nbytes
-            left.pop(0)
-        if left and done:
-            left[0] = left[0][done:]
+        at, left = at + done, rest_of(left, done)
 
 
 # --- notes on checked blocks ------------------------------------------------------------------------------------------

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.segments.folder import OpenSegment, SegmentFolder, new_token, sync
+from penstock_common.segments.folder import VIEWS_A_CALL, OpenSegment, SegmentFolder, new_token, sync
 from penstock_common.segments.mapping import maps_of
 from penstock_common.wire.codec import Fields
 from penstock_common.wire.header import FILE_PAGE, SegmentRef, aligned, ref_bytes, with_ref
-from penstock_common.wire.segment import SegmentInfo, place_record, record_parts
+from penstock_common.wire.segment import SegmentInfo, place_record, record_parts, rest_of
 from penstock_common.wire.spec import Spec
 
 
@@ -196,10 +196,5 @@ def write_all(fd: int, parts: list[bytes | memoryview], at: int) -> None:
     """Write the parts one after another, from an offset on. Raises OSError."""
     left = [memoryview(part).cast("B") for part in parts if len(part)]
     while left:
-        done = os.pwritev(fd, left[:1000], at)
-        at += done
-        while left and done >= len(left[0]):
-            done -= len(left[0])
-            left.pop(0)
-        if left and done:
-            left[0] = left[0][done:]
+        done = os.pwritev(fd, left[:VIEWS_A_CALL], at)
+        at, left = at + done, rest_of(left, done)

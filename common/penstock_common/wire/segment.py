@@ -124,6 +124,15 @@ def record_parts(
     return parts
 
 
+def rest_of(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """Return what is left of parts once the first ``done`` bytes of them are read or written."""
+    for number, part in enumerate(parts):
+        if done < part.nbytes:
+            return [part[done:], *parts[number + 1 :]]
+        done -= part.nbytes
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class RecordHead:
     """The parsed head of a record."""
