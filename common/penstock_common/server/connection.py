@@ -19,11 +19,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable
-from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel
+from penstock_common.server.channel import REPLY_TIMEOUT_S, Channel, RoutedChannel
 from penstock_common.server.client import ControlClient, connections_of
 from penstock_common.server.error_translation import address, broke_off, may_pass, redacted, translated
 from penstock_common.server.pool import ClientPool
-from penstock_common.server.routed_channel import RoutedChannel
 from penstock_common.server.sentinel import client_of_service, is_sentinel_url, parse_sentinel_url
 from penstock_common.server.slots import Key
 from penstock_common.server.topology import SlotMap
