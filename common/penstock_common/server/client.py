@@ -145,7 +145,6 @@ class ControlClient(redis.Redis):
         self._where: str | None = None
         self._service: Any = self.connection_pool.connection_kwargs.get("service")
         """The `sentinel.SentinelService` whose primary answers, or None for a server of a fixed address."""
-        self._is_node = False
         self._slots: SlotMap | None = None
         """The map of a cluster, or None for one server."""
         self._nodes: dict[Address, Self] = {}
@@ -199,10 +198,6 @@ class ControlClient(redis.Redis):
     def limit_memory(self, nbytes: int) -> None:
         """Note that each server has this much memory."""
         self.memory_bytes = nbytes
-
-    def serve_slots(self) -> None:
-        """Note that this client is of one node of a cluster."""
-        self._is_node = True
 
     def join(self, patience: RetryPolicy, slots: SlotMap | None, nodes: dict[Address, Self]) -> None:
         """Use the retry policy, the map and the connections of another client from now on."""
@@ -286,11 +281,6 @@ class ControlClient(redis.Redis):
             found.append((node, answers.get(where, late)))
         return found
 
-    @property
-    def is_of_cluster(self) -> bool:
-        """Return whether this is the client of one node of a cluster."""
-        return self._is_node
-
     def slots(self) -> list[list[range]]:
         """Return the slots of each server that holds keys, or nothing for one server, which has no slots."""
         return [] if self._slots is None else self._slots.slots()
@@ -331,7 +321,6 @@ class ControlClient(redis.Redis):
             pool = ClientPool(connection_class=self.connection_pool.connection_class, **settings)
             node = type(self)(connection_pool=pool)
             node.patience.tell(self.patience.notify)
-            node.serve_slots()
             node.limit_memory(self.memory_bytes)
             self._nodes.setdefault(where, node)
         return self._nodes[where]

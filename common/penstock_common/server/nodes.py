@@ -74,27 +74,28 @@ class NodeState:
         return product, tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def look_at_nodes(client: ControlClient, seconds: float = ANSWER_S, *, is_thorough: bool = False) -> list[NodeState]:
+def look_at_nodes(client: ControlClient, *, is_thorough: bool = False) -> list[NodeState]:
     """Return each server that holds keys, in the order of their slots. A thorough look has replicas and settings."""
     found = []
-    for node, answer in client.at_once(partial(_ask, is_thorough=is_thorough), seconds, has_replicas=is_thorough):
+    ask = partial(_ask, is_of_cluster=client.is_spread, is_thorough=is_thorough)
+    for node, answer in client.at_once(ask, ANSWER_S, has_replicas=is_thorough):
         settings = node.connection_pool.connection_kwargs
         known = NodeState(node.where, str(settings.get("host", "localhost")), int(settings.get("port", 6379)))
         found.append(_state(known, answer))
     return found
 
 
-def _ask(node: ControlClient, *, is_thorough: bool) -> tuple[float, list[Any], float]:
+def _ask(node: ControlClient, *, is_of_cluster: bool, is_thorough: bool) -> tuple[float, list[Any], float]:
     begun = time.time()
     with node.pipeline(transaction=False) as pipe:
         pipe.info()
         pipe.time()
-        if node.is_of_cluster:
+        if is_of_cluster:
             pipe.execute_command("CLUSTER", "NODES")
             if is_thorough:
                 for names in SETTINGS:
                     pipe.config_get(names)
-        return begun, pipe.execute(raise_on_error=not node.is_of_cluster), time.time()
+        return begun, pipe.execute(raise_on_error=not is_of_cluster), time.time()
 
 
 def _state(known: NodeState, answer: tuple[float, list[Any], float] | Exception) -> NodeState:
