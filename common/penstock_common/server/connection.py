@@ -30,8 +30,6 @@ from penstock_common.server.watcher import ASK_S, Address
 from penstock_common.stall_detector import PendingRequest
 from penstock_common.waiting import OUTAGE_S, Notify, Outage, to_stderr
 
-__all__ = ["CONNECT_TIMEOUT_S", "GREETING_S", "connect", "open_channel", "translated"]
-
 CONNECT_TIMEOUT_S: Final = 5.0
 """A host that drops packets is reported within 5 s, the time in which every wait explains itself."""
 GREETING_S: Final = 5.0

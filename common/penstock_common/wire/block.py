@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from penstock_common.errors import SpecMismatch
 from penstock_common.wire.dtypes import BOOL, BYTES, numpy_dtype
 from penstock_common.wire.header import aligned
-from penstock_common.wire.limits import MAX_HOLES
 from penstock_common.wire.spec import Spec, TensorSpec, flattened, is_masked
 
 
@@ -518,9 +517,6 @@ def builder_of(spec: Spec, target_bytes: int, max_samples: int, place: Place | N
     is_rows = len(spec.tensors) == 1 and bool(first.shape) and not first.is_ragged
     is_small = is_rows and 0 < first.sample_bytes <= SMALL_BYTES
     return (RowBuilder if is_small else BlockBuilder)(spec, target_bytes, max_samples, place)
-
-
-__all__ = ["BYTES", "MAX_HOLES", "Block", "BlockBuilder", "Column", "check_rows"]
 
 
 # --- memory of blocks -------------------------------------------------------------------------------------------------

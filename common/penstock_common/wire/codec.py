@@ -241,19 +241,3 @@ def check_values(tensor: TensorSpec, data: NDArray[np.uint8]) -> None:
     """
     if tensor.dtype == BOOL and data.max(initial=0) > 1:
         raise BadEntry(f"tensor {tensor.name!r} is bool and has a byte {data.max()}, expected 0 or 1")
-
-
-__all__ = [
-    "Fields",
-    "check_values",
-    "decode",
-    "decode_column",
-    "digest_of",
-    "encode",
-    "read_shapes",
-    "require_codecs",
-    "row_starts",
-    "stored_bytes",
-    "unpacked",
-    "verify",
-]

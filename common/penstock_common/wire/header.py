@@ -388,17 +388,3 @@ def _bound_sizes(header: Header) -> None:
         total += size or 0
     if total > MAX_ENTRY_BYTES:
         raise BadEntry(f"an entry of {total} bytes, at most {MAX_ENTRY_BYTES} are read")
-
-
-__all__ = [
-    "MAX_ENTRY_BYTES",
-    "MAX_FIELD_BYTES",
-    "MAX_HEADER_BYTES",
-    "MAX_HOLES",
-    "MAX_NUMBER",
-    "MAX_SHARD_SAMPLES",
-    "STREAM_ID",
-    "WIRE_VERSION",
-    "Header",
-    "parse_header",
-]

@@ -34,8 +34,9 @@ from penstock_common.stream.payloads import reader_of, whole_fields
 from penstock_common.stream.streams import Stream, require_there
 from penstock_common.tuning import LEASE_S
 from penstock_common.wire.block import Block, Column
-from penstock_common.wire.codec import Fields, decode, row_starts
+from penstock_common.wire.codec import Fields, decode
 from penstock_common.wire.header import Header
+from penstock_common.wire.ragged import row_starts
 from penstock_common.wire.spec import Spec
 from penstock_consumer.read.receive import check_identity
 

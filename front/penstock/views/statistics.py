@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import MissingExtra
 from penstock_common.wire.block import Column
-from penstock_common.wire.codec import row_starts
 from penstock_common.wire.compression import CODECS, pack
 from penstock_common.wire.dtypes import BYTES, item_size
+from penstock_common.wire.ragged import row_starts
 from penstock_common.wire.spec import TensorSpec
 
 PIECE = 1 << 17

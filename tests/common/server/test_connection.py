@@ -19,8 +19,8 @@ from redis import exceptions as foreign
 from penstock_common.errors import PenstockError, ServerUnavailable, ServerUnsuitable, Unauthorized
 from penstock_common.server.channel import KNOWN_REDIS_PY, ReplyError
 from penstock_common.server.client import connections_of
-from penstock_common.server.connection import open_channel, translated
-from penstock_common.server.error_translation import address, may_pass, redacted, translate
+from penstock_common.server.connection import open_channel
+from penstock_common.server.error_translation import address, may_pass, redacted, translate, translated
 from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer
 from tests.clusters import until
