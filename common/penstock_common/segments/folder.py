@@ -136,12 +136,6 @@ def _write_mark(path: Path, stream_id: str) -> None:
         os.close(fd)
 
 
-def _make_folder(path: Path, mode: int) -> None:
-    if not path.exists():
-        with suppress(FileExistsError):
-            path.mkdir(mode)
-
-
 class SegmentFolder:
     """The folder ``root/<stream>.<id>``, which holds all segments of one life of a stream.
 
@@ -167,9 +161,9 @@ class SegmentFolder:
         self._check(what, why_not_write)
         try:
             for folder in reversed(self.root.parents):
-                _make_folder(folder, ABOVE_MODE)
-            _make_folder(self.root, FOLDER_MODE)
-            _make_folder(self.path, FOLDER_MODE)
+                folder.mkdir(ABOVE_MODE, exist_ok=True)
+            self.root.mkdir(FOLDER_MODE, exist_ok=True)
+            self.path.mkdir(FOLDER_MODE, exist_ok=True)
             self._check(what, why_not_write)  # again, because parts may have existed before
             self._limit_rights()
             mark, own = self.path / MARK, self.path / f"{MARK}.{new_token()}"
