@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from binascii import crc_hqx
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
+
+from redis.crc import key_slot
 
 SLOTS: Final = 16_384
 """The number of slots, from the Redis Cluster specification."""
@@ -29,11 +30,7 @@ def slot_of(key: bytes | str) -> int:
         >>> slot_of("penstock:{train}:meta") == slot_of("{train}")
         True
     """
-    name = key.encode() if isinstance(key, str) else bytes(key)
-    start = name.find(b"{")
-    end = name.find(b"}", start + 1)
-    tag = name[start + 1 : end] if start >= 0 and end > start + 1 else name
-    return crc_hqx(tag, 0) % SLOTS
+    return key_slot(key.encode() if isinstance(key, str) else bytes(key))
 
 
 def key_of(command: Sequence[Any]) -> Key:
