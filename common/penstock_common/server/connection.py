@@ -84,7 +84,6 @@ def connect(
             `GREETING_S`.
     """
     client, seeds = _client_of_first(url, client_class, timeout_s, client_name)
-    _require_files(client)
     _require_usable_files(client)
     client.patience.tell(bears_outages or notify)
     patience_s = OUTAGE_S if patience_s is None else patience_s
@@ -264,8 +263,11 @@ def _require_suitable(client: ControlClient, mode: str) -> None:
         )
 
 
-def _require_files(client: ControlClient) -> None:
-    """Raise ServerUnavailable if a file that the URL names for TLS cannot be read."""
+def _require_usable_files(client: ControlClient) -> None:
+    """Raise ServerUnavailable unless the files that the URL names for TLS are certificates that fit together.
+
+    A connection would report it as a server that does not answer.
+    """
     settings = client.connection_pool.connection_kwargs
     for option, what in _FILES_OF_TLS.items():
         if (file := settings.get(option)) and not os.access(file, os.R_OK):
@@ -273,14 +275,6 @@ def _require_files(client: ControlClient) -> None:
                 f"the {what} {str(file)!r} for {client.where} cannot be read: write ?{option}=FILE with the path of a "
                 "file on this host in the URL"
             )
-
-
-def _require_usable_files(client: ControlClient) -> None:
-    """Raise ServerUnavailable if the files that the URL names for TLS are no certificates, or do not fit together.
-
-    A connection would report it as a server that does not answer.
-    """
-    settings = client.connection_pool.connection_kwargs
     ca, certificate, key = (settings.get(option) for option in _FILES_OF_TLS)
     if key and not certificate:
         raise ServerUnavailable(
