@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock_common.errors import BadExport, BadSegment, BadSpec, SegmentGone
 from penstock_common.segments.folder import OpenSegment, open_segment
@@ -19,6 +19,8 @@ from penstock_common.wire.header import MAX_SEGMENT_BYTES, NAME, STREAM_ID
 from penstock_common.wire.limits import MAX_NUMBER, MAX_PARTITIONS, MAX_SHARD_SAMPLES
 from penstock_common.wire.segment import parse_info
 from penstock_common.wire.spec import Spec
+
+T = TypeVar("T")
 
 CONTENTS = "export.json"
 KIND, VERSION = "penstock export", 1
@@ -240,7 +242,7 @@ def parse_contents(data: bytes) -> ExportContents:
 
 
 def _contents(value: dict[str, Any]) -> ExportContents:
-    stream = _text(value, "stream")
+    stream = _typed(value, "stream", str)
     if not STREAM_ID.match(stream):
         raise ValueError("stream is no id")
     try:
@@ -249,28 +251,28 @@ def _contents(value: dict[str, Any]) -> ExportContents:
         raise ValueError(f"spec: {error}") from None
     if type(value["info"]) is not dict:
         raise ValueError("info is not an object")
-    epochs = tuple(_epoch(one) for one in _list(value, "epochs"))
+    epochs = tuple(_epoch(one) for one in _typed(value, "epochs", list))
     numbers = [one.epoch for one in epochs]
     if sorted(set(numbers)) != numbers:
         raise ValueError("epochs do not rise")
     partitions = _number(value, "partitions", MAX_PARTITIONS)
-    return ExportContents(_text(value, "name"), stream, spec, value["info"], max(1, partitions), epochs)
+    return ExportContents(_typed(value, "name", str), stream, spec, value["info"], max(1, partitions), epochs)
 
 
 def _epoch(value: dict[str, Any]) -> ExportedEpoch:
     epoch = _number(value, "epoch", MAX_NUMBER)
-    sizes = tuple(_bounded("sizes", size, MAX_SHARD_SAMPLES) for size in _list(value, "sizes"))
+    sizes = tuple(_bounded("sizes", size, MAX_SHARD_SAMPLES) for size in _typed(value, "sizes", list))
     if len(sizes) > MAX_SHARDS:
         raise ValueError(f"epoch {epoch} has {len(sizes)} shards")
-    files = tuple(_file(epoch, one) for one in _list(value, "files"))
+    files = tuple(_file(epoch, one) for one in _typed(value, "files", list))
     if len({note.name for note in files}) != len(files):
         raise ValueError(f"epoch {epoch} names a file more than once")
-    bad = tuple(_bad(sizes, one) for one in _list(value, "bad"))
+    bad = tuple(_bad(sizes, one) for one in _typed(value, "bad", list))
     seed = value["seed"]
     if type(seed) is not int:
         raise ValueError(f"seed is {seed!r:.40}")
     return ExportedEpoch(
-        epoch, _text(value, "kind"), seed, _text(value, "fingerprint"), sizes,
+        epoch, _typed(value, "kind", str), seed, _typed(value, "fingerprint", str), sizes,
         _number(value, "samples", sum(sizes)), _number(value, "bytes", MAX_NUMBER), files, bad,
     )  # fmt: skip
 
@@ -291,19 +293,10 @@ def _bad(sizes: tuple[int, ...], value: Any) -> tuple[int, int, str]:
     return shard, offset, why[:MAX_REASON]
 
 
-def _typed(value: dict[str, Any], key: str, kind: Callable[..., Any]) -> Any:
-    if type(value[key]) is not kind:
-        raise ValueError(f"{key} is {ascii(value[key])[:40]}")
-    return value[key]
-
-
-def _text(value: dict[str, Any], key: str) -> str:
-    found: str = _typed(value, key, str)
-    return found
-
-
-def _list(value: dict[str, Any], key: str) -> list[Any]:
-    found: list[Any] = _typed(value, key, list)
+def _typed(value: dict[str, Any], key: str, kind: type[T]) -> T:
+    found = value[key]
+    if type(found) is not kind:
+        raise ValueError(f"{key} is {ascii(found)[:40]}")
     return found
 
 
