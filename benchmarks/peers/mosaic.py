@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, begin, sample
+from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, run, sample
 from benchmarks.peers.streaming_library import load
 
 streaming: Any = load()
@@ -51,12 +51,5 @@ def stacked(samples: list[Any]) -> Any:
     return importlib.import_module("torch").from_numpy(np.stack([one["x"] for one in samples]))
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    {"prepare": prepare, "read": read}[job.role](job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"prepare": prepare, "read": read})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, begin, sample
+from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, run, sample
 from benchmarks.streams import expect_epochs
 from penstock import Loader, PenstockError, Writer
 
@@ -71,12 +71,5 @@ def read(job: Job, report: Report) -> None:
                 report.say("checkpoint", state=state)
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    {"produce": produce, "read": read}[job.role](job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"produce": produce, "read": read})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, begin, sample
+from benchmarks.peers.protocol import BLOCK, SAMPLE_BYTES, Job, Report, run, sample
 
 redis: Any = importlib.import_module("redis")
 KEY, PROGRESS = "plain", "plain:progress"
@@ -105,12 +105,5 @@ def read(job: Job, report: Report) -> None:
             looked = time.monotonic()
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    {"produce": produce, "read": read}[job.role](job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"produce": produce, "read": read})

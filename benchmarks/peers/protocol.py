@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +100,9 @@ class Report:
         return job.checkpoint_every > 0 and self.steps % job.checkpoint_every == 0
 
 
-def begin() -> tuple[Job, Report]:
-    """Read the job, and return it with a reporter."""
+def run(roles: Mapping[str, Callable[[Job, Report], None]]) -> None:
+    """Run a child process: read its job, and do it."""
     report = Report()
-    return Job(**json.loads(sys.stdin.readline())), report
+    job = Job(**json.loads(sys.stdin.readline()))
+    report.say("ready")
+    roles[job.role](job, report)

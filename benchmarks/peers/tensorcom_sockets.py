@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.protocol import Job, Report, begin, sample
+from benchmarks.peers.protocol import Job, Report, run, sample
 
 zmq: Any = importlib.import_module("zmq")
 tensorcom: Any = importlib.import_module("tensorcom")
@@ -63,12 +63,5 @@ def read(job: Job, report: Report) -> None:
                 report.say("checkpoint", state={})
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    {"produce": produce, "read": read}[job.role](job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"produce": produce, "read": read})

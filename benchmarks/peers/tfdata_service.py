@@ -15,7 +15,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import tensorflow as tf
 
-from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, begin
+from benchmarks.peers.protocol import SAMPLE_BYTES, Job, Report, run
 
 service = tf.data.experimental.service
 worker_config: Any = importlib.import_module("tensorflow.core.protobuf.service_config_pb2").WorkerConfig
@@ -78,12 +78,5 @@ def read(job: Job, report: Report) -> None:
             report.say("checkpoint", state={})
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    {"serve": serve, "produce": produce, "read": read}[job.role](job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"serve": serve, "produce": produce, "read": read})

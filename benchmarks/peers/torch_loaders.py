@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from benchmarks.peers.protocol import Job, Report, begin, sample
+from benchmarks.peers.protocol import Job, Report, run, sample
 
 WORKERS = 2
 
@@ -55,12 +55,5 @@ def read(job: Job, report: Report) -> None:
             report.say("checkpoint", state={"pickle": base64.b64encode(state).decode()})
 
 
-def main() -> None:
-    """Run a child process."""
-    job, report = begin()
-    report.say("ready")
-    read(job, report)
-
-
 if __name__ == "__main__":
-    main()
+    run({"read": read})
