@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 from benchmarks.counting import Count, Process, Stuck, counted, tallied, wait_for
 from benchmarks.peers.catalogue import PRODUCER, RESUME, SLOW, TRAINER, Peer
 from benchmarks.peers.protocol import Job
+from benchmarks.stock import free_port
 from penstock import EmbeddedServer
 
 QUIET_S = 4.0
@@ -127,13 +127,6 @@ class Stage:
 
 def _last(process: Process) -> float:
     return float(process.said[-1]["at"]) if process.said else process.began
-
-
-def free_port() -> int:
-    """Return a free port of this host."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def handed(process: Process) -> int:

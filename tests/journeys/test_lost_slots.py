@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from penstock_common.stream.removal.deletion import release_epoch
 from penstock_common.stream.servers.embedded import find_servers
 from penstock_common.stream.streams import Stream
 from penstock_producer.write.cleaner import CleanupTimer
-from tests.clusters import Cluster, started_cluster
+from tests.clusters import Cluster, started_cluster, until
 from tests.torn import torn_master_of
 
 SIZES = [20, 20, 20]
@@ -57,14 +57,6 @@ def elsewhere(cluster: Cluster, stream: Stream) -> int:
     return next(p.number for p in stream.partitions if cluster.master_of(p.roster) is not own)
 
 
-def until(check: Callable[[], bool], limit_s: float = 30.0) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + limit_s
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_release_that_a_failover_loses_is_completed_by_a_living_writer(cluster: Cluster) -> None:
     """The bytes counted against the budget for ever, and nothing said so."""
     with writer_of(cluster) as writer, connect(cluster.url) as client:
@@ -81,7 +73,7 @@ def test_a_release_that_a_failover_loses_is_completed_by_a_living_writer(cluster
                 release_epoch(client, stream, 0)
                 pair.fail_over()
             with connect(cluster.url) as fresh:
-                until(lambda: load_roster(fresh, lost).bytes == 0)
+                until(lambda: load_roster(fresh, lost).bytes == 0, 30)
                 assert not load_roster(fresh, lost).epochs
                 assert audit_stream(fresh, "t").is_clean
         finally:
