@@ -24,7 +24,6 @@ class Life:
     group: str
     member: str
     journal: Path
-    began_ns: int
     ended_ns: int = 0
     """The end of its life, or 0 while it runs. Once its journal is read, it is the time when it began to leave, if it
     did.

@@ -215,7 +215,7 @@ class Stage:
         journal = self.directory / f"{role}-{number}.journal"
         given = [str(argument) for argument in arguments]
         given += [] if module == "chaos.process" else [str(journal)]
-        life = Life(module.partition(".")[2] if group else role, stream, group, member, journal, time.monotonic_ns())
+        life = Life(module.partition(".")[2] if group else role, stream, group, member, journal)
         # not in the arguments: every user of the host can list those, and the URLs hold passwords
         urls = {"PENSTOCK_URL": self.url, "PENSTOCK_QUEUE_URL": self.queue_url}
         if self.links is not None:

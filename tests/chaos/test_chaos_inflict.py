@@ -32,7 +32,7 @@ class SlowStage(Stage):
         """Start a process that leaves 0.6 s after it was asked to."""
         number = len(list(self.directory.glob("*.journal")))
         journal = self.directory / f"{group}-{member}-{number}.journal"
-        life = Life("trainer", stream, group, member, journal, time.monotonic_ns())
+        life = Life("trainer", stream, group, member, journal)
         return Actor(life, ["timeit", "-n1", "-r1", LEAVES_SLOWLY.format(path=str(journal))], {})
 
 

@@ -45,7 +45,7 @@ def diary(
     acknowledgement.
     """
     life = Life(
-        "trainer", "main", "g", f"m{number}", Path(f"m{number}.journal"), 0, int(ended_s * SECOND), ending,
+        "trainer", "main", "g", f"m{number}", Path(f"m{number}.journal"), int(ended_s * SECOND), ending,
         [(int(a * SECOND), int(b * SECOND)) for a, b in stops], int(replaced_s * SECOND),
     )  # fmt: skip
     life.cuts = [(int(a * SECOND), int(b * SECOND)) for a, b in cuts]
@@ -214,7 +214,7 @@ def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
         journal.note(*line)
     with path.open("a") as torn:
         torn.write("H 12")
-    read = read_diary(0, Life("trainer", "main", "g", "m", path, 0, ending=LEFT))
+    read = read_diary(0, Life("trainer", "main", "g", "m", path, ending=LEFT))
     assert [(one.seq, one.epoch, one.nonces, one.position) for one in read.handed] == [(1, 4, (0xA, 0xFF), 26)]
     assert read.done == {1}
     assert len(read.corrupt) == 1
