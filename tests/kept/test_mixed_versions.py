@@ -127,7 +127,7 @@ class Programs:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._stack.enter_context(program)
-        self._stack.callback(program.kill)
+        self._stack.callback(end, program)
         return program
 
     def ready(self, version: str, *words: str) -> subprocess.Popen[str]:
@@ -141,6 +141,15 @@ class Programs:
     def run(self, version: str, *words: str) -> str:
         """Run a program to its end, and return what it printed."""
         return ended(self.start(version, *words))
+
+
+def end(program: subprocess.Popen[str]) -> None:
+    """End a program in order. A worker that is killed leaves a process, which takes a job of the next test."""
+    program.terminate()
+    try:
+        program.wait(20)
+    except subprocess.TimeoutExpired:
+        program.kill()
 
 
 def ended(program: subprocess.Popen[str]) -> str:
