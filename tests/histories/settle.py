@@ -57,7 +57,7 @@ def settle(world: World) -> None:
         world.take(Step("end", who))
     if find_stream(world.operator, NAME) is None:
         return
-    for act in (_run_janitor, _end_epochs, _run_jobs, _run_janitor):
+    for act in (_run_cleaner, _end_epochs, _run_jobs, _run_cleaner):
         with world.doing(act.__name__):
             act(world)
     if not world.violations:
@@ -125,7 +125,7 @@ def _run_jobs(world: World) -> None:
             return
 
 
-def _run_janitor(world: World) -> None:
+def _run_cleaner(world: World) -> None:
     world.clean(0, LATER_S)
 
 

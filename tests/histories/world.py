@@ -131,7 +131,7 @@ class World:
 
     @property
     def operator(self) -> Any:
-        """Return the client of the operator and of the janitor."""
+        """Return the client of the operator and of the cleaner."""
         if self._operator is None:
             self._operator = connect(self.arena.url, bears_outages=quiet)
         return self._operator
@@ -284,13 +284,13 @@ class World:
     def _die(self, step: Step) -> None:
         self.end(step.who, "died")
 
-    # --- the operator and the janitor ---
+    # --- the operator and the cleaner ---
 
     def _clean(self, step: Step) -> None:
         self.clean(step.number)
 
     def clean(self, number: int, later_s: float = 0.0) -> None:
-        """Let the janitor pass, and free space of a partition: a little, or all that may go.
+        """Let the cleaner pass, and free space of a partition: a little, or all that may go.
 
         ``later_s`` is how long after the rest of the history this is.
         """

@@ -45,7 +45,7 @@ class TestTheRule:
         assert not QuotaState(100, 1, 100, is_next=True).is_enough
 
     def test_what_is_missing_is_exactly_what_must_go(self) -> None:
-        """The janitor frees by this number: too little would loop, too much would delete."""
+        """The cleaner frees by this number: too little would loop, too much would delete."""
         room = QuotaState(90, 20, 100, is_next=True)
         assert room.missing_bytes == 10
         assert QuotaState(90 - room.missing_bytes, 20, 100, is_next=True).is_enough
@@ -87,7 +87,7 @@ class TestTheRule:
         assert looks(0.3, 0.3) <= 5
         assert looks(60, 0.0) < 140
 
-    def test_the_janitor_frees_down_to_the_low_mark(self) -> None:
+    def test_the_cleaner_frees_down_to_the_low_mark(self) -> None:
         """With less, a writer would wait for ever. With more, replays would lose data without need."""
         assert LOW_SHARE == SLACK_SHARE
 

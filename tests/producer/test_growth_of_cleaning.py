@@ -174,7 +174,7 @@ def test_what_was_repaired_makes_room_as_everything_else_does(
 def test_a_pass_over_the_stream_is_made_once_however_many_partitions_need_room(
     any_url: str, any_client: Client
 ) -> None:
-    """Each partition's janitor made its own, over all partitions: 32 of them cost a writer a thousand looks."""
+    """Each partition's cleaner made its own, over all partitions: 32 of them cost a writer a thousand looks."""
     partitions = 16
     with Writer("t", url=any_url, spec=SPEC, partitions=partitions) as writer:
         join_group(any_client, Membership(writer.stream, "g", "", ""), declared=True)

@@ -52,7 +52,7 @@ class TestPins:
             assert list(retained_epochs(client, writer.stream)) == []
 
     def test_a_pin_stops_a_removal_that_was_planned_before_it(self, any_url: str, any_client: Client) -> None:
-        """A janitor that looked a moment earlier must not win."""
+        """A cleaner that looked a moment earlier must not win."""
         acknowledged_epochs(any_url, 1)
         stream = load_stream(any_client, "t")
         partition = stream.partitions[0]
