@@ -144,3 +144,21 @@ def test_a_member_among_many_is_given_a_few_entries_at_a_time(any_url: str, any_
                 assert len(next(batches)["y"]) == 4
             asked = calls(any_client)["xreadgroup"] - before
     assert asked <= 0.8 * ENTRIES
+
+
+KEPT, READ = 40, 5
+
+
+def test_the_end_of_an_epoch_asks_nothing_about_those_that_follow(any_url: str, any_client: Client) -> None:
+    """A new group reads hundreds of kept epochs, and each end would ask about all that are left."""
+    with Writer("kept", url=any_url, spec=SLOW_SPEC) as writer:
+        for _ in range(KEPT):
+            with writer.epoch() as epoch:
+                epoch.write_batch(ROWS)
+    with Loader("kept", group="g", batch_size=4, url=any_url, tuning=Tuning(notify=lambda _: None)) as loader:
+        for number in range(READ + 1):
+            assert sum(len(batch["y"]) for batch in loader) == 4
+            if not number:  # a new member looks at all of them, to learn where to begin
+                before = calls(any_client)["xpending"]
+        asked = calls(any_client)["xpending"] - before
+    assert asked <= 4 * READ

@@ -468,6 +468,8 @@ class LeaseRenewer(Heartbeat):
             before = {p.number: held.ids(p.number) for p in some}
             are_lost = is_all_acknowledged()  # asked after that: what is acknowledged from now on was held before
             keys = self._open_keys(self._snapshot(), some)
+            if self.horizon >= 0:  # later epochs are looked at when they are read; a new member chooses where to begin
+                keys = [key for key in keys if key[1] <= self.horizon]
             mine = _located(list_held(self._client, keys, self._who.group, self._who.member))
             lost = [
                 (k, entry)
