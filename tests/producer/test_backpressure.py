@@ -193,6 +193,23 @@ def test_without_a_group_a_full_budget_is_explained_and_the_first_trainer_frees_
     assert total == by_epoch[0] == payload_bytes(any_client, "t", 0) <= BUDGET
 
 
+def test_a_group_that_has_left_is_not_said_to_owe_acknowledgements(any_url: str) -> None:
+    """It was given nothing of what fills the budget. The budget waits for a reader."""
+    with (
+        Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, tuning=Tuning(notify=lambda _: None)) as writer,
+        writer.epoch() as epoch,
+    ):
+        epoch.write(block(0))
+    with loader_of(any_url, "gone") as loader:
+        assert sum(batch.size for batch in loader) == 1
+    producing = Producing(any_url, 300)
+    assert producing.heard.wait(5)
+    assert "no group reads it yet: start a trainer" in producing.said[-1]
+    with loader_of(any_url, "g", start=1) as loader:
+        assert sum(batch.size for batch in loader) == 300
+    producing.finish()
+
+
 def test_a_slow_group_is_named_within_five_seconds(any_url: str) -> None:
     """A user who watches the producer must learn which trainer makes it wait."""
     with Writer("t", url=any_url, spec=WIDE, budget_bytes=BUDGET, tuning=Tuning(notify=lambda _: None)):

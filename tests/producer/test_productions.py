@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
+from PIL import Image
 
 import penstock
 from penstock_common.errors import EpochFailed, PenstockError, StreamConflict
@@ -21,7 +23,7 @@ from penstock_common.stream.streams import Stream, load_stream
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
-from penstock_producer.sources.config import DatasetConfig
+from penstock_producer.sources.config import DatasetConfig, ImagesConfig
 from tests.producer.reading import read_epoch
 
 
@@ -192,3 +194,54 @@ def test_an_epoch_that_an_operator_closes_leaves_no_job_behind(any_url: str) -> 
     with redis.Redis.from_url(any_url) as client:
         assert not client.keys("rq:job:*")
         assert not client.keys("rq:queue:*")
+
+
+def folder_of(path: Path, *classes: str) -> ImagesConfig:
+    """Make a folder with one image for each class, and return its config."""
+    for shade, name in enumerate(classes):
+        (path / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(path / name / "a.png")
+    return ImagesConfig(path=str(path))
+
+
+def test_a_class_keeps_its_number_in_all_epochs_of_a_stream(any_url: str, tmp_path: Path) -> None:
+    """Labels are numbers. A folder with one class more gave circles the number of crosses, and no word about it."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+
+    def produce(source: ImagesConfig) -> dict[str, list[str]]:
+        with Production(ProductionPlan(stream="photos", source=source), options, workers=1) as production:
+            for _ in production.run():
+                pass
+        with connect(any_url) as client:
+            names: dict[str, list[str]] = load_stream(client, "photos").info["classes"]
+        return names
+
+    assert produce(folder_of(tmp_path / "first", "circle", "cross")) == {"y": ["circle", "cross"]}
+    more = folder_of(tmp_path / "more", "arrow", "circle", "cross")
+    with pytest.raises(StreamConflict) as caught:
+        produce(more)
+    assert "class 0 is 'circle' in stream 'photos', and 'arrow' in this source" in str(caught.value)
+    assert "keep its numbers with --classes circle,cross,arrow, or write another stream" in str(caught.value)
+    assert produce(more.model_copy(update={"classes": ("circle", "cross", "arrow")})) == {
+        "y": ["circle", "cross", "arrow"]
+    }
+    # fewer classes with the same numbers leave the names of the others
+    assert produce(folder_of(tmp_path / "few", "circle")) == {"y": ["circle", "cross", "arrow"]}
+
+
+def test_an_unfinished_epoch_of_another_source_is_named(any_url: str) -> None:
+    """A run that was interrupted and started again with another transform left an epoch that trainers wait for."""
+    options = WorkerOptions(url=any_url, queue_url=any_url)
+    with Production(numbers(), options, workers=0) as production:
+        next(production.run())
+    told: list[str] = []
+    with Production(numbers(seed=7), options, workers=0, notify=told.append):
+        pass
+    with Production(numbers(), options, workers=0, notify=told.append):  # it continues its own
+        pass
+    (said,) = [line for line in told if "is unfinished" in line]
+    assert said.startswith("epoch 0 of 'digits' is unfinished, 0 of 120 samples of whole shards")
+    assert (
+        "unless its command still runs, run it again, or end the epoch as it is: `penstock epochs close digits 0`"
+        in said
+    )

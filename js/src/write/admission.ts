@@ -220,7 +220,7 @@ export class Admission {
     const isKept = holders.pinned.size > 0 || holders.replays.some(({ till }) => till > nowMs);
     const reason = explainQuota(name, this.#state, {
       blockers,
-      hasGroups: holders.groups.size > 0,
+      hasGroups: [...holders.groups.values()].some(({ holds }) => holds),
       unacknowledged: new Map(isDeadlock ? [...idle].filter(([, bytes]) => bytes > 0) : []),
       missing: isDeadlock ? await missingMembers(this.#server, partition, holders, idle.keys(), nowMs) : [],
       isKept,

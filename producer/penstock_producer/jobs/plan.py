@@ -182,14 +182,7 @@ def find_epochs(
     if plan.numbers is not None:
         return list(plan.numbers), find_manifest(client, stream, plan.numbers[0])
     following, final, _ = read_counters(client, stream)
-    states = retained_epochs(client, stream)
-    unfinished = [
-        manifest
-        for epoch, state in states.items()
-        if state not in (PRODUCED, ABANDONED)
-        and (manifest := find_manifest(client, stream, epoch)) is not None
-        and _is_same(manifest, fingerprint, seed)
-    ]
+    unfinished = [one for one in _unfinished(client, stream) if _is_same(one, fingerprint, seed)]
     if unfinished:
         last = max(final or 0, unfinished[-1].epoch + 1)
         mine = {manifest.epoch for manifest in unfinished}
@@ -198,6 +191,19 @@ def find_epochs(
     if newest and final and final > following and newest.state == PRODUCED and _is_same(newest, fingerprint, seed):
         return list(range(following, final)), newest
     return list(range(following, following + epochs)), None
+
+
+def unfinished_of_others(client: Client, stream: Stream, fingerprint: str, seed: int) -> list[Manifest]:
+    """Return the unfinished epochs of other productions, which a production of this source and seed never completes."""
+    return [one for one in _unfinished(client, stream) if one.fingerprint and not _is_same(one, fingerprint, seed)]
+
+
+def _unfinished(client: Client, stream: Stream) -> list[Manifest]:
+    states = retained_epochs(client, stream)
+    found = (
+        find_manifest(client, stream, epoch) for epoch, state in states.items() if state not in (PRODUCED, ABANDONED)
+    )
+    return [manifest for manifest in found if manifest is not None]
 
 
 def ids_of_source(client: Client, stream: Stream, fingerprint: str, seed: int) -> set[str]:

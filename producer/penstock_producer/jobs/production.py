@@ -7,6 +7,7 @@ Several productions run side by side for the parts of a split, and one may follo
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +18,8 @@ from socket import gethostname
 from types import TracebackType
 from typing import Any, Self
 
-from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError
-from penstock_common.printable import readable_bytes
+from penstock_common.errors import EpochFailed, PenstockError, ServerUnavailable, SourceError, StreamConflict
+from penstock_common.printable import printable, readable_bytes
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.directory import list_streams
@@ -58,6 +59,7 @@ from penstock_producer.jobs.plan import (
     find_epochs,
     ids_of_source,
     open_writer,
+    unfinished_of_others,
 )
 from penstock_producer.jobs.progress import (
     EpochProgress,
@@ -197,12 +199,15 @@ class Production:
         with connect(options.url) as client:
             if "split" in source.info and "name" in source.info:
                 refuse_another_name(client, plan.stream, source.info)
-            self._makes_stream = find_stream(client, plan.stream) is None
+            stream = find_stream(client, plan.stream)
+        info, self._makes_stream = source.info, stream is None
+        if stream is not None:
+            info = with_classes_of(stream, info, takes_classes="classes" in type(plan.source).model_fields)
         is_inferred = plan.spec is None and spec is None and source.unit != "item"
         first = None
         if self._makes_stream and is_inferred:  # a stream that never gets a sample would keep its budget
             first = self._first_sample(plan.numbers[0] if plan.numbers else 0)
-        self._writer = open_writer(plan, options.url, self._notify, spec=spec, info=source.info)
+        self._writer = open_writer(plan, options.url, self._notify, spec=spec, info=info)
         unfinished.callback(self._writer.close)
         self._client, stream, fingerprint = self._writer.client, self._writer.stream, self._planned.fingerprint
         self._window, self._gate = ReconcileWindow(self._client), EpochGate(plan, self._client, stream)
@@ -210,6 +215,7 @@ class Production:
             made = ids_of_source(self._client, stream, fingerprint, plan.seed)
             self._tell_reopened(reopen_lost(self._client, stream, made))
         self._todo, earlier = find_epochs(self._client, stream, fingerprint, plan)
+        self._tell_of_others(stream)
         self.epochs = tuple(self._todo)
         """The numbers of the epochs that this run produces."""
         if earlier is not None and plan.numbers is None:
@@ -221,6 +227,17 @@ class Production:
         self._details = ProgressDetails(self._dispatcher, self._client, plan, options.queue)
         if stream.spec is None and source.unit != "item":
             WriterHooks(self._writer).require_spec(self._first_sample(self.epochs[0]) if first is None else first)
+
+    def _tell_of_others(self, stream: Stream) -> None:
+        """Name the epochs that this run does not complete, because another source or seed began them."""
+        for manifest in unfinished_of_others(self._client, stream, self._planned.fingerprint, self._plan.seed):
+            done, epoch = sum(manifest.done.values()), manifest.epoch
+            of = "" if manifest.samples is None else f" of {manifest.samples:,}"
+            self._notify(
+                f"epoch {epoch} of {stream.name!r} is unfinished, {done:,}{of} samples of whole shards, and began with "
+                f"another source, transform or seed: unless its command still runs, run it again, or end the epoch as "
+                f"it is: `penstock epochs close {stream.name} {epoch}`"
+            )
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -545,6 +562,43 @@ def refuse_another_name(client: Client, stream: str, info: Mapping[str, Any]) ->
                 f"its dataset's name, so the two would share samples; make all parts of {made['name']}, with "
                 f"--transform for the one to augment, or give each --stream without --split"
             )
+
+
+SHOWN_CLASSES = 20
+"""The most class names of a command in a message."""
+
+
+def with_classes_of(stream: Stream, info: dict[str, Any], *, takes_classes: bool) -> dict[str, Any]:
+    """Return the info of a source, with the class names that only earlier epochs of the stream have.
+
+    Labels are numbers, and a stream has one list of their names. So all of its epochs number the classes alike.
+
+    Args:
+        stream: The stream.
+        info: The info of the source. ``classes`` is tensor -> names in the order of their numbers.
+        takes_classes: Whether the source has the option ``classes``.
+
+    Raises:
+        StreamConflict: A class has another number in the stream.
+    """
+    known, mine = stream.info.get("classes"), info.get("classes")
+    if not isinstance(known, Mapping) or not isinstance(mine, Mapping):
+        return info
+    merged = {**known, **mine}
+    for tensor, names in mine.items():
+        if not isinstance(made := known.get(tensor), list):
+            continue
+        for number, (there, here) in enumerate(zip(made, names, strict=False)):
+            if there != here:
+                wanted = [*map(str, made), *(name for name in names if name not in made)]
+                few = ",".join(wanted) if len(wanted) <= SHOWN_CLASSES else "NAMES, the stream's first,"
+                keep = f"keep its numbers with --classes {shlex.quote(printable(few))}, or " if takes_classes else ""
+                raise StreamConflict(
+                    f"class {number} is {there!r} in stream {stream.name!r}, and {here!r} in this source, so the "
+                    f"labels of its epochs would contradict each other: {keep}write another stream (--stream NAME)"
+                )
+        merged[tensor] = max(made, names, key=len)
+    return {**info, "classes": merged}
 
 
 def refuse_path(dataset: object) -> None:

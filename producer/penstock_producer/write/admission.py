@@ -217,9 +217,8 @@ class AdmissionControl:
             explain_missing(missing_members(self._client, self._partition, roster, idle, now_ms)) if is_deadlock else ""
         )
         is_kept = bool(roster.pinned or any(till > now_ms for _, till in roster.replays.values()))
-        reason = explain_quota(
-            self._stream.name, self._state, blockers, bool(roster.groups), unacknowledged, gone, is_kept
-        )
+        is_read = any(group.holds for group in roster.groups.values())
+        reason = explain_quota(self._stream.name, self._state, blockers, is_read, unacknowledged, gone, is_kept)
         remedy = explain_holds(self._stream.name, roster, blockers, now_ms, GROUP_SILENT_MS)
         return f"{reason}; {remedy}" if remedy else reason
 

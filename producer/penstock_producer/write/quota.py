@@ -201,7 +201,7 @@ def explain_quota(
         stream: Name of the stream.
         state: Values that decided.
         blockers: Groups that have not acknowledged most of what is held.
-        has_groups: Whether any group reads the stream.
+        has_groups: Whether any group holds data of the stream. One that has left holds none.
         unacknowledged: Payload bytes that waiting groups were given and have not acknowledged, by group.
         gone: Members that such groups wait for, in words.
         is_kept: Whether an epoch is pinned or replayed.
