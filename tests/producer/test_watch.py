@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import redis
 from PIL import Image
 
-from penstock_common.errors import SourceError
+from penstock_common.errors import SourceError, StreamConflict
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.manifest import ABANDONED, OPEN, load_manifest, open_epoch, retained_epochs, take_number
@@ -21,6 +22,7 @@ from penstock_common.stream.servers.embedded import EmbeddedServer
 from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched_files import load_watched, note_made, take_files
 from penstock_common.tuning import Tuning
+from penstock_common.wire.spec import SpecLike
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch
 from penstock_producer.jobs.worker import WorkerOptions
@@ -43,11 +45,19 @@ def put(folder: Path, name: str, shade: int) -> None:
 
 
 def watching(
-    url: str, folder: Path, told: list[str], epochs: int | None = None, workers: int = 1, transform: str | None = None
+    url: str,
+    folder: Path,
+    told: list[str],
+    epochs: int | None = None,
+    workers: int = 1,
+    transform: str | None = None,
+    resize: tuple[int, int] | None = None,
+    mode: Literal["rgb", "gray16"] = "rgb",
+    spec: SpecLike | None = None,
 ) -> FolderWatch:
     """A watch of the folder."""
-    source = ImagesConfig(path=str(folder), transform=transform)
-    plan = ProductionPlan(stream="train", source=source, max_bad="100%", shuffle=False, shard_samples=2)
+    source = ImagesConfig(path=str(folder), transform=transform, resize=resize, mode=mode)
+    plan = ProductionPlan(stream="train", source=source, max_bad="100%", shuffle=False, shard_samples=2, spec=spec)
     options = WorkerOptions(url=url, queue_url=url, room_wait_s=1.0)
     return FolderWatch(plan, options, workers=workers, epochs=epochs, notify=told.append, whole_after_s=0.3)
 
@@ -177,6 +187,25 @@ def test_a_watcher_that_is_started_again_takes_no_file_twice(any_url: str, tmp_p
         assert third.epochs == 0
     assert sorted(shades(any_url)) == list(range(6))
     assert not [line for line in told if "cannot be made" in line]
+
+
+def test_a_watch_whose_images_cannot_fit_the_stream_takes_no_file(any_url: str, tmp_path: Path) -> None:
+    """A file that was taken with a wrong --resize is a bad sample for ever, and the right one comes too late."""
+    put(tmp_path, "0.png", 0)
+    with watching(any_url, tmp_path, [], epochs=1, resize=(8, 8)) as watch:
+        list(watch.run())
+    put(tmp_path, "1.png", 1)
+    told = r"'train' holds samples of \(x: uint8\[8, 8, 3\]\), but with these options each image is \(x: "
+    with pytest.raises(StreamConflict, match=told + r"uint8\[6, 6, 3\]\), so no file would fit: give the --resize"):
+        watching(any_url, tmp_path, [], resize=(6, 6))
+    with pytest.raises(StreamConflict, match=told + r"uint16\[\?, \?, 1\]\)"):
+        watching(any_url, tmp_path, [], mode="gray16")
+    with pytest.raises(StreamConflict, match="in --spec: leave --spec out"):
+        watching(any_url, tmp_path, [], spec={"x": ("uint8", (6, 6, 3))})
+    with watching(any_url, tmp_path, [], epochs=1, resize=(8, 8)) as watch:
+        list(watch.run())
+        assert watch.files == 1
+    assert sorted(shades(any_url)) == [0, 1]
 
 
 def test_a_watch_of_a_forgotten_epoch_leaves_the_one_with_its_number_alone(any_url: str, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable
+from penstock_common.errors import EpochNotFound, PenstockError, ServerUnavailable, StreamConflict
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import PRODUCED, abandon_epoch, find_manifest, take_number
 from penstock_common.stream.streams import Stream, find_stream
 from penstock_common.stream.watched_files import load_watched, note_made, take_files
 from penstock_common.waiting import Notify, to_stderr
+from penstock_common.wire.spec import Spec, TensorSpec
 from penstock_producer.jobs.allowlist import PlannedTasks
 from penstock_producer.jobs.dispatch import Dispatcher
 from penstock_producer.jobs.fleet import LOST_SERVER, STOPPED, TICK_S, Fleet
@@ -60,6 +61,44 @@ class FileSightings:
         return [file for file, since in self._since.items() if file.size and now_s - since >= self._whole_after_s]
 
 
+def refuse_misfits(plan: ProductionPlan, stream: Stream, spec: Spec) -> None:
+    """Raise StreamConflict if no image could fit the stream's spec.
+
+    Each file would be taken, and be a bad sample for good. Only what the options fix is compared. A transform may
+    change it, so nothing is known of its samples.
+    """
+    from penstock_producer.sources.decode import Decoder  # Pillow is an extra
+
+    if plan.spec is not None and (declared := Spec.of(plan.spec)) != spec:
+        raise StreamConflict(
+            f"stream {stream.name!r} holds samples of another spec, ({spec}), found ({declared}) in --spec: leave "
+            f"--spec out, or write to another stream (--stream NAME)"
+        )
+    config = plan.source
+    assert isinstance(config, ImagesConfig)
+    if config.transform or plan.block_transform:
+        return
+    decoder = Decoder(config)
+    shape = (None, None, decoder.channels) if decoder.shape is None else decoder.shape
+    found = TensorSpec("x", decoder.dtype, shape)
+    known = next((tensor for tensor in spec if tensor.name == "x"), None)
+    if known is None or not _may_fit(found, known):
+        raise StreamConflict(
+            f"stream {stream.name!r} holds samples of ({spec}), but with these options each image is ({found}), so no "
+            f"file would fit: give the --resize, --crop and --mode of the stream, or write to another stream "
+            f"(--stream NAME)"
+        )
+
+
+def _may_fit(found: TensorSpec, known: TensorSpec) -> bool:
+    """Return whether some samples may fit both. A size that is None may be any."""
+    if (found.dtype, len(found.shape)) != (known.dtype, len(known.shape)):
+        return False
+    return all(
+        one is None or other is None or one == other for one, other in zip(found.shape, known.shape, strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class FileBatch:
     """The files of one epoch."""
@@ -74,7 +113,7 @@ class FolderWatch:
     """A running watch. Use it in a ``with`` block, and iterate over `run`. It ends only after ``epochs``, if given.
 
     Files in folders that are no class yet when the watch of a stream begins are left out and reported: their number
-    would change what the others mean.
+    would change what the others mean. Raises StreamConflict if no image could fit the stream's spec.
     """
 
     def __init__(
@@ -107,6 +146,8 @@ class FolderWatch:
         try:
             self._client: Client = connect(options.url, bears_outages=notify)
             self._stream = self._open_stream()
+            if self._stream.spec is not None:
+                refuse_misfits(plan, self._stream, self._stream.spec)
             self._watched = load_watched(self._client, self._stream)
         except BaseException:
             self._fleet.stop()
