@@ -23,6 +23,7 @@ from penstock_common.stream.streams import load_stream
 from penstock_common.stream.watched_files import load_watched, note_made, take_files
 from penstock_common.tuning import Tuning
 from penstock_common.wire.spec import SpecLike
+from penstock_producer.jobs import watched_folder
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.watched_folder import FileSightings, FolderWatch
 from penstock_producer.jobs.worker import WorkerOptions
@@ -87,6 +88,27 @@ def test_files_that_are_not_read_as_images_are_said_once(any_url: str, tmp_path:
         until(looks, lambda: told)
         watch._new_files()
     assert told == ["files ending in .heic are passed over: they are not read as images"]
+
+
+def test_files_that_stay_empty_are_said_once(any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is never taken, and never mentioned, is missed when it is too late."""
+    monkeypatch.setattr(watched_folder, "EMPTY_AFTER_S", 0.5)
+    told: list[str] = []
+    (tmp_path / "a.png").touch()
+    with watching(any_url, tmp_path, told) as watch:
+        looks = watch.run()
+        until(looks, lambda: told)
+        for number in range(5):
+            (tmp_path / f"b{number}.png").touch()
+        until(looks, lambda: len(told) == 2)
+        watch._new_files()
+        put(tmp_path, "a.png", 7)
+        until(looks, lambda: watch.epochs == 1)
+    assert told == [
+        "a.png has been empty for 0.5 s: it is taken once it has content",
+        "b0.png, b1.png, b2.png and 2 more have been empty for 0.5 s: each is taken once it has content",
+    ]
+    assert shades(any_url) == [7]
 
 
 def test_a_file_is_whole_when_it_has_not_changed_for_a_while() -> None:

@@ -36,6 +36,8 @@ from penstock_producer.sources.image_files import images_below
 WHOLE_AFTER_S = 3.0
 """A file is complete when its size and time have not changed for this long. A file that is written with longer pauses
 should be written elsewhere, or under a hidden name, and then be renamed."""
+EMPTY_AFTER_S = 60.0
+"""A file that is empty for this long is named, because its program may have failed."""
 LIST_EVERY_S = 1.0
 """The time between two listings of the folder. A large folder is listed so rarely that it takes a tenth of the time."""
 MOST_FILES = 10_000
@@ -59,6 +61,10 @@ class FileSightings:
         """
         self._since = {file: self._since.get(file, now_s) for file in files}
         return [file for file, since in self._since.items() if file.size and now_s - since >= self._whole_after_s]
+
+    def empty(self, now_s: float, after_s: float) -> list[SourceFile]:
+        """Return those of the files that were last given to `whole` that have been empty for ``after_s``."""
+        return [file for file, since in self._since.items() if not file.size and now_s - since >= after_s]
 
 
 def refuse_misfits(plan: ProductionPlan, stream: Stream, spec: Spec) -> None:
@@ -97,6 +103,16 @@ def _may_fit(found: TensorSpec, known: TensorSpec) -> bool:
     return all(
         one is None or other is None or one == other for one, other in zip(found.shape, known.shape, strict=True)
     )
+
+
+SHOWN_EMPTY = 3
+"""The most empty files that one line names."""
+
+
+def _named(paths: list[str]) -> str:
+    """Return the first of some paths, and how many there are beyond them."""
+    more = len(paths) - SHOWN_EMPTY
+    return ", ".join(map(shown, paths[:SHOWN_EMPTY])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -190,7 +206,18 @@ class FolderWatch:
             self._tell_once(suffix, f"files ending in {shown(suffix)} are passed over: they are not read as images")
         self._folders = tuple(sorted({file.path.partition("/")[0] for file in there if "/" in file.path}))
         fresh = [file for file in there if file.path not in known and self._is_wanted(file.path)]
-        return sorted(file.path for file in self._sightings.whole(time.monotonic(), fresh))
+        now_s = time.monotonic()
+        whole = sorted(file.path for file in self._sightings.whole(now_s, fresh))
+        self._tell_of_empty(sorted(file.path for file in self._sightings.empty(now_s, EMPTY_AFTER_S)))
+        return whole
+
+    def _tell_of_empty(self, paths: list[str]) -> None:
+        """Name each path once, on one line for all that are new."""
+        new = [path for path in paths if path not in self._reported]
+        if new:
+            self._reported.update(new)
+            what, it = (f"{shown(new[0])} has", "it is") if len(new) == 1 else (f"{_named(new)} have", "each is")
+            self._notify(f"{what} been empty for {EMPTY_AFTER_S:g} s: {it} taken once it has content")
 
     def _is_wanted(self, path: str) -> bool:
         try:
