@@ -55,10 +55,10 @@ def test_a_part_that_nobody_reads_does_not_hold_up_the_other(any_url: str) -> No
 def test_a_part_that_fails_ends_the_others(any_url: str) -> None:
     """A trainer would read one part, and wait for ever for the other."""
     plans = {"train": plan("train", "very_slowly"), "val": plan("val", "every_tenth_fails", max_bad="3")}
-    options = WorkerOptions(url=any_url, queue_url=any_url)
+    options, said = WorkerOptions(url=any_url, queue_url=any_url), list[str]()
     with (
         pytest.raises(EpochFailed, match="samples are bad"),
-        SplitProduction(plans, options, workers={"train": 1, "val": 1}) as productions,
+        SplitProduction(plans, options, workers={"train": 1, "val": 1}, notify=said.append) as productions,
     ):
         for _ in productions.run():
             pass
@@ -66,6 +66,7 @@ def test_a_part_that_fails_ends_the_others(any_url: str) -> None:
         for part in plans:
             states = retained_epochs(client, load_stream(client, f"digits.{part}"))
             assert set(states.values()) == {"abandoned"}
+            assert [line for line in said if f"`penstock delete digits.{part}` gives it back" in line]
 
 
 def test_a_source_without_a_good_sample_makes_no_stream(any_url: str) -> None:

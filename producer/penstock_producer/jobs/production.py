@@ -278,13 +278,17 @@ class Production:
                 self.abandon()
             except PenstockError as error:
                 self._notify(f"what is unfinished could not be abandoned: {error}")
-            if self._makes_stream and not self._finished():
-                budget, name = readable_bytes(self._writer.stream.budget_bytes), self._plan.stream
-                self._notify(
-                    f"this run made stream {name!r}, which keeps its budget of {budget} for the next run; `penstock "
-                    f"delete {name}` gives it back"
-                )
+            self.tell_of_kept_budget()
             raise
+
+    def tell_of_kept_budget(self) -> None:
+        """Say how to give the budget back, if this run made the stream and completed no epoch of it."""
+        if self._makes_stream and not self._finished():
+            budget, name = readable_bytes(self._writer.stream.budget_bytes), self._plan.stream
+            self._notify(
+                f"this run made stream {name!r}, which keeps its budget of {budget} for the next run; `penstock "
+                f"delete {name}` gives it back"
+            )
 
     def enqueue_all(self) -> None:
         """Open all epochs and queue all jobs for workers elsewhere. No process watches over them then."""
@@ -685,11 +689,16 @@ class SplitProduction:
                     yield part, look
 
     def _abandon_but(self, failed: str) -> None:
-        """Abandon the other parts: their trainers would never hear that this one failed."""
+        """Abandon the other parts: their trainers would never hear that this one failed.
+
+        The streams that they made are named, as the failed one is.
+        """
         for part, production in self.parts.items():
             if part != failed:
                 with suppress(PenstockError):
                     production.abandon()
+                if isinstance(production, Production):
+                    production.tell_of_kept_budget()
 
     def summaries(self) -> list[ProductionSummary]:
         """Return what was made, part by part, after `run`."""
