@@ -193,6 +193,45 @@ def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
     assert len(read_epoch(any_url, "other")) == 20
 
 
+@pytest.mark.parametrize(("kind", "is_declared"), [("dataset", True), ("generator", False)])
+@pytest.mark.parametrize(
+    ("odd", "advice"),
+    [
+        ("{'x': x}", "each sample needs the same tensors: add what is missing, or leave it out of all, in a transform"),
+        ("{'x': x, 'y': n, 'z': n}", "each sample needs the same tensors: add what is missing, or leave it"),
+        ("{'x': x[:, None], 'y': n}", "make samples alike in the source or in a transform"),
+        ("{'x': x[:2], 'y': float(n)}", "make samples alike in the source or in a transform"),
+    ],
+)
+def test_a_spec_that_other_samples_would_not_fit_is_not_proposed(
+    any_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    is_declared: bool,
+    odd: str,
+    advice: str,
+) -> None:
+    """A user who pastes a spec without ``y`` loses each sample that has it."""
+    (tmp_path / "odd.py").write_text(
+        "import numpy as np\n"
+        "def item(n):\n"
+        "    x = np.full(4, n, np.float32)\n"
+        f"    return {odd} if n == 7 else {{'x': x, 'y': n}}\n"
+        "data = [item(n) for n in range(20)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    spec = ["--spec", '{"x": ["float32", [4]], "y": ["int64", []]}'] if is_declared else []
+    command = ["produce", kind, "odd:data", "--workers", "1", "--no-shuffle", "--url", any_url, *spec]
+    assert command_line.main(command) == (0 if is_declared else 1)
+    told = next(line for line in capsys.readouterr().err.splitlines() if "odd:data[7]; " in line)
+    assert advice in told
+    assert "--spec '" not in told
+
+
 @pytest.mark.parametrize("spec", [None, '{"x": ["float32", [3, null, null]], "y/boxes": ["float32", [null, 4]]}'])
 def test_the_line_to_paste_for_boxes_fits_every_image(
     any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spec: str | None

@@ -317,7 +317,8 @@ class _Feeder:
                 self._writer.write(made)
         except SpecMismatch as error:
             spec = None if self._source.batched else self._writer.stream.spec
-            misfit = named(error, self._source.key(self._fed.items - 1), spec, made)
+            key = self._source.key(self._fed.items - 1)
+            misfit = named(error, key, spec, made, others_fit=self._watch.has_fitted)
             self._quarantine(self._watch.saw_misfit(misfit))
             return
         except BudgetFull:

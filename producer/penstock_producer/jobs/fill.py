@@ -6,7 +6,6 @@ There is one function or class for each shape of source. `plan` says which items
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -70,6 +69,11 @@ class FailureLimit:
     sample_limit_s: float = SAMPLE_LIMIT_S
     good: int = 0
     bad: int = 0
+
+    @property
+    def has_fitted(self) -> bool:
+        """Return whether a sample fits the spec: the one that gave an inferred spec, or one that was written."""
+        return self.good > 0 or not self.spec_is_declared
 
     def before_sample(self) -> None:
         """Raise FillStopped if the worker has to stop."""
@@ -189,7 +193,7 @@ def put(writer: ShardWriter, watch: FailureLimit, key: str, made: Sample | Sampl
     try:
         writer.write(made)
     except SpecMismatch as error:
-        writer.quarantine(watch.saw_misfit(named(error, key, writer.spec, made)))
+        writer.quarantine(watch.saw_misfit(named(error, key, writer.spec, made, others_fit=watch.has_fitted)))
         return
     watch.saw_good()
 
@@ -225,7 +229,7 @@ def _write_rows(
         writer.write_batch({name: values[skip:] for name, values in rows.items()} if skip else rows)
     except (SampleError, SpecMismatch) as error:
         if isinstance(error, SpecMismatch):
-            reason = watch.saw_misfit(named(error, key, None, None), count - skip)
+            reason = watch.saw_misfit(named(error, key, None, None, others_fit=watch.has_fitted), count - skip)
         else:
             reason = watch.saw_bad(error, count - skip)
         for _ in range(count - skip):
@@ -275,7 +279,8 @@ class ItemFiller:
                 skip = self._write(made, skip)
             except SpecMismatch as error:
                 spec = None if self._writer is None or self._source.batched else self._writer.spec
-                self._quarantine(self._watch.saw_misfit(named(error, self._source.key(position), spec, made)))
+                key, others_fit = self._source.key(position), self._watch.has_fitted
+                self._quarantine(self._watch.saw_misfit(named(error, key, spec, made, others_fit=others_fit)))
         self.commit_all()
         if self._writer is None:
             raise TooManyBad(f"none of the {len(self._bad_before)} items could be made: {self._bad_before[:1]}")
@@ -337,17 +342,45 @@ class ItemFiller:
         self._writer = None
 
 
-def named(error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None) -> SpecMismatch:
-    """Return the mismatch with the sample's name and what to do: the spec to declare, if sample and spec are given."""
+def named(
+    error: SpecMismatch, key: str, spec: Spec | None, sample: Mapping[str, Any] | None, *, others_fit: bool
+) -> SpecMismatch:
+    """Return the mismatch with the sample's name and what to do.
+
+    Where spec and sample are given and one spec can hold for all samples so far, that is the spec to declare.
+
+    Args:
+        error: the mismatch.
+        key: the sample's name.
+        spec: the stream's spec.
+        sample: the sample that does not fit it.
+        others_fit: whether another sample fits ``spec``, so that the new spec must hold for that one, too.
+    """
+    wider = None if spec is None or sample is None else _wider(spec, sample, others_fit=others_fit)
     if error.expected.startswith("dtype "):
         remedy = "samples are of one dtype: convert it in the source or in a transform"
-        return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
-    declare = "declare a spec in which null is a free size (--spec)"
-    if spec is not None and sample is not None:
-        with suppress(BadSpec):
-            declare = f"fill another stream (--stream NAME) with {spec.widened(sample).as_option()}"
-    remedy = f"make samples alike (--resize, a transform), or {declare}"
+    elif wider is not None:
+        option = f"fill another stream (--stream NAME) with {wider.as_option()}"
+        remedy = f"make samples alike (--resize, a transform), or {option}"
+    elif error.found == "nothing" or error.expected.startswith("none of that name"):
+        remedy = "each sample needs the same tensors: add what is missing, or leave it out of all, in a transform"
+    elif spec is not None and sample is not None:
+        remedy = "make samples alike in the source or in a transform"
+    else:
+        remedy = "make samples alike (--resize, a transform), or declare a spec in which null is a free size (--spec)"
     return SpecMismatch(error.tensor, error.found, error.expected, f"in sample {key}; {remedy}")
+
+
+def _wider(spec: Spec, sample: Mapping[str, Any], *, others_fit: bool) -> Spec | None:
+    """Return a spec for this sample and for those that fit ``spec``, or None if there is none."""
+    try:
+        wider = spec.widened(sample)
+    except BadSpec:
+        return None
+    if not set(spec.names) <= set(wider.names):
+        return None  # other samples may have what this one lacks
+    kinds = [{tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in each} for each in (spec, wider)]
+    return None if others_fit and kinds[0] != kinds[1] else wider
 
 
 Made = dict[int, Sample | SampleError]
