@@ -125,10 +125,11 @@ def test_what_does_not_fit_a_declared_spec_is_a_bad_sample(any_url: str, any_cli
     assert b"numbers[119]" in why
 
 
-def test_what_does_not_fit_a_guessed_spec_fails_the_epoch(any_url: str, any_client: redis.Redis) -> None:
+@pytest.mark.parametrize("on_error", ["quarantine", "skip"])
+def test_what_does_not_fit_a_guessed_spec_fails_the_epoch(any_url: str, any_client: redis.Redis, on_error: str) -> None:
     """The first sample may have been the odd one: tensor, sample, found, expected are named, nothing is dropped."""
     with pytest.raises(EpochFailed, match=r"tensor 'x': found .*5.* expected .*4.*numbers\[119\]"):
-        produce(any_url, dataset("grows"), shuffle=False)
+        produce(any_url, dataset("grows"), shuffle=False, on_error=on_error)
     assert states(any_client) == {b"0": b"abandoned"}
     assert not list(any_client.scan_iter("*:quarantine"))
 
