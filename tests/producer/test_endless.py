@@ -46,6 +46,11 @@ def uneven(n):
         raise ValueError(f"{n} is bad")
     return {"x": n}
 
+def worsens():
+    for n in range(300):
+        yield {"x": n if n < 20 else n + 0.5}
+    raise OSError("the camera was unplugged")
+
 def dies():
     import os
     yield 1
@@ -122,10 +127,22 @@ def test_batches_and_bad_items_are_fed_too(any_url: str, folder: Path) -> None:
     assert "bad sample: live:breaks[0]: transform live:uneven failed: ValueError: 0 is bad" in err
     last = err.splitlines()[-1]
     assert "live:breaks failed at item 7: OSError: the camera was unplugged" in last
-    assert "at item 7 of live:breaks: 7 samples of this run are in 'uneven', 3 bad" in last
+    assert "at item 7 of live:breaks: 4 samples of this run are in 'uneven', 3 bad" in last
     with redis.Redis.from_url(any_url) as client:
         report = audit_stream(client, "uneven")
     assert (report.produced, report.bad) == (4, 3)
+
+
+def test_of_many_bad_items_the_first_few_are_named(any_url: str, folder: Path) -> None:
+    """A camera that broke for good must not fill the log, nor look as if its samples were there."""
+    code, _, err = ended(feed(folder, any_url, "live:worsens", "--spec", '{"x": ["int64", []]}'))
+    assert code == 1
+    named = [line for line in err.splitlines() if "bad sample: " in line]
+    assert [re.findall(r"live:worsens\[(\d+)\]", line) for line in named] == [[f"{n}"] for n in range(20, 25)]
+    assert "at item 300 of live:worsens: 20 samples of this run are in 'train', 280 bad" in err.splitlines()[-1]
+    with redis.Redis.from_url(any_url) as client:
+        report = audit_stream(client, "train")
+    assert (report.produced, report.bad) == (20, 280)
 
 
 def test_what_cannot_be_fed_is_one_line(any_url: str, folder: Path) -> None:

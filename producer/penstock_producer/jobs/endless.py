@@ -23,7 +23,7 @@ from penstock_common.waiting import Notify, to_stderr
 from penstock_producer.jobs.fill import EpochSeed, FailureLimit, FillStopped, TooManyBad, named
 from penstock_producer.jobs.forking import end_with_owner, forked
 from penstock_producer.jobs.plan import ProductionPlan, open_writer
-from penstock_producer.jobs.progress import EpochProgress, ProductionProgress, ProductionSummary
+from penstock_producer.jobs.progress import SHOWN_BAD, EpochProgress, ProductionProgress, ProductionSummary
 from penstock_producer.jobs.worker import ENDING, WorkerOptions
 from penstock_producer.sources.open import open_source
 from penstock_producer.sources.protocol import IterSource, Sample
@@ -43,7 +43,7 @@ class EndlessProduction:
 
     def __init__(self, plan: ProductionPlan, options: WorkerOptions, *, notify: Notify = to_stderr) -> None:
         self._plan, self._notify, self._began = plan, notify, time.monotonic()
-        self._last = FeedProgress()
+        self._last, self._bad_shown = FeedProgress(), 0
         self._pipe, far = Pipe(duplex=False)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until it has handlers of its own
         try:
@@ -65,7 +65,7 @@ class EndlessProduction:
         self._require_well_ended()
 
     def _listen(self, wait_s: float) -> tuple[str, ...]:
-        """Read its reports. Returns the reasons of bad samples."""
+        """Read its reports. Returns the reasons of bad samples, of the first few of the run."""
         new_bad = []
         try:
             while self._last.end is None and self._pipe.poll(wait_s):
@@ -73,7 +73,9 @@ class EndlessProduction:
                 if kind == "at":
                     self._last = FeedProgress(**said)
                 elif kind == "bad":
-                    new_bad.append(said)
+                    if self._bad_shown < SHOWN_BAD:
+                        self._bad_shown += 1
+                        new_bad.append(said)
                 else:
                     self._notify(said)
                 wait_s = 0
@@ -159,7 +161,7 @@ class FeedProgress:
         lost = f"; {self.lost} more found no space and are lost" if self.lost else ""
         bad = f", {self.bad} bad" if self.bad else ""
         return (
-            f"at item {self.items:,} of {name}: {self.good + self.bad - self.lost:,} samples of this run are in "
+            f"at item {self.items:,} of {name}: {self.good - self.lost:,} samples of this run are in "
             f"{plan.stream!r}{bad}{lost}"
         )
 

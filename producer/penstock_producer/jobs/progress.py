@@ -126,6 +126,7 @@ COUNT_S = 1.0
 ASKED = 256
 """The number of jobs that are asked why they wait."""
 SHOWN_BAD = 5
+"""The most bad samples of a production that are named. The others are counted."""
 
 
 class ProgressDetails:
