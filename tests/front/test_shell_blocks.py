@@ -61,6 +61,7 @@ ELSEWHERE = {
 HERE = (
     "choosing-samples",
     "export",
+    "faq",
     "gateway",
     "gateway-messages",
     "howto",
