@@ -92,6 +92,18 @@ def test_a_program_without_a_right_is_refused_as_it_starts(
         next(iter(loader))
 
 
+def test_a_trainer_is_told_the_right_that_was_taken_and_no_other(users: dict[str, str], set_right: Take) -> None:
+    """A line with the rights of a producer would let a trainer append samples."""
+    write_to_the_end(users["producer"], -1, lambda: None)
+    with (
+        pytest.raises(Unauthorized, match=r"run `ACL SETUSER trainer \+xack` there"),
+        penstock.Loader("train", group="net", batch_size=10, url=users["trainer"], tuning=QUIET) as loader,
+    ):
+        for number, _ in enumerate(loader):
+            if number == 0:
+                set_right("trainer", "-xack")
+
+
 WRITERS_RIGHTS = [
     "-xadd",
     "-hincrby",

@@ -287,6 +287,12 @@ def is_denied(error: BaseException) -> bool:
     return isinstance(error, foreign.ResponseError) and _DENIED.search(_text(error)) is not None
 
 
+def refused_command(error: BaseException) -> str | None:
+    """Return the command that a refusal names, as ACL SETUSER does, or None."""
+    command = _COMMAND.search(_text(error))
+    return None if command is None else command[1].lower()
+
+
 def translate_reply(error: foreign.ResponseError, where: str | redis.Redis) -> PenstockError:
     """Return the error for an error reply that a channel read.
 

@@ -14,7 +14,13 @@ from redis.exceptions import ResponseError
 
 from penstock_common.errors import ServerUnavailable, Unauthorized
 from penstock_common.server.client import ANSWER_S
-from penstock_common.server.error_translation import is_about_keys, is_refused_right, server_at, translated
+from penstock_common.server.error_translation import (
+    is_about_keys,
+    is_refused_right,
+    refused_command,
+    server_at,
+    translated,
+)
 from penstock_common.stream.keys import patterns_of_stream, rights_keys
 
 _PROBES: Final = {
@@ -59,6 +65,16 @@ ANY_STREAM: Final = "~any"
 
 
 @dataclass(frozen=True, slots=True)
+class Role:
+    """The rights that a program needs."""
+
+    commands: tuple[str, ...]
+    """The commands, as ACL SETUSER names them."""
+    stream: str = ANY_STREAM
+    """The stream whose keys are needed."""
+
+
+@dataclass(frozen=True, slots=True)
 class MissingRights:
     """The rights that a user lacks."""
 
@@ -97,14 +113,31 @@ def find_missing(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STR
 def require_rights(client: Any, needed: Iterable[str], stream: str | None = None) -> None:
     """Raise Unauthorized, with the line to paste, if a user lacks rights on the server of the stream's own keys.
 
-    It takes one round trip. A server that is away tells nothing. Other servers refuse what comes to them.
+    It takes one round trip. A server that is away tells nothing. Other servers refuse what comes to them. A later
+    refusal names only rights of this role.
     """
     name = stream or ANY_STREAM
+    role = Role(tuple(needed), name)
+    client.take_role(role)
     own = client.node_of(rights_keys(name)[0])
     with suppress(ServerUnavailable):  # the next command waits for it
-        for _, failure in client.at_once(lambda node: lacking(node, needed, name) if node is own else None, ANSWER_S):
+        for _, failure in client.at_once(
+            lambda node: lacking(node, role.commands, name) if node is own else None, ANSWER_S
+        ):
             if isinstance(failure, Unauthorized):
                 raise failure
+
+
+def role_of_refusal(error: Exception, role: Role | None) -> Role:
+    """Return what to ask for after a refusal: the rights of the role, and the command that the error names.
+
+    Without a role it is that command, or all commands if the error names none.
+    """
+    refused = refused_command(error)
+    named = () if refused not in _PROBES else (refused,)
+    if role is None:
+        return Role(named or ALL)
+    return Role(tuple(dict.fromkeys((*role.commands, *named))), role.stream)
 
 
 def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> Unauthorized | None:
