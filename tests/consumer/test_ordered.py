@@ -257,6 +257,30 @@ class TestWaits:
             epoch.abandon()
         assert interleaved(read_ranks(any_url, 2, 8)) == [*range(35), *range(13)]
 
+    def test_the_length_of_an_abandoned_epoch_is_what_there_is(self, any_url: str) -> None:
+        """Frameworks plan their steps by the length."""
+        with planned_writer(any_url) as writer:
+            epoch = writer.epoch(sizes=[30, 30])
+            shard = epoch.shard(0)
+            for number in range(19):
+                shard.write(sample(number))
+            shard.commit_all()
+            shard.abort()
+            epoch.abandon()
+        with rank_of(any_url) as loader:
+            assert len(loader) == 3
+            assert len(list(loader)) == 3
+
+    def test_the_length_is_that_of_the_epoch_that_an_iteration_reads(self, any_url: str) -> None:
+        """An iteration passes over an abandoned epoch without a sample."""
+        with planned_writer(any_url) as writer:
+            for sizes in ([563], [99]):
+                writer.epoch(sizes=sizes).abandon()
+        produce(any_url, "t", 43)
+        with rank_of(any_url) as loader:
+            assert len(loader) == 6
+            assert len(list(loader)) == 6
+
 
 class TestErrors:
     """An error, never a gap."""

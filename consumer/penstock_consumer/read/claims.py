@@ -55,6 +55,7 @@ from penstock_consumer.read.heartbeat import (
     LeaseRenewers,
     UnusedRankCheck,
 )
+from penstock_consumer.read.index_walk import IndexWalk, shards_in_order
 from penstock_consumer.read.leases import Leases, acknowledged_entries, plan_acknowledgement
 from penstock_consumer.read.receive import CommitCheck, DeliveryCheck
 from penstock_consumer.stages.batch import Batch, Lease
@@ -583,11 +584,20 @@ class RankClaim(Claim):
     # --- positions ---
 
     def steps(self, epoch: int, remainder: str) -> int | None:
-        """Return the batches of a whole epoch, the same for each rank, or None while it has no size."""
+        """Return the batches of a whole epoch, the same for each rank, or None while it has no size.
+
+        An abandoned epoch has the batches of what was committed.
+        """
         manifest = find_manifest(self.client, self.stream, epoch)
-        if manifest is None or manifest.samples is None:
+        if manifest is None:
             return None
-        return EpochSteps(0, self.order.rank, self.order.world, self.order.batch, remainder).count(manifest.samples)
+        samples = manifest.samples
+        if manifest.state == ABANDONED:
+            begun = shards_in_order(self.client, self.stream, manifest)
+            samples = IndexWalk(self.client, self.stream, manifest, begun, 0).to_the_end()
+        if samples is None:
+            return None
+        return EpochSteps(0, self.order.rank, self.order.world, self.order.batch, remainder).count(samples)
 
     def position(self, epoch: int) -> int:
         """Return where this rank's next step begins, as the server knows it."""

@@ -317,7 +317,10 @@ class Loader(StageMethods, Passing):
             epoch = member.run.reader.epoch if member.run is not None else member.next_epoch()
             if epoch is None and self._steps is None:
                 epoch = self._await_epoch(member, True)
-            self._steps = self._steps if epoch is None else member.rank.steps(epoch, self._options.remainder)
+            if epoch is not None:
+                self._note_steps(member, epoch)
+                while self._steps == 0 and member.run is None and (epoch := member.next_epoch(epoch)) is not None:
+                    self._note_steps(member, epoch)  # an iteration passes over an epoch without a batch
         if self._steps is None:
             raise TypeError("the epoch has no size yet, so the number of its batches is not known")
         return self._steps

@@ -76,13 +76,16 @@ class Member:
 
     # --- finding epochs ---
 
-    def next_epoch(self) -> int | None:
+    def next_epoch(self, above: int = -1) -> int | None:
         """Return the next epoch with something for this member, or None if there is none yet.
 
         This only reads, so it may be repeated after a failure. Raises GroupFinished once every planned epoch was read.
+
+        Args:
+            above: an epoch. Only later ones are returned.
         """
         self._read_again(self.claim.reopened())
-        after = self.cursor
+        after = max(self.cursor, above)
         while True:
             epoch = self._next_of_group(after)
             if epoch is None or not self.claim.has_read(epoch):
