@@ -19,7 +19,7 @@ from penstock_common.errors import BudgetFull, TooLarge
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.stream.commands import Client, ms_of
 from penstock_common.stream.groups.roster import STALE_MS, WaitingWriter, expire_silent, load_roster
-from penstock_common.stream.removal.deletion import release_epoch
+from penstock_common.stream.removal.deletion import delete_stream, release_epoch
 from penstock_common.stream.servers.suitability import largest_block, require_step_fits
 from penstock_common.stream.streams import Stream, find_stream, load_stream
 from penstock_common.tuning import Tuning
@@ -336,8 +336,24 @@ class TestSteps:
         """Found at the start, not after hours, and with the number that helps."""
         stream = self.stream(any_client, any_url)
         require_step_fits(stream, 230)
-        with pytest.raises(TooLarge, match=r"a step of 231 samples is 226 KiB.*raise budget_bytes to 980 KiB"):
+        with pytest.raises(TooLarge, match=r"a step of 231 samples is 226 KiB.*raise budget_bytes to 1004000"):
             require_step_fits(stream, 231)
+
+    def test_the_budget_that_is_named_is_enough(self, any_url: str, any_client: Client) -> None:
+        """A rounded one was refused with the same words."""
+        settings: dict[str, Any] = {"spec": {"y": ("int64", ())}, "block_bytes": 1_000_000, "budget_bytes": 4_000_000}
+        with pytest.raises(TooLarge, match=r"a step of 32 samples is 256 bytes") as refused:
+            require_step_fits(self.stream(any_client, any_url, **settings), 32, 2)
+        advice = r": raise budget_bytes to (\d+), or make the stream again with block_bytes=(\d+) or less"
+        found = re.search(advice, str(refused.value))
+        assert found is not None
+        assert "smaller batches" not in str(refused.value)
+        enough, block = map(int, found.groups())
+        require_step_fits(self.stream(any_client, any_url, **settings | {"budget_bytes": enough}), 32, 2)
+        with pytest.raises(TooLarge):
+            require_step_fits(self.stream(any_client, any_url, **settings | {"budget_bytes": enough - 4}), 32, 2)
+        delete_stream(any_client, "t")
+        require_step_fits(self.stream(any_client, any_url, **settings | {"block_bytes": block}), 32, 2)
 
     def test_each_partition_has_its_own_part(self, any_url: str, any_client: Client) -> None:
         """A whole step may be in one partition."""

@@ -494,13 +494,21 @@ function requireStepFits(stream: Stream, { spec }: ReceiveOptions, { world, batc
   const sample = spec.reduce((sum, tensor) => sum + (tensor.isRagged ? 0 : tensor.sampleBytes), 0);
   const samples = world * batch;
   const quarter = Math.floor(Math.floor(stream.budgetBytes / stream.partitions.length) * RESERVED_SHARE);
-  const around = (blockBytes: number) => (1 + HEAD_STEPS) * samples * sample + 3 * Math.max(sample, blockBytes);
-  const needed = around(Math.min(stream.blockBytes, quarter));
+  const edges = 3;
+  const step = samples * sample;
+  const steps = (1 + HEAD_STEPS) * step;
+  const needed = steps + edges * Math.max(sample, Math.min(stream.blockBytes, quarter));
   if (needed <= quarter) return;
+  const around = edges * Math.max(sample, stream.blockBytes);
+  const block = Math.floor((quarter - steps) / edges);
+  const enough = (steps + around) * 4 * stream.partitions.length;
+  const advice =
+    around > steps && block >= sample
+      ? `raise budget_bytes to ${enough}, or make the stream again with block_bytes=${block} or less`
+      : `take smaller batches, or raise budget_bytes to ${enough}`;
   throw new TooLarge(
-    `a step of ${samples} samples is ${readableBytes(samples * sample)}, which with the blocks around it takes ` +
+    `a step of ${samples} samples is ${readableBytes(step)}, which with the blocks around it takes ` +
       `${readableBytes(needed)}; stream '${stream.name}' has a quarter of its budget, ${readableBytes(quarter)} a ` +
-      "partition, for what all ranks wait for: take smaller batches, or raise budget_bytes to " +
-      `${readableBytes(around(stream.blockBytes) * 4 * stream.partitions.length)}`,
+      `partition, for what all ranks wait for: ${advice}`,
   );
 }

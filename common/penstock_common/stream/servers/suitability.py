@@ -57,15 +57,18 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
         return
     sample = sum(tensor.sample_bytes for tensor in stream.spec.tensors if not tensor.is_ragged)
     quarter, step = largest_block(stream.partition_budget), samples * sample
-    edges = 3 if kept_steps else 2
-    needed = (1 + kept_steps) * step + edges * max(sample, min(stream.block_bytes, quarter))
+    edges, steps = 3 if kept_steps else 2, (1 + kept_steps) * step
+    needed = steps + edges * max(sample, min(stream.block_bytes, quarter))
     if needed > quarter:
-        enough = ((1 + kept_steps) * step + edges * max(sample, stream.block_bytes)) * 4 * len(stream.partitions)
+        around, block = edges * max(sample, stream.block_bytes), (quarter - steps) // edges
+        enough = (steps + around) * 4 * len(stream.partitions)
+        advice = f"take smaller batches, or raise budget_bytes to {enough}"
+        if around > steps and block >= sample:
+            advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
         raise TooLarge(
-            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
-            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, {readable_bytes(quarter)} "
-            "a partition, for what all ranks wait for: take smaller batches, or raise budget_bytes to "
-            f"{readable_bytes(enough)}"
+            f"a step of {samples} samples is {readable_bytes(step) if step >= 1024 else f'{step} bytes'}, which with "
+            f"the blocks around it takes {readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, "
+            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
         )
 
 
