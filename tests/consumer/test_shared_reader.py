@@ -276,6 +276,20 @@ def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim
     ]
 
 
+def test_a_reader_does_not_advise_to_close_an_epoch_that_grows(any_url: str) -> None:
+    """Other members took the samples of a live feed. Its producer would end with an error."""
+    with planned_writer(any_url) as writer, writer.epoch() as epoch:
+        epoch.write(sample(0))
+        epoch.flush()
+        with loader_of(any_url, batch_size=1) as one, loader_of(any_url, batch_size=1) as other:
+            assert next(iter(one)).size == 1
+            run = other._joined().begin(0)
+            told = run.why_waiting(30)
+            assert "; none came for 30 s: members of group 'g' were given what was committed in this time" in told
+            time.sleep(0.1)
+            assert "If none will: `penstock epochs close t 0`" in run.why_waiting(0.05)
+
+
 class TestAnswers:
     """Tests of what a reader notes of each answer."""
 

@@ -17,7 +17,16 @@ from penstock_common.errors import PenstockError
 from penstock_common.server.channel import Command, Reply
 from penstock_common.server.error_translation import translate_reply
 from penstock_common.server.scripts import load_script
-from penstock_common.stream.commands import Arg, Client, is_script_error, parse_id, read_by_script, readable, run_script
+from penstock_common.stream.commands import (
+    Arg,
+    Client,
+    is_script_error,
+    parse_id,
+    read_by_script,
+    readable,
+    run_script,
+    server_ms,
+)
 from penstock_common.stream.keys import LAST, RELEASED, PartitionKeys
 from penstock_common.stream.manifest import Manifest
 from penstock_common.stream.streams import Stream
@@ -500,6 +509,15 @@ def group_counts(client: Client, partition: PartitionKeys, epoch: int) -> dict[s
             raise
         return {}
     return {info["name"].decode(): info for info in groups}
+
+
+def was_given_since(client: Client, partition: PartitionKeys, epoch: int, group: str, seconds: float) -> bool:
+    """Return whether a group was given the newest entry, and that was committed in the last ``seconds``."""
+    counts = group_counts(client, partition, epoch)
+    if group not in counts or LAST not in counts:
+        return False
+    newest, given = (parse_id(counts[name]["last-delivered-id"]) for name in (LAST, group))
+    return newest <= given and newest[0] > server_ms(client, partition.roster) - seconds * 1000
 
 
 def has_unread(client: Client, partition: PartitionKeys, epoch: int, group: str) -> bool:

@@ -27,7 +27,7 @@ from penstock_common.server.aside import Aside
 from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
-from penstock_common.stream.entries import fetch_command, group_counts, is_gone, read_group_command
+from penstock_common.stream.entries import fetch_command, group_counts, is_gone, read_group_command, was_given_since
 from penstock_common.stream.groups.ledger import done_bits, runs
 from penstock_common.stream.groups.losses import describe_loss
 from penstock_common.stream.groups.roster import load_roster, rejoin
@@ -398,10 +398,22 @@ class SharedReader:
         if manifest.is_ended:  # so no producer is missing
             at = "is at work" if (doing := self.queue.reader_times.doing) == "reader" else f"waits for the {doing}"
             return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: this process {at}"
+        if self._was_given_since(client, seconds):
+            return (
+                f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: members of "
+                f"group {self.claim.who.group!r} were given what was committed in this time, and no batch is full here"
+            )
         return (
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
+
+    def _was_given_since(self, client: Client, seconds: float) -> bool:
+        """Return whether the group was given an entry that was committed in the last ``seconds``."""
+        with suppress(PenstockError):  # an explanation neither fails nor waits
+            group, partitions = self.claim.who.group, self.claim.stream.partitions
+            return any(was_given_since(client, partition, self.epoch, group, seconds) for partition in partitions)
+        return False
 
     def _rests(self) -> bool:
         """Return whether the next request waits, so that it finds a few entries together while other members ask."""
