@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from redis.exceptions import ResponseError
 
 import penstock
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -90,3 +91,18 @@ def test_the_keys_page_names_every_key_that_is_there(server: EmbeddedServer) -> 
         for p in patterns
     ]
     assert [key for key in sorted(found) if not any(pattern.fullmatch(key) for pattern in known)] == []
+
+
+def test_the_keys_page_tells_that_a_group_in_canonical_order_has_no_consumer_group(server: EmbeddedServer) -> None:
+    """An operator who asks Redis for its pending entries gets an error."""
+    with penstock.Loader(
+        "train", group="ranks", batch_size=8, url=server.url, order=penstock.Canonical(0, 1)
+    ) as loader:
+        next(iter(loader))
+        with penstock.Writer("train", url=server.url) as writer:
+            (entries, *_) = sorted(writer.client.scan_iter(match="*:0:entries"))
+            with pytest.raises(ResponseError, match="NOGROUP"):
+                writer.client.xpending(entries, "ranks")
+    page = DOCUMENT.read_text(encoding="utf-8")
+    assert "A group in canonical order has no consumer group." in page
+    assert "For a group in canonical order both answer `NOGROUP`." in page
