@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -297,12 +298,25 @@ def test_an_epoch_whose_producer_died_is_closed_as_it_stands(told: Told, url: st
     epoch = writer.epoch(sizes=[10, 10])
     write(epoch, 0, 10)
     said = "epoch 0 of 'train' is closed as it stands; samples committed: 10 of 20 planned\n"
-    assert told("epochs", "close", "train", "0") == (0, said, "")
+    assert told("epochs", "close", "train", "0")[:2] == (0, said)
     assert told("epochs", "close", "train", "0")[1] == "epoch 0 of 'train' was produced already, with 10 samples\n"
     assert told("epochs", "list", "train")[1].splitlines()[1].split()[:5] == ["0", "produced", "10", "of", "10"]
     with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
         assert sum(batch.size for batch in loader) == 10
     assert told("audit", "train")[0] == 0
+
+
+def test_who_closes_an_epoch_that_is_being_written_is_told_so(
+    told: Told, writer: penstock.Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer ends with an error, and what it writes later is lost to the epoch."""
+    for number in range(2):
+        write(writer.epoch(number, sizes=[10, 10]), 0, 10)
+    code, _, err = told("epochs", "close", "train", "0")
+    assert code == 0
+    assert re.fullmatch(r"epoch 0 of 'train' was written \d s ago: a writer that still runs ends with .*\n", err)
+    monkeypatch.setattr("penstock_common.stream.groups.presence.ALIVE_MS", 0)
+    assert told("epochs", "close", "train", "1")[2] == ""
 
 
 def test_an_abandoned_epoch_stays_so_and_says_so(told: Told, writer: penstock.Writer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from penstock.cli import EPOCH_NUMBER, POLICY, Actions, add_action, url_of
 if TYPE_CHECKING:
     from penstock.cli.console import Console
     from penstock_common.stream.commands import Client
+    from penstock_common.stream.manifest import Manifest
     from penstock_common.stream.streams import Stream
 
 
@@ -122,12 +124,30 @@ def _retain(client: Client, stream: Stream, args: argparse.Namespace, console: C
     return 0
 
 
+def _age_of_writing(client: Client, stream: Stream, manifest: Manifest) -> int | None:
+    """Return the ms since an epoch was opened or written, or None if that is not known."""
+    from penstock_common.errors import PenstockError
+    from penstock_common.stream.commands import server_ms
+    from penstock_common.stream.removal.deletion import age_of_writing
+
+    with suppress(PenstockError):  # a hint neither fails nor repairs
+        return age_of_writing(client, stream, manifest, server_ms(client, stream.keys.meta))
+    return None
+
+
 def _close(client: Client, stream: Stream, args: argparse.Namespace, console: Console) -> int:
     from penstock_common.stream.feeds import close_epoch
+    from penstock_common.stream.groups.presence import ALIVE_MS
     from penstock_common.stream.manifest import load_manifest
 
     before = load_manifest(client, stream, args.epoch)
+    age_ms = None if before.is_ended else _age_of_writing(client, stream, before)
     samples = close_epoch(client, stream, args.epoch)
+    if age_ms is not None and age_ms < ALIVE_MS:
+        console.notice(
+            f"epoch {args.epoch} of {stream.name!r} was written {max(0, age_ms) / 1000:.0f} s ago: a writer that still "
+            "runs ends with ShardMismatch, and its later samples are not part of the epoch"
+        )
     if args.json:
         console.json({"stream": stream.name, "epoch": args.epoch, "closed": not before.is_ended, "samples": samples})
     elif before.is_ended:

@@ -31,7 +31,7 @@ from penstock_common.stream.keys import (
     is_of_stream,
     patterns_of_stream,
 )
-from penstock_common.stream.manifest import begun_shards, find_manifest, forget_manifest, retained_epochs
+from penstock_common.stream.manifest import Manifest, begun_shards, find_manifest, forget_manifest, retained_epochs
 from penstock_common.stream.payloads import segments_of
 from penstock_common.stream.ranges import add_to_ranges
 from penstock_common.stream.servers.confirmed import Confirmer
@@ -80,15 +80,20 @@ def _writers(client: Client, stream: Stream, now: int) -> list[str]:
         manifest = find_manifest(client, stream, epoch)
         if manifest is None or manifest.is_ended:
             continue
-        newest = [
-            int(info["last-delivered-id"].partition(b"-")[0])
-            for partition in stream.partitions
-            if (info := group_counts(client, partition, epoch).get(LAST)) is not None
-        ]
-        age = now - max([manifest.created_ms, *newest])
+        age = age_of_writing(client, stream, manifest, now)
         if age < ALIVE_MS:
             users.append(f"a writer of epoch {epoch} (wrote {_ago(age)})")
     return users
+
+
+def age_of_writing(client: Client, stream: Stream, manifest: Manifest, now: int) -> int:
+    """Return the ms since an epoch was opened or written. ``now`` is the server's time."""
+    newest = [
+        int(info["last-delivered-id"].partition(b"-")[0])
+        for partition in stream.partitions
+        if (info := group_counts(client, partition, manifest.epoch).get(LAST)) is not None
+    ]
+    return now - max([manifest.created_ms, *newest])
 
 
 def _ago(age_ms: int) -> str:
