@@ -417,6 +417,21 @@ def test_a_job_of_an_epoch_that_is_cut_otherwise_than_its_source_is_refused(any_
     dispatcher.close()
 
 
+def test_a_job_of_a_source_that_is_not_the_workers_says_that_changed_code_needs_a_restart(
+    any_url: str, fleet: Fleet
+) -> None:
+    """The same command again meets the same worker with its old module, and abandons one more epoch."""
+    with Production(ProductionPlan(stream="train", source=dataset()), options_of(any_url), workers=0) as production:
+        manifest = production._writer.epoch(0, sizes=[SAMPLES]).manifest
+        task = production._planned.tasks(production._writer.stream.id, manifest)[0]
+    task = task.model_copy(update={"fingerprint": "of newer code"})
+    dispatcher = Dispatcher(any_url, QUEUE)
+    dispatcher.enqueue([task])
+    failed = _awaited(lambda: dispatcher.failure([task]))
+    assert "restart `penstock worker` if code changed" in failed[1]
+    dispatcher.close()
+
+
 def _awaited(look: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := look()):

@@ -263,9 +263,10 @@ class TaskRunner:
         if source.fingerprint != task.fingerprint:
             self._source = None
             raise SourceChanged(
-                "this worker's source differs from the one that was planned: the files changed meanwhile, or its copy "
-                "has other names, sizes or times; leave them alone while an epoch is made, and run the same command "
-                "again for a new one"
+                "this worker's source differs from the one that was planned: the files changed meanwhile, its copy has "
+                "other names, sizes or times, or the code of the dataset changed since this worker imported it; leave "
+                "them alone while an epoch is made, restart `penstock worker` if code changed, and run the same "
+                "command again for a new epoch"
             )
         return source
 
