@@ -208,3 +208,68 @@ def test_a_worker_without_a_right_says_so_and_loses_nothing(
         assert sorted(int(y) for batch in loader for y in batch["y"]) == [*range(SAMPLES)]
     report = audit_stream(any_client, "train")
     assert report.is_clean, report.findings
+
+
+def start(folder: Path, users: dict[str, str], command: str, **url: str) -> subprocess.Popen[str]:
+    """Start a command of one who uses the module `mydata`, with the addresses of the users."""
+    (folder / "mydata.py").write_text(DATA)
+    paths = os.pathsep.join([*sys.path, str(folder)])
+    env = {"PENSTOCK_URL": users["producer"], "PENSTOCK_QUEUE_URL": users["queue"], "PYTHONPATH": paths, **url}
+    arguments = [sys.executable, "-m", "penstock", *command.split()]
+    return subprocess.Popen(arguments, cwd=folder, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True)
+
+
+WORKER = "worker --processes 1 --allow mydata"
+PRODUCE = "produce dataset mydata:train --epochs 1 --workers 0 --stream train --shard-samples 300"
+
+
+def test_a_worker_that_could_not_write_ends_before_it_takes_a_job(
+    users: dict[str, str], set_right: Take, tmp_path: Path
+) -> None:
+    """It failed a shard at once, and with it the epoch of a production that was configured well."""
+    wrong = users["producer"].replace("producer-password", "wrong")
+    worker = start(tmp_path, users, WORKER, PENSTOCK_URL=wrong)
+    _, said = worker.communicate(timeout=30)
+    assert (worker.returncode, len(said.splitlines()), "refused the login" in said) == (1, 1, True), said
+    set_right("producer", "-xadd")
+    worker = start(tmp_path, users, WORKER)
+    _, said = worker.communicate(timeout=30)
+    assert (worker.returncode, "run `ACL SETUSER producer +xadd` there" in said) == (1, True), said
+
+
+def test_a_worker_waits_for_a_streams_server_that_is_away(
+    any_client: redis.Redis, users: dict[str, str], tmp_path: Path
+) -> None:
+    """The servers and the workers of a fleet start in any order."""
+    worker = start(tmp_path, users, WORKER, PENSTOCK_URL="redis://127.0.0.1:1")
+    try:
+        until(lambda: any_client.scard("rq:workers:penstock") == 1)
+        worker.terminate()
+        _, said = worker.communicate(timeout=30)
+        assert worker.returncode == 0, said
+    finally:
+        worker.kill()
+
+
+def test_a_worker_whose_login_is_refused_later_gives_its_job_to_another(
+    any_url: str, any_client: redis.Redis, users: dict[str, str], tmp_path: Path
+) -> None:
+    """A password that is changed must cost no epoch, though some workers do not know the new one."""
+    old = start(tmp_path, users, WORKER)
+    processes = [old]
+    try:
+        until(lambda: any_client.scard("rq:workers:penstock") == 1)
+        any_client.execute_command("ACL", "SETUSER", "producer", "resetpass", ">newer")
+        newer = {**users, "producer": users["producer"].replace("producer-password", "newer")}
+        processes.append(production := start(tmp_path, newer, PRODUCE))
+        _, said = old.communicate(timeout=60)
+        assert (old.returncode, "refused the login" in said) == (1, True), said
+        processes.append(start(tmp_path, newer, WORKER))
+        _, said = production.communicate(timeout=60)
+        assert production.returncode == 0, said
+    finally:
+        for process in processes:
+            process.terminate()
+            process.communicate(timeout=30)
+    with penstock.Loader("train", group="net", batch_size=50, url=any_url, tuning=QUIET) as loader:
+        assert sorted(int(y) for batch in loader for y in batch["y"]) == [*range(SAMPLES)]

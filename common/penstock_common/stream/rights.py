@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -140,11 +140,23 @@ def role_of_refusal(error: Exception, role: Role | None) -> Role:
     return Role(tuple(dict.fromkeys((*role.commands, *named))), role.stream)
 
 
+def require_commands(client: Any, needed: Iterable[str]) -> None:
+    """Raise Unauthorized, with the line to paste, if a user may not use some of these commands.
+
+    It ignores the keys, which a user may have of one stream only. It takes one round trip to each server.
+    """
+    missing = replace(find_missing(client, needed), keys=())
+    if missing.commands:
+        raise _unauthorized(client, missing, ANY_STREAM)
+
+
 def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) -> Unauthorized | None:
     """Return the error that names the rights that a user lacks, or None if it has all."""
     missing = find_missing(client, needed, stream)
-    if not missing.commands and not missing.keys:
-        return None
+    return _unauthorized(client, missing, stream) if missing.commands or missing.keys else None
+
+
+def _unauthorized(client: Any, missing: MissingRights, stream: str) -> Unauthorized:
     user = client.connection_pool.connection_kwargs.get("username") or "default"
     return Unauthorized(
         f"user {user!r} of {server_at(client.where)} lacks rights: as an administrator, run "

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -99,8 +100,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     end_by_signals()
     options = dataclasses.replace(options_of(args), burst=args.burst, is_chatty=True, owner=os.getpid())
     options = dataclasses.replace(options, allowlist=_allowlist(args, options.queue_url))
-    # a wrong address shows before any worker starts
+    # a wrong address or login shows before any worker starts
     dispatcher = Dispatcher(options.queue_url, options.queue, console.notice)
+    _require_streams(options.url)
     cores = os.cpu_count() or 1
     most = max(1, args.max or cores) if args.auto else 0
     count = max(1, args.processes or (1 if args.auto else cores))
@@ -133,6 +135,19 @@ def run(args: argparse.Namespace, console: Console) -> int:
             scale.close()
         dispatcher.close()
     return 0
+
+
+def _require_streams(url: str) -> None:
+    """Raise PenstockError if the streams' server refuses the login, or commands of a writer.
+
+    A job waits for a server that is away.
+    """
+    from penstock_common.errors import ServerUnavailable
+    from penstock_common.stream.client import connect
+    from penstock_common.stream.rights import WRITER, require_commands
+
+    with suppress(ServerUnavailable), closing(connect(url)) as client:
+        require_commands(client, WRITER)
 
 
 def _allowlist(args: argparse.Namespace, queue_url: str) -> Allowlist:

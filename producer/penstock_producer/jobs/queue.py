@@ -33,7 +33,7 @@ from penstock_common.stream.commands import Refused
 from penstock_common.waiting import Notify
 from penstock_producer.jobs.fill import FillStopped
 from penstock_producer.jobs.task import LIMITS, ShardTask, UnreadableField, checked, readable_meta, shown
-from penstock_producer.jobs.task_runner import JobReport, ShardLost, SourceChanged, TaskRunner
+from penstock_producer.jobs.task_runner import JobReport, LoginRefused, ShardLost, SourceChanged, TaskRunner
 from penstock_producer.jobs.watchdog import CrashRecord, WorkerDeath, note_crash, sign
 
 FUNCTION = "penstock_producer.working.jobs.produce_shard"
@@ -250,7 +250,7 @@ class ShardJob(Job):
     def judge(self, error: BaseException) -> None:
         """Note why a run failed and whether another run may help. rq then acts on ``retries_left``."""
         left = self.retries_left or 0
-        if isinstance(error, FillStopped):
+        if isinstance(error, FillStopped | LoginRefused):
             self.retries_left = left + 1  # the job is not to blame
         elif not isinstance(error, CURED_BY_RETRY) or isinstance(error, SourceChanged | Unauthorized):
             self.retries_left = 0
@@ -264,7 +264,7 @@ class ShardJob(Job):
             _runner[2] if _runner else b"",
         )
         _save_meta(self)
-        if self.retries_left and not isinstance(error, FillStopped):
+        if self.retries_left and not isinstance(error, FillStopped | LoginRefused):
             time.sleep(PAUSES_S[max(0, min(len(PAUSES_S) - 1, RETRIES - left))])
 
     def got_on(self, committed: int) -> None:

@@ -21,6 +21,7 @@ from penstock_common.errors import (
     ShardMismatch,
     SourceError,
     StreamConflict,
+    Unauthorized,
 )
 from penstock_common.rate_meter import RateMeter
 from penstock_common.stream.client import connect
@@ -59,6 +60,10 @@ ROOM_WAIT_S = 30.0
 
 class TaskOutdated(PenstockError, RuntimeError):
     """The stream or epoch of a task is gone. Its job ends without having done anything."""
+
+
+class LoginRefused(Unauthorized):
+    """The streams' server refuses this worker's login. Another worker may have a better one."""
 
 
 class SourceChanged(SourceError):
@@ -148,8 +153,8 @@ class TaskRunner:
         There is nothing to do if trainers have read the epoch and it was released. Then this job's last worker died, or
         was slow, after it completed the shard and before it said so.
 
-        Raises TaskOutdated, SourceChanged, ShardLost, TooManyBad, SpecMismatch, BudgetFull, FillStopped and what the
-        writer raises.
+        Raises TaskOutdated, SourceChanged, LoginRefused, ShardLost, TooManyBad, SpecMismatch, BudgetFull, FillStopped
+        and what the writer raises.
         """
         self._report = report
         try:
@@ -202,7 +207,10 @@ class TaskRunner:
         """
         writer = self._writer
         if writer is None or writer.stream.name != task.stream:
-            client = connect_patiently(self._url, self._tell)
+            try:
+                client = connect_patiently(self._url, self._tell)
+            except Unauthorized as error:
+                raise LoginRefused(str(error)) from error
             try:
                 found = find_stream(client, task.stream)
             finally:

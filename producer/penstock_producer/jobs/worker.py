@@ -48,7 +48,7 @@ from penstock_producer.jobs.queue import (
     tell_refusals,
 )
 from penstock_producer.jobs.task import shown
-from penstock_producer.jobs.task_runner import ROOM_WAIT_S, MeteredTaskRunner, connect_patiently
+from penstock_producer.jobs.task_runner import ROOM_WAIT_S, LoginRefused, MeteredTaskRunner, connect_patiently
 from penstock_producer.jobs.watchdog import CurrentSample, WorkerDeath, keep_freed
 from penstock_producer.sources.allowed import NotAllowed
 
@@ -357,6 +357,9 @@ class ShardWorker(SimpleWorker):
         signal.setitimer(signal.ITIMER_REAL, 0)
         if isinstance(error, ServerUnavailable) and error.borne_s:
             self.waited_in_vain = error  # the streams' server is away: the job is returned, and this worker ends
+            self._stop_requested = True
+        if isinstance(error, LoginRefused):
+            self.broke = error  # the job is returned, and this worker ends
             self._stop_requested = True
         if isinstance(error, Refused):
             self._restore(error, (str(job.id),))
