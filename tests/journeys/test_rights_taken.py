@@ -219,6 +219,15 @@ def start(folder: Path, users: dict[str, str], command: str, **url: str) -> subp
     return subprocess.Popen(arguments, cwd=folder, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True)
 
 
+def ended(command: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return a command's exit code and what it said."""
+    try:
+        _, said = command.communicate(timeout=60)
+    finally:
+        command.kill()
+    return command.returncode, said
+
+
 WORKER = "worker --processes 1 --allow mydata"
 PRODUCE = "produce dataset mydata:train --epochs 1 --workers 0 --stream train --shard-samples 300"
 
@@ -228,13 +237,11 @@ def test_a_worker_that_could_not_write_ends_before_it_takes_a_job(
 ) -> None:
     """It failed a shard at once, and with it the epoch of a production that was configured well."""
     wrong = users["producer"].replace("producer-password", "wrong")
-    worker = start(tmp_path, users, WORKER, PENSTOCK_URL=wrong)
-    _, said = worker.communicate(timeout=30)
-    assert (worker.returncode, len(said.splitlines()), "refused the login" in said) == (1, 1, True), said
+    code, said = ended(start(tmp_path, users, WORKER, PENSTOCK_URL=wrong))
+    assert (code, len(said.splitlines()), "refused the login" in said) == (1, 1, True), said
     set_right("producer", "-xadd")
-    worker = start(tmp_path, users, WORKER)
-    _, said = worker.communicate(timeout=30)
-    assert (worker.returncode, "run `ACL SETUSER producer +xadd` there" in said) == (1, True), said
+    code, said = ended(start(tmp_path, users, WORKER))
+    assert (code, "run `ACL SETUSER producer +xadd` there" in said) == (1, True), said
 
 
 def test_a_worker_waits_for_a_streams_server_that_is_away(
@@ -273,3 +280,13 @@ def test_a_worker_whose_login_is_refused_later_gives_its_job_to_another(
             process.communicate(timeout=30)
     with penstock.Loader("train", group="net", batch_size=50, url=any_url, tuning=QUIET) as loader:
         assert sorted(int(y) for batch in loader for y in batch["y"]) == [*range(SAMPLES)]
+
+
+@pytest.mark.parametrize("rule", ["-blmove", "-zrangebyscore"])
+def test_a_worker_that_may_not_take_jobs_says_so(
+    users: dict[str, str], set_right: Take, tmp_path: Path, rule: str
+) -> None:
+    """It was replaced for ever without a word, and its production waited for workers."""
+    set_right("queue", rule)
+    code, said = ended(start(tmp_path, users, WORKER))
+    assert (code, f"run `ACL SETUSER queue +{rule[1:]}` there" in said) == (1, True), said

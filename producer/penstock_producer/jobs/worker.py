@@ -11,13 +11,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable
+from penstock_common.errors import BudgetFull, PenstockError, ServerUnavailable, Unauthorized
 from penstock_common.extras import needed
 
 with needed("rq", "producing"):
@@ -219,7 +219,8 @@ class ShardWorker(SimpleWorker):
             if should_rest():
                 self._stopping.wait(OTHERS_S)
             try:
-                found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
+                with self._ends_if_unauthorized():
+                    found = super().dequeue_job_and_maintain_ttl(timeout, None if timeout is None else IDLE_LOOK_S)  # type: ignore[arg-type]
             except ServerUnavailable as error:
                 self._await_server(outage, error)
                 continue
@@ -272,7 +273,8 @@ class ShardWorker(SimpleWorker):
     def check_for_suspension(self, burst: bool) -> None:
         """See rq."""
         try:
-            super().check_for_suspension(burst)
+            with self._ends_if_unauthorized():
+                super().check_for_suspension(burst)
         except StopRequested:
             self.is_drained = True
             raise
@@ -281,9 +283,19 @@ class ShardWorker(SimpleWorker):
         """Maintain this queue only. rq's own maintenance looks at everything that any program left on the server."""
         self.last_cleaned_at = now()  # type: ignore[assignment]
         try:
-            self._queue.clean_up()
+            with self._ends_if_unauthorized():
+                self._queue.clean_up()
         except Refused as error:
             self._set_aside(error)
+
+    @contextmanager
+    def _ends_if_unauthorized(self) -> Iterator[None]:
+        """Keep the error of a right that is missing. rq ends the worker then, and would not say why."""
+        try:
+            yield
+        except Unauthorized as error:
+            self.broke = error
+            raise
 
     def _set_aside(self, error: Refused, job_ids: tuple[str, ...] = ()) -> None:
         """Set aside what other programs wrote into the queue's keys. Raises the error if that is not its cause."""
