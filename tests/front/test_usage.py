@@ -52,6 +52,7 @@ produce dataset mydata.py:train
 produce dataset mydata:train --watch
 produce generator
 produce generator --pair x
+produce generator mydata:train --endless --workers 0
 produce images photos --durability disk
 produce images photos --follow --no-workers
 produce images photos --mode encoded --resize 8
@@ -77,6 +78,7 @@ produce mix --part half 'images photos'
 produce mix --part -1 'images photos'
 produce source mine --option path
 produce tar photos --field x
+run generator mydata:train --endless --workers 0 -- true
 run images photos
 run images photos --split train:2 -- true
 server --maxmemory much

@@ -244,13 +244,21 @@ def _queue_name(text: str) -> str:
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:
     """Return the plan of each part of a split, or one without a name if nothing is split."""
+    _require_feeder(args)
     with of_usage():
         return {part: _plan(args, part, source) for part, source in chosen(args, _source(args)).items()}
 
 
 def check_source(args: argparse.Namespace) -> None:
     """Raise SourceError for an invalid source, by the command line alone."""
+    _require_feeder(args)
     chosen(args, _source(args))
+
+
+def _require_feeder(args: argparse.Namespace) -> None:
+    """Raise WrongUsage for an endless feed without a process here: no other process has the iterable."""
+    if getattr(args, "endless", False) and args.workers == 0:
+        raise WrongUsage("--workers 0 leaves the work to others, but one process here writes an endless feed: omit it")
 
 
 def streams_of(args: argparse.Namespace) -> list[str]:
