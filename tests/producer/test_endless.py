@@ -41,6 +41,14 @@ def breaks():
     yield from range(7)
     raise OSError("the camera was unplugged")
 
+def acted():
+    from multiprocessing import get_context
+    for _ in range(2):
+        get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True).start()
+    yield from range(5)
+    open("acting", "w").close()
+    time.sleep(1000)
+
 def uneven(n):
     if n % 3 == 0:
         raise ValueError(f"{n} is bad")
@@ -115,6 +123,17 @@ def test_a_generator_that_hangs_is_stopped_in_its_place(any_url: str, folder: Pa
     code, _, err = ended(process)
     assert (code, time.monotonic() - began < 8) == (130, True), err
     assert "stopped at item 5 of live:hangs: 5 samples of this run are in 'train'" in err
+    assert produced(any_url) == 5
+
+
+def test_processes_of_a_generator_end_without_a_word(any_url: str, folder: Path) -> None:
+    """Actors are forked, and inherit the handlers of the process that feeds: each printed a traceback."""
+    process = feed(folder, any_url, "live:acted")
+    awaited((folder / "acting").exists)
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert (code, "Traceback" in err) == (130, False), err
+    assert "stopped at item 5 of live:acted: 5 samples of this run are in 'train'" in err
     assert produced(any_url) == 5
 
 

@@ -198,12 +198,17 @@ class _StopSignal:
     def __init__(self) -> None:
         self.is_set = False
         self._may_interrupt = False
+        self._pid = os.getpid()
         for of_terminal in (signal.SIGINT, signal.SIGHUP):  # the owner gets it, too, and then sends SIGTERM
             signal.signal(of_terminal, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._handle)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # the user's code forked, and the child inherited this handler
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
         self.is_set = True
         if self._may_interrupt:
             self._may_interrupt = False
