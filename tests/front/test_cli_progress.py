@@ -105,6 +105,43 @@ def test_a_production_that_stands_still_promises_no_end() -> None:
     assert [duration(s) for s in (7, 725, 10_800)] == ["0:07", "12:05", "3:00:00"]
 
 
+def test_an_epoch_that_waited_for_its_turn_shows_the_rate_at_which_it_is_made() -> None:
+    """With --ahead it is opened long before its first sample, and showed half of its rate."""
+    now, err = [0.0], io.StringIO()
+    console = Console(io.StringIO(), err)
+    with console.progress(every_s=5, clock=lambda: now[0]) as shown:
+        view = ProductionView(console, shown, clock=lambda: now[0])
+        for second in range(21):
+            now[0] = float(second)
+            made = max(0, second - 10) * 100
+            state = "produced" if made == 1000 else "sized"
+            view.update(ProductionProgress((EpochProgress(0, state, 1000, made, 0, 2048.0),), 1000, workers=1))
+    lines = [line for line in err.getvalue().splitlines() if "epoch 0" in line]
+    assert "100/s" in next(line for line in lines if "500/1,000" in line), lines
+    assert "100/s" in lines[-1], lines
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_time_is_promised_while_writers_wait_for_space(as_json: bool) -> None:
+    """The time grew from seconds to minutes while trainers held the production up."""
+    now, err = [0.0], io.StringIO()
+    console = Console(io.StringIO(), err)
+    with console.progress(every_s=5, clock=lambda: now[0]) as shown:
+        view = ProductionView(console, shown, as_json=as_json, clock=lambda: now[0])
+        for second in range(12):
+            now[0] = float(second)
+            made = looks(min(second, 6))
+            view.update(ProductionProgress(made.epochs, 2000, workers=3, waiting=3 if second > 6 else 0))
+    lines = err.getvalue().splitlines()
+    if as_json:
+        assert [json.loads(line)["progress"]["left_s"] for line in lines] == [15.0, None]
+        return
+    flowing, held_up = lines[1], lines[-2:]
+    assert re.search(r"0:1[56] left in all", flowing), lines
+    assert "3 wait for space" in held_up[1]
+    assert not [line for line in held_up if "left" in line], lines
+
+
 def test_no_line_of_a_command_carries_out_what_others_wrote() -> None:
     """Names and reasons come from the server, and neither a title sequence nor half a character may reach the
     screen.

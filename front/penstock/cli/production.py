@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WINDOW_S = 15.0
 """The time over which rates are measured, and from which the remaining time is estimated."""
+STILL_S = 3.0
+"""The time without a sample after which no remaining time is shown while writers wait for space."""
 JSON_S = 5.0
 """The time between two lines for a program."""
 MOST_TOLD = 16
@@ -27,12 +29,22 @@ MOST_TOLD = 16
 
 
 class _CountRate:
-    """The rate at which a count grew in the last seconds."""
+    """The rate at which a count grew in the last seconds, from its first growth on.
+
+    An epoch that waits for its turn is not slow.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int, int]] = deque()
+        self._grew_s: float | None = None
+        """When the count last grew, or None if it never did."""
 
     def add(self, now: float, done: int, nbytes: int) -> None:
+        has_begun = self._grew_s is not None
+        if self._seen and done > self._seen[-1][1]:
+            self._grew_s = now
+        if not has_begun:
+            self._seen.clear()
         self._seen.append((now, done, nbytes))
         while len(self._seen) > 2 and now - self._seen[1][0] > WINDOW_S:
             self._seen.popleft()
@@ -46,10 +58,14 @@ class _CountRate:
             return 0.0, 0.0
         return max(0, last - first) / seconds, max(0, last_bytes - first_bytes) / seconds
 
-    def left_s(self, planned: int | None) -> float | None:
-        """Return the seconds until all are done, or None if that is unknown, or nothing moves."""
-        rate, done = self.rates[0], self._seen[-1][1]
-        return None if planned is None or not rate else max(0, planned - done) / rate
+    def left_s(self, planned: int | None, *, is_held_up: bool) -> float | None:
+        """Return the seconds until all are done, or None if that is unknown, or nothing moves.
+
+        ``is_held_up`` says that writers wait for space. How long that lasts is up to trainers.
+        """
+        rate, (now, done, _) = self.rates[0], self._seen[-1]
+        is_still = is_held_up and now - (self._grew_s or 0.0) >= STILL_S
+        return None if planned is None or not rate or is_still else max(0, planned - done) / rate
 
 
 class ProductionView:
@@ -87,7 +103,7 @@ class ProductionView:
         else:
             for epoch in look.epochs:
                 if epoch.epoch not in self._ended:
-                    self._draw(epoch, now)
+                    self._draw(epoch, now, is_held_up=look.waiting > 0)
             self._draw_fleet(look)
         for reason in look.new_bad:
             self._console.notice(f"bad sample: {reason}")
@@ -95,7 +111,7 @@ class ProductionView:
             self._console.notice(f"waiting: {look.waits}")
             self._waits = look.waits
 
-    def _draw(self, epoch: EpochProgress, now: float) -> None:
+    def _draw(self, epoch: EpochProgress, now: float, *, is_held_up: bool) -> None:
         bar = self._bars.get(epoch.epoch)
         if bar is None:
             label = f"{self._part} {_called(epoch.epoch)}".strip()
@@ -103,18 +119,19 @@ class ProductionView:
             self._paces[epoch.epoch] = _CountRate()
         pace = self._paces[epoch.epoch]
         pace.add(now, epoch.done, epoch.nbytes)
+        note = _note(epoch, pace, pace.left_s(epoch.samples, is_held_up=is_held_up))
         if epoch.state != "produced":
-            bar.update(epoch.done, _note(epoch, pace), epoch.samples)
+            bar.update(epoch.done, note, epoch.samples)
             return
         self._ended.add(epoch.epoch)
-        bar.finish(epoch.done, _note(epoch, pace), epoch.samples)
+        bar.finish(epoch.done, note, epoch.samples)
         del self._bars[epoch.epoch], self._paces[epoch.epoch]
 
     def _draw_fleet(self, look: ProductionProgress) -> None:
         if self._fleet is None:
             self._fleet = self._shown.add(f"{self._part} workers".strip(), is_last=True)
         nbytes = self._whole.rates[1]
-        left_s = self._whole.left_s(look.samples)
+        left_s = self._whole.left_s(look.samples, is_held_up=look.waiting > 0)
         waiting = f"{look.waiting} wait{'s' if look.waiting == 1 else ''} for space" if look.waiting else ""
         parts = (
             f"{size(round(nbytes))}/s" if nbytes else "",
@@ -129,7 +146,7 @@ class ProductionView:
             return
         self._printed_s = now
         rate, bytes_rate = self._whole.rates
-        left_s = self._whole.left_s(look.samples)
+        left_s = self._whole.left_s(look.samples, is_held_up=look.waiting > 0)
         record = {
             "part": self._part,
             "epochs": [_record(epoch) for epoch in look.epochs[-MOST_TOLD:]],
@@ -148,8 +165,7 @@ def _record(epoch: EpochProgress) -> dict[str, object]:
     return {name: getattr(epoch, name) for name in names}
 
 
-def _note(epoch: EpochProgress, pace: _CountRate) -> str:
-    left_s = pace.left_s(epoch.samples)
+def _note(epoch: EpochProgress, pace: _CountRate, left_s: float | None) -> str:
     parts = (
         f"{pace.rates[0]:,.0f}/s" if pace.rates[0] else "",
         size(epoch.nbytes) if epoch.nbytes else "",
