@@ -373,6 +373,32 @@ class TestFilesThatLie:
         with pytest.raises(BadExport, match="cannot be read"):
             penstock.Files(out, epoch=0, batch_size=8)
 
+    @pytest.mark.parametrize("damage", ["missing", "cut", "bytes"])
+    def test_exporting_again_repairs_an_epoch(self, out: Path, any_url: str, damage: str) -> None:
+        """The message advises it, so it must help, and leave no file of the earlier copy."""
+        quiet = penstock.Tuning(notify=lambda _: None)
+        before = rows(penstock.Files(out, epoch=0, batch_size=8, tuning=quiet))
+        name = min(path.name for path in out.glob("0-*.seg"))
+        data = bytearray((out / name).read_bytes())
+        ref = next(scan(open_segment(out, name))).header.ref
+        assert ref is not None
+        data[ref.at] ^= 1
+        (out / name).unlink()
+        if damage != "missing":
+            (out / name).write_bytes(data[:-64] if damage == "cut" else data)
+        with pytest.raises(BadExport, match=f"{name}.*export again") as told:
+            rows(penstock.Files(out, epoch=0, batch_size=8, tuning=quiet))
+        if damage == "bytes":
+            assert f"{out / name} at {ref.at}: " in str(told.value)
+            assert str(told.value).endswith("copy the file again, or delete it and export again")
+            (out / name).unlink()
+        with connect(any_url) as client:
+            done = export_stream(client, "t", out, file_bytes=4096)
+        assert (done.new, done.kept) == ((0,), (1,))
+        assert rows(penstock.Files(out, epoch=0, batch_size=8, tuning=quiet)) == before
+        named = {note.name for epoch in done.contents.epochs for note in epoch.files}
+        assert {path.name for path in out.iterdir()} == {"export.json", *named}
+
     @pytest.mark.parametrize(
         ("path", "value"),
         [

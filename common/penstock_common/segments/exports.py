@@ -7,6 +7,7 @@ An export may come from anybody, so every value is bounded before use. docs/segm
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,16 +118,22 @@ class ExportFolder:
         try:
             opened = open_segment(self.path, note.name)
         except SegmentGone as error:
-            raise BadExport(f"{self.path}: {error}") from None
+            raise BadExport(f"{self.path}: {error}; {advice_on(self.path / note.name)}") from None
         info = parse_info(opened.head)
         if opened.nbytes != note.nbytes or (info.stream, info.spec) != (self.contents.stream, self.contents.spec):
             size = opened.nbytes
             opened.close()
             raise BadExport(
                 f"{self.path / note.name} has {size} bytes of stream {info.stream}, expected are {note.nbytes} of "
-                f"{self.contents.stream}: it was cut short, or is of another export; copy it again"
+                f"{self.contents.stream}: it was cut short, or is of another export; "
+                f"{advice_on(self.path / note.name)}"
             )
         return opened
+
+
+def advice_on(file: Path) -> str:
+    """Return what to do about a file that is missing or damaged. An export copies an epoch again that lacks a file."""
+    return f"copy the file again, or {'delete it and ' if os.path.lexists(file) else ''}export again"
 
 
 def load_contents(path: Path) -> ExportContents | None:
@@ -165,13 +172,13 @@ def _records(folder: ExportFolder, file: ExportedFile) -> Iterator[ScannedRecord
             count += 1
             yield found
     except BadSegment as error:
-        raise BadExport(f"{folder.path}: {error}; copy the file again, or export again") from None
+        raise BadExport(f"{folder.path}: {error}; {advice_on(folder.path / file.name)}") from None
     finally:
         opened.close()
     if count != file.records:
         raise BadExport(
-            f"{folder.path / file.name} has {count} records, {file.records} were exported: copy it again, or export "
-            "again"
+            f"{folder.path / file.name} has {count} records, {file.records} were exported; "
+            f"{advice_on(folder.path / file.name)}"
         )
 
 
@@ -217,7 +224,8 @@ class _NextBlock:
 
     def _error(self, what: str) -> BadExport:
         return BadExport(
-            f"epoch {self._note.epoch} of the export {self._folder.path} is not complete: {what}; export it again"
+            f"epoch {self._note.epoch} of the export {self._folder.path} is not complete: {what}; delete "
+            f"its files {self._note.epoch}-*.seg, and export it again"
         )
 
 

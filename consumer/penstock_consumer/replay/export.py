@@ -2,7 +2,8 @@
 
 A replay's lease holds an epoch while it is copied. Each entry is verified as it is read. An epoch counts once all of it
 is on the disk. An unfinished file is named ``.part``. A file that ``export.json`` does not name was left by an
-interrupted run, and the next run removes it. The way back is the producer's `write/importer.py`.
+interrupted run, and the next run removes it. An epoch with a missing or a cut file is copied again. The way back is the
+producer's `write/importer.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 
 from penstock_common.errors import BadEntry, BadExport, EpochIncomplete
 from penstock_common.segments.exports import (
@@ -55,9 +57,9 @@ class ExportResult:
     path: Path
     contents: ExportContents
     new: tuple[int, ...]
-    """The epochs that were copied."""
+    """The epochs that were copied, for the first time or again."""
     kept: tuple[int, ...]
-    """The epochs that an earlier export to the same folder had copied."""
+    """The epochs that an earlier export to the same folder had copied, and whose files are there in full."""
 
 
 def export_stream(
@@ -99,7 +101,7 @@ def export_stream(
     wanted = sorted(set(epochs)) if epochs is not None else _produced(client, stream)
     contents = ExportContents(stream.name, stream.id, stream.spec, stream.info, len(stream.partitions))
     with exporting(path, contents, file_bytes=file_bytes) as writer:
-        kept = [epoch for epoch in wanted if writer.contents.find(epoch)]
+        kept = [epoch for epoch in wanted if writer.has_whole(epoch)]
         new = [epoch for epoch in wanted if epoch not in kept]
         for epoch in new:
             writer.finish(_copied(client, stream, epoch, writer, progress))
@@ -185,6 +187,11 @@ class ExportWriter:
         self._at = self._records = 0
         self._files: list[ExportedFile] = []
 
+    def has_whole(self, epoch: int) -> bool:
+        """Return whether the epoch is in the contents, and its files are there with their sizes."""
+        note = self.contents.find(epoch)
+        return note is not None and all(_is_there(self.path / file.name, file.nbytes) for file in note.files)
+
     def begin(self, epoch: int) -> None:
         """Begin an epoch: all later entries belong to it."""
         self._epoch, self._files = epoch, []
@@ -220,14 +227,21 @@ class ExportWriter:
             self._files.append(ExportedFile(self._name, self._at, self._records))
 
     def finish(self, note: ExportedEpoch) -> None:
-        """Give the epoch's files their names, and then add the epoch to the contents, because only that counts."""
+        """Give the epoch's files their names, and then put the epoch into the contents, because only that counts.
+
+        The files of an earlier copy are removed.
+        """
         self._end_file()
         for file in self._files:
             (self.path / (file.name + PART)).rename(self.path / file.name)
         _sync_folder(self.path)
-        epochs = (*self.contents.epochs, replace(note, files=tuple(self._files)))
+        before = self.contents.find(note.epoch)
+        others = [one for one in self.contents.epochs if one.epoch != note.epoch]
+        epochs = (*others, replace(note, files=tuple(self._files)))
         self.contents = replace(self.contents, epochs=tuple(sorted(epochs, key=lambda one: one.epoch)))
         _write_contents(self.path, self.contents)
+        for old in () if before is None else before.files:
+            (self.path / old.name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file. An unfinished one keeps its name, ``.part``."""
@@ -263,6 +277,15 @@ def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = E
         raise BadExport(f"{path} cannot be exported to: {error.strerror or error}; what is finished stands") from error
     finally:
         os.close(lock)
+
+
+def _is_there(file: Path, nbytes: int) -> bool:
+    """Return whether a file of this size is there. A link or a pipe is none."""
+    try:
+        found = file.lstat()
+    except FileNotFoundError:
+        return False
+    return S_ISREG(found.st_mode) and found.st_size == nbytes
 
 
 def _lock_alone(lock: int, path: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from penstock_common.errors import BadExport
 from penstock_common.hints import explained
-from penstock_common.segments.exports import ExportFolder, complete_epoch
+from penstock_common.segments.exports import ExportFolder, advice_on, complete_epoch
 from penstock_common.segments.reader import SegmentReader
 from penstock_common.tuning import Tuning, takes_old_names, tuning_of
 from penstock_common.wire.header import Header, SegmentRef
@@ -84,7 +84,7 @@ class Files(Passes):
         segments = SegmentReader(self._folder, gives_views=self._views)
         receiver = Receiver(self.spec, assembler, _EverySample(), 0, received.append, segments)
         try:
-            for meta in _in_time(permuted(iter(self._blocks), shuffle), segments):
+            for meta, ref in _in_time(permuted(iter(self._blocks), shuffle), segments):
                 while not queue.wait_for_space(0, 0.2):
                     pass
                 queue.reader_times.to("server")  # the disk, here
@@ -95,7 +95,8 @@ class Files(Passes):
                 queue.reader_times.to("reader")
                 error = received.pop().error
                 if error is not None:
-                    raise BadExport(f"{self._folder.path}: {error}; copy the file again, or export again") from error
+                    file = self._folder.path / ref.file
+                    raise BadExport(f"{file} at {ref.at}: {error}; {advice_on(file)}") from error
                 outlet.drain()
             outlet.end()
         finally:
@@ -111,11 +112,11 @@ class Files(Passes):
         self.close()
 
 
-def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader) -> Iterator[bytes]:
-    """Yield the blocks' headers, once the disk has been asked for what comes after them."""
+def _in_time(blocks: Iterator[tuple[bytes, SegmentRef]], segments: SegmentReader) -> Iterator[tuple[bytes, SegmentRef]]:
+    """Yield the blocks, once the disk has been asked for what comes after them."""
     for (meta, ref), is_due in looked_ahead(blocks, lambda block: sum(block[1].sizes)):
         if is_due:
-            yield meta
+            yield meta, ref
         else:
             segments.expect(ref)
 
