@@ -149,6 +149,10 @@ def test_the_command_says_what_it_did_and_goes_on_where_it_was(
     assert (first["epochs"], first["kept"], first["bad"] > 0) == ([1], [], True)
     assert main(["export", "t", out, "--url", any_url]) == 0
     assert "epoch 0 of 't', epoch 1 there before" in capsys.readouterr().out
+    assert main(["export", "t", out, "--epoch", "1", "--url", any_url]) == 0
+    everything = sum(note.samples for note in ExportFolder(out).contents.epochs)
+    there = f"nothing new of 't', epoch 1 there before; the folder holds 2 epochs, {everything} samples, "
+    assert there in capsys.readouterr().out, "epochs that this run did not ask for are counted, too"
     assert main(["import", out, "u", "--url", any_url, "--epoch", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == [1]
     assert main(["import", out, "u", "--url", any_url]) == 0

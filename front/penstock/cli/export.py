@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
-    """Copy the missing epochs, and print all epochs of the export."""
+    """Copy the missing epochs, and print what was copied and what the folder holds."""
     from penstock_common.stream.client import connect
     from penstock_consumer.replay.export import export_stream
 
@@ -51,8 +51,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
             }
         )  # fmt: skip
         return 0
-    new = f"{listed(done.new)} of {done.contents.name!r}"
-    console.line(f"{done.path}: {new}{summed(done.kept, samples, nbytes)}")
+    new = f"{listed(done.new)} of {done.contents.name!r}{before(done.kept)}"
+    there = done.contents.epochs
+    count, everything = f"{len(there)} epoch{'s' * (len(there) != 1)}", sum(note.samples for note in there)
+    size = readable_bytes(sum(note.nbytes for note in there))
+    console.line(f"{done.path}: {new}; the folder holds {count}, {everything} samples, {size}")
     return 0
 
 
@@ -61,10 +64,9 @@ def listed(epochs: tuple[int, ...]) -> str:
     return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else "nothing new"
 
 
-def summed(kept: tuple[int, ...], samples: int, nbytes: int) -> str:
-    """Return the end of the result's line: what was there before, and the size of everything."""
-    before = f", {listed(kept)} there before" if kept else ""
-    return f"{before}; in all {samples} samples, {readable_bytes(nbytes)}"
+def before(kept: tuple[int, ...]) -> str:
+    """Return the part of the result's line that says what was there before."""
+    return f", {listed(kept)} there before" if kept else ""
 
 
 def shown(bars: ProgressBars, verb: str) -> Callable[[int, int, int], None]:
