@@ -325,7 +325,19 @@ def test_what_cannot_be_exported_is_said(any_url: str, any_client: Client, tmp_p
             with pytest.raises(EpochIncomplete):
                 export_stream(client, "t", tmp_path / "out", epochs=[0])
         with pytest.raises(EpochNotFound):
+            export_stream(client, "t", tmp_path / "above" / "out", epochs=[7])
+        assert not (tmp_path / "above").exists(), "an export of nothing leaves no folder"
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(EpochNotFound):
+            export_stream(client, "t", tmp_path / "empty", epochs=[7])
+        assert not list((tmp_path / "empty").iterdir())
+        export_stream(client, "t", tmp_path / "out", epochs=[0])
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} <= {0o640, 0o600}
+        with pytest.raises(EpochNotFound):
             export_stream(client, "t", tmp_path / "out", epochs=[7])
+        assert penstock.Files(tmp_path / "out", batch_size=1).epoch == 0
+        contents = json.loads((tmp_path / "out" / "export.json").read_text())
+        (tmp_path / "out" / "export.json").write_text(json.dumps({**contents, "epochs": []}))
         with pytest.raises(BadExport, match="has no finished epoch"):
             penstock.Files(tmp_path / "out", batch_size=1)
         (tmp_path / "mine").mkdir()

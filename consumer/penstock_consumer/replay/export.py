@@ -254,12 +254,13 @@ class ExportWriter:
 def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = EXPORT_BYTES) -> Iterator[ExportWriter]:
     """Open a folder for writing epochs of ``contents``: a new one, or one with an earlier export of this stream.
 
-    The files that an interrupted run left are removed.
+    The files that an interrupted run left are removed. A new export without a finished epoch leaves nothing.
 
     Raises:
         BadExport: The folder holds something else, another export is being written there, or the disk is full.
     """
     path = Path(path).expanduser().absolute()
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -268,11 +269,14 @@ def exporting(path: str | Path, contents: ExportContents, *, file_bytes: int = E
         raise BadExport(f"{path} cannot be exported to: {what}") from None
     try:
         _lock_alone(lock, path)
+        is_new = not (path / CONTENTS).exists()
         writer = ExportWriter(path, _taken_over(path, contents), file_bytes)
         try:
             yield writer
         finally:
             writer.close()
+            if is_new and not writer.contents.epochs:
+                _remove_unfinished(path, made)
     except OSError as error:
         raise BadExport(f"{path} cannot be exported to: {error.strerror or error}; what is finished stands") from error
     finally:
@@ -293,6 +297,16 @@ def _lock_alone(lock: int, path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BadExport(f"another export to {path} is running") from None
+
+
+def _remove_unfinished(path: Path, made: Sequence[Path]) -> None:
+    """Remove the files of an export without an epoch, and the folders that were made for it, innermost first."""
+    with suppress(OSError):  # the error that ended the export says more
+        for found in list(path.iterdir()):
+            if found.name == CONTENTS or _OURS.match(found.name):
+                found.unlink()
+        for folder in made:
+            folder.rmdir()
 
 
 def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
@@ -318,7 +332,7 @@ def _taken_over(path: Path, contents: ExportContents) -> ExportContents:
 
 def _write_contents(path: Path, contents: ExportContents) -> None:
     part = path / (CONTENTS + PART)
-    with part.open("wb") as file:
+    with open(part, "wb", opener=lambda name, flags: os.open(name, flags, MODE)) as file:
         file.write(_dumped(contents))
         file.flush()
         os.fsync(file.fileno())
