@@ -396,6 +396,23 @@ def _check_path(url: str) -> None:
         raise ValueError(f"the path is a database number, found {database!r}")
 
 
+def lets_in_all(client: ControlClient) -> bool | None:
+    """Return whether the server answers a connection without a login. None means that it cannot be reached anew."""
+    login = dict.fromkeys(("username", "password", "credential_provider", "client_name"))
+    probe = _dedicated(client, **login, db=0)
+    try:
+        probe.connect()
+        probe.send_command("PING")
+        probe.read_response()
+    except (redis.AuthenticationError, redis.ResponseError):
+        return False
+    except (redis.RedisError, OSError):
+        return None
+    finally:
+        probe.disconnect()
+    return True
+
+
 def _dedicated(client: redis.Redis, **others: object) -> Any:
     """Return a connection with the client's address, TLS and login, not connected yet.
 

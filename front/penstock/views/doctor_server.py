@@ -342,7 +342,9 @@ def login(facts: ServerFacts) -> Finding:
     """Check the login: every client that reaches a server without one can delete everything on it."""
     if facts.config is None:
         return ok("login", "the server does not tell its settings")
-    is_open = facts.user == "default" and not _setting(facts, "requirepass")
+    is_open = facts.lets_in_all  # requirepass is empty, too, where an ACL file has the password
+    if is_open is None:
+        is_open = facts.user == "default" and not _setting(facts, "requirepass")
     reached = {"127.0.0.1", "::1", "-::1", "localhost"}.issuperset((_setting(facts, "bind") or "*").split())
     if is_open and not reached and _setting(facts, "protected-mode") == "no":
         return Finding(

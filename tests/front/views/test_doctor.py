@@ -67,6 +67,26 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
     assert "~penstock:*" in found["server/rights"]["fix"]
 
 
+def test_the_login_is_judged_by_a_connection_without_one(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A password in an ACL file leaves requirepass empty, and the advice would have replaced it."""
+    started = fresh_server(maxmemory_bytes=64 << 20, password="")
+    _, found = examined(capsys, "--url", started.url, "--no-probe")
+    assert found["server/login"]["found"].startswith("every user of its host may read")
+    with redis.Redis.from_url(started.url) as raw:
+        raw.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~*", "+@all")
+    bob = started.address.replace("//", "//bob:secret@")
+    _, found = examined(capsys, "--url", bob, "--no-probe")
+    assert found["server/login"]["found"].startswith("every user of its host may read")
+    with redis.Redis.from_url(bob) as raw:
+        raw.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
+        assert raw.config_get("requirepass") == {"requirepass": ""}
+    for url in (bob, started.address.replace("//", "//:secret@")):
+        _, found = examined(capsys, "--url", url, "--no-probe")
+        assert (found["server/login"]["severity"], found["server/login"]["found"]) == ("ok", "needs a password")
+
+
 def test_no_advice_names_a_command_that_the_server_refuses(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

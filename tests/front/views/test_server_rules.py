@@ -214,6 +214,8 @@ def test_a_server_as_it_should_be_has_no_findings() -> None:
             "requirepass",
         ),
         (server.login, config(protected_mode="no", requirepass="x"), "ok", "needs a password", ""),
+        (server.login, replace(config(requirepass=""), lets_in_all=False), "ok", "needs a password", ""),
+        (server.login, replace(config(requirepass="x"), lets_in_all=True), "note", "every user of its host", "require"),
         (
             server.login,
             config(requirepass="", bind="127.0.0.1 -::1"),

@@ -17,6 +17,7 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from penstock_common.errors import PenstockError, Unauthorized
+from penstock_common.server.connection import lets_in_all
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import scratch_key
 from penstock_common.stream.rights import find_missing
@@ -78,6 +79,8 @@ class ServerFacts:
     """Whether there was ever a queue of jobs on it."""
     uncompressed: tuple[str, ...] = ()
     """The streams whose payload is sent to it without compression."""
+    lets_in_all: bool | None = None
+    """Whether it answers a connection without a login, or None if that is not known."""
 
 
 def read_server(
@@ -104,7 +107,7 @@ def read_server(
         max_fit=jemalloc.get("lg_extent_max_active_fit"), user=_user(client), refused=refused,
         pings_ms=latencies(client), written_per_s=written, read_per_s=read, probe_left_out=left_out,
         local=_local(host, info), budgets=budgets, held_bytes=held_bytes,
-        has_jobs=_has_jobs(client), uncompressed=uncompressed,
+        has_jobs=_has_jobs(client), uncompressed=uncompressed, lets_in_all=lets_in_all(client),
     )  # fmt: skip
 
 
