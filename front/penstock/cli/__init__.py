@@ -83,6 +83,7 @@ EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
 
 
 _CONFIG_SET = re.compile(r'redis-cli CONFIG SET (\S+) ("[^"]*"|\S+)')
+_PENSTOCK = re.compile(r"(^|: )penstock ")
 
 
 class HelpText(argparse.HelpFormatter):
@@ -325,7 +326,7 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")
     if is_shown:
         parts = command.split("; ")
-        command = "; ".join(f"{part} --url {args.url}" if part.startswith("penstock ") else part for part in parts)
+        command = "; ".join(f"{part} --url {args.url}" if _PENSTOCK.search(part) else part for part in parts)
     return command
 
 

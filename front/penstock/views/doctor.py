@@ -116,7 +116,10 @@ def segments(facts: StreamFacts) -> Finding:
 
 
 def absent_groups(facts: StreamFacts) -> Finding:
-    """Check for groups without members: they hold the budget for a trainer that may never come."""
+    """Check for groups without members: they hold the budget for a trainer that may never come.
+
+    A killed trainer that is started again goes on where it was, and a drop would lose that.
+    """
     snapshot = facts.snapshot
     absent = [
         group for group in snapshot.groups
@@ -129,6 +132,7 @@ def absent_groups(facts: StreamFacts) -> Finding:
         "absent groups", "error" if snapshot.waiting else "warning",
         f"{', '.join(group.name for group in absent)}: nobody reads, and {readable_bytes(most.lag_bytes)} are kept for "
         f"{most.name}" + ("; writers wait for that space" if snapshot.waiting else ""),
+        f"start the trainer of {most.name} again; only if it never comes back: "
         f"penstock groups drop {snapshot.name} {most.name}",
     )  # fmt: skip
 

@@ -104,6 +104,21 @@ def test_no_advice_names_a_command_that_the_server_refuses(
     assert not [one for one in found.values() if "CONFIG SET" in one["fix"]]
 
 
+def test_a_group_without_a_trainer_is_dropped_only_if_none_comes_back(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed trainer that is started again goes on where it was. A drop would lose that."""
+    url = fresh_server(password="").url
+    with penstock.Writer("train", url=url) as writer, writer.epoch() as epoch:
+        epoch.write({"x": np.zeros(10, np.uint8)})
+    assert main(["groups", "declare", "train", "night", "--url", url]) == 0
+    capsys.readouterr()
+    _, found = examined(capsys, "train", "--url", url, "--no-probe")
+    assert found["stream train/absent groups"]["fix"] == (
+        f"start the trainer of night again; only if it never comes back: penstock groups drop train night --url {url}"
+    )
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [

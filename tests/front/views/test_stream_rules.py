@@ -86,7 +86,7 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
             snapshot(groups=(replace(GROUP, members=(), lag_samples=5, lag_bytes=MB),)),
             "warning",
             "1.0 MiB are kept for resnet",
-            "penstock groups drop train resnet",
+            "start the trainer of resnet again; only if it never comes back: penstock groups drop train resnet",
         ),
         (
             stream.absent_groups,
