@@ -317,10 +317,14 @@ def queue_url_of(args: argparse.Namespace) -> str | None:
 def typed(command: str, args: argparse.Namespace, client: Client) -> str:
     """Return a proposed command as it must be typed to reach the same server."""
     if "CONFIG SET" in command:
-        from penstock_common.stream.servers.suitability import takes_config
+        from penstock_common.stream.servers.suitability import config_refusal
 
-        if not takes_config(client):
+        refusal = config_refusal(client)
+        if refusal == "server":
             command = _CONFIG_SET.sub(r"set \1 to \2 where the server is managed, because it refuses CONFIG", command)
+        elif refusal == "right":
+            instead = r"as an administrator run CONFIG SET \1 \2, or set it where the server is managed"
+            command = _CONFIG_SET.sub(instead, command)
     is_shown = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
     if where := args.url if is_shown else _url_in_shell(args):
         command = command.replace("redis-cli ", f"redis-cli -u {where} ")

@@ -104,6 +104,22 @@ def test_no_advice_names_a_command_that_the_server_refuses(
     assert not [one for one in found.values() if "CONFIG SET" in one["fix"]]
 
 
+def test_a_user_without_the_right_to_config_is_told_to_ask_an_administrator(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One's own server is not managed elsewhere, though it refuses CONFIG to this user."""
+    started = fresh_server(maxmemory_bytes=64 << 20, password="", extra={"maxmemory-policy": "allkeys-lru"})
+    with redis.Redis.from_url(started.url) as raw:
+        raw.execute_command("ACL", "SETUSER", "bob", "on", ">secret", "~*", "&*", "+@all", "-config")
+    url = started.address.replace("//", "//bob:secret@")
+    run = "as an administrator run `CONFIG SET maxmemory-policy noeviction`, or set it where the server is managed"
+    with pytest.raises(ServerUnsuitable) as refused:
+        penstock.Writer("train", url=url)
+    assert str(refused.value).endswith(f"samples unread: this user may not use CONFIG, so {run}")
+    _, found = examined(capsys, "--url", url, "--no-probe")
+    assert found["server/eviction"]["fix"] == run.replace("`", "")
+
+
 def test_a_group_without_a_trainer_is_dropped_only_if_none_comes_back(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

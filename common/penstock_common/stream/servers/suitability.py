@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from redis.exceptions import NoPermissionError, ResponseError
 
@@ -160,21 +160,29 @@ def require_keeps_jobs(client: Client) -> None:
 
 
 def takes_config(client: Client) -> bool:
-    """Return whether the server lets this user read its settings; managed servers refuse CONFIG altogether."""
+    """Return whether the server lets this user read its settings."""
+    return config_refusal(client) is None
+
+
+def config_refusal(client: Client) -> Literal["server", "right"] | None:
+    """Return what refuses CONFIG: the server, as managed ones do, or a right that this user lacks. None: nothing."""
     try:
         client.config_get("maxmemory-policy")
-    except (ResponseError, Unauthorized):
-        return False
-    return True
+    except (NoPermissionError, Unauthorized):
+        return "right"
+    except ResponseError:
+        return "server"
+    return None
 
 
 def _eviction(client: Client, policy: str, what: str) -> str:
-    advice = (
-        'set it with `redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory-policy noeviction`'
-        if takes_config(client)
-        else "set it to noeviction where the server is managed, because it refuses CONFIG"
-    )
-    return f"the server's maxmemory-policy is {policy}, which may delete {what}: {advice}"
+    advice = {
+        None: 'set it with `redis-cli -u "$PENSTOCK_URL" CONFIG SET maxmemory-policy noeviction`',
+        "server": "set it to noeviction where the server is managed, because it refuses CONFIG",
+        "right": "this user may not use CONFIG, so as an administrator run `CONFIG SET maxmemory-policy noeviction`, "
+        "or set it where the server is managed",
+    }
+    return f"the server's maxmemory-policy is {policy}, which may delete {what}: {advice[config_refusal(client)]}"
 
 
 def usable_bytes(limit_bytes: int) -> int:
