@@ -311,8 +311,22 @@ class TestCommand:
             monkeypatch.setattr("builtins.input", lambda _, said=answer: said)
             assert main(["delete", "t", "--url", any_url]) == code
             assert bool(all_keys(any_client)) == bool(code)
-        assert main(["delete", "t", "--yes", "--url", any_url]) == 1
-        assert "no stream 't'" in capsys.readouterr().err
+        capsys.readouterr()
+        monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+        for words in ([], ["--yes"], ["--force"]):
+            assert main(["delete", "t", *words, "--url", any_url]) == 1
+            assert capsys.readouterr().err.startswith("penstock: no stream 't'"), words
+
+    def test_it_asks_also_about_keys_without_a_stream(
+        self, any_url: str, any_client: Client, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A deletion removes what an interrupted one left."""
+        produce(any_url, "t", 10)
+        any_client.delete(load_stream(any_client, "t").keys.meta)
+        assert main(["delete", "t", "--url", any_url]) == 1
+        assert "cannot be undone: give --yes" in capsys.readouterr().err
+        assert main(["delete", "t", "--yes", "--url", any_url]) == 0
+        assert not all_keys(any_client)
 
 
 def test_a_released_epoch_is_still_said_to_be_released(any_url: str, any_client: Client) -> None:

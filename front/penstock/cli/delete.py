@@ -118,8 +118,10 @@ def _is_sure(client: Client, args: argparse.Namespace, console: Console) -> bool
     """Ask the person at the terminal. Without a terminal the answer is no."""
     from penstock_common.errors import DamagedKey, PenstockError
     from penstock_common.stream.groups.roster import load_roster
+    from penstock_common.stream.removal.deletion import require_keys
     from penstock_common.stream.streams import find_stream
 
+    require_keys(client, args.stream)
     if not sys.stdin.isatty():
         raise PenstockError(f"deleting {args.stream!r} cannot be undone: give --yes to do it without being asked")
     with suppress(DamagedKey):

@@ -100,6 +100,18 @@ def _ago(age_ms: int) -> str:
     return f"{max(0, age_ms) / 1000:.0f} s ago"
 
 
+def require_keys(client: Client, name: str) -> None:
+    """Raise StreamNotFound if there is nothing to delete: neither a stream nor keys that one left."""
+    keys = StreamKeys(checked_name("stream", name))
+    if client.exists(keys.meta):
+        return
+    for pattern in patterns_of_stream(name):
+        for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
+            if is_of_stream(key.decode("utf-8", "replace"), name):
+                return
+    raise StreamNotFound(absence(client, name))
+
+
 def delete_stream(client: Client, name: str) -> DeletionResult:
     """End the stream for all processes, and remove all its keys, also those that an interrupted deletion left.
 
