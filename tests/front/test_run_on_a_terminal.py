@@ -53,6 +53,7 @@ def typed(*command: str, cwd: Path) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, _COLUMNS, 0, 0))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    clean.pop("PYTHONUNBUFFERED", None)  # else each part of a printed line is a write, and progress comes in between
     environment = {**clean, "PYTHONPATH": _PATHS, "TERM": "xterm"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=environment, start_new_session=True
