@@ -84,6 +84,7 @@ EXIT_CODES = "exit codes: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C"
 
 _CONFIG_SET = re.compile(r'redis-cli CONFIG SET (\S+) ("[^"]*"|\S+)')
 _PENSTOCK = re.compile(r"(^|: )penstock ")
+"""A command of ours in a proposal, which may begin with a sentence."""
 
 
 class HelpText(argparse.HelpFormatter):

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             }
         )  # fmt: skip
         return 0
-    new = f"{listed(done.new)} of {done.contents.name!r}{before(done.kept)}"
+    new = f"{listed(done.new)} of {done.contents.name!r}{there_before(done.kept)}"
     there = done.contents.epochs
     count, everything = f"{len(there)} epoch{'s' * (len(there) != 1)}", sum(note.samples for note in there)
     size = readable_bytes(sum(note.nbytes for note in there))
@@ -64,7 +64,7 @@ def listed(epochs: tuple[int, ...]) -> str:
     return f"epoch{'s' * (len(epochs) != 1)} {', '.join(map(str, epochs))}" if epochs else "nothing new"
 
 
-def before(kept: tuple[int, ...]) -> str:
+def there_before(kept: tuple[int, ...]) -> str:
     """Return the part of the result's line that says what was there before."""
     return f", {listed(kept)} there before" if kept else ""
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from penstock.cli import EPOCH_NUMBER, PAYLOAD, POLICY, add_json, add_url, byte_size, url_of
-from penstock.cli.export import before, listed, shown
+from penstock.cli.export import listed, shown, there_before
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -63,5 +63,5 @@ def run(args: argparse.Namespace, console: Console) -> int:
         )  # fmt: skip
         return 0
     size = f"{done.samples} samples, {readable_bytes(done.nbytes)}"
-    console.line(f"stream {done.stream!r}: {listed(done.new)}{before(done.kept)}; in all {size}")
+    console.line(f"stream {done.stream!r}: {listed(done.new)}{there_before(done.kept)}; in all {size}")
     return 0
