@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from inspect import getattr_static
 from typing import Any, Literal, NoReturn, overload
 
@@ -59,6 +58,10 @@ FINISHED = "_iterator_finished"
 """The key in a StatefulDataLoader's state that says whether the loop has seen the end of the pass."""
 Token = tuple[int, int]
 """A batch's token in the tracker, and its epoch."""
+
+# Worker processes are forked, and must not collect the garbage that they inherit. It may need a thread when it is
+# destroyed, and a fork copies no other threads. The destruction of an iterator of tf.data then waits for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 @overload
@@ -114,16 +117,6 @@ def dataset(
     return (LoaderDataset if hooks_of(loader).order is None else SizedTorchDataset)(loader, select, nested, ragged)
 
 
-@cache
-def _keep_inherited(process: int) -> None:
-    """Exclude what a worker process inherited from garbage collection, once in each process.
-
-    Garbage of the training process may need a thread when it is destroyed, and a fork copies no other threads.
-    The destruction of an iterator of tf.data then waits for ever.
-    """
-    gc.freeze()
-
-
 @dataclass(slots=True)
 class WorkerBatch:
     """A batch on its way out of a worker process."""
@@ -175,7 +168,6 @@ class LoaderDataset(Answering, IterableDataset):
         worker = get_worker_info()
         if worker is None:
             return self._pass()
-        _keep_inherited(os.getpid())
         return self._share(worker.id, worker.num_workers)
 
     def __getitem__(self, index: object) -> NoReturn:

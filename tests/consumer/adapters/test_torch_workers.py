@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock_common.errors import StateMismatch
+from penstock_common.errors import PenstockError, StateMismatch
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.groups.roster import load_roster
@@ -99,10 +100,11 @@ class NeedsThread:
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def collected(batch: Any) -> Any:
-    """Collect garbage in a worker process, which a long epoch does by itself."""
-    gc.collect()
-    return batch
+class CollectsGarbage:
+    """An object for which each process that multiprocessing forks collects garbage, before it does anything else."""
+
+    def __init__(self) -> None:
+        register_after_fork(self, lambda _: gc.collect())
 
 
 def test_workers_leave_the_garbage_of_the_training_process_alone(any_url: str) -> None:
@@ -112,7 +114,9 @@ def test_workers_leave_the_garbage_of_the_training_process_alone(any_url: str) -
         gc.disable()
         try:
             NeedsThread()
-            assert len(labels(made(loader, 2, collate_fn=collected))) == 13
+            collecting = CollectsGarbage()
+            assert len(labels(made(loader, 2))) == 13
+            del collecting
         finally:
             gc.enable()
 
@@ -157,7 +161,7 @@ def test_workers_whose_batches_nobody_would_acknowledge_are_refused(any_url: str
     """The training would seem to work until the next start, which would begin at the first sample."""
     plan(any_url, SIZES)
     with rank_of(any_url) as loader:
-        with pytest.raises(Exception, match=r"penstock\.torch\.acknowledging"):
+        with pytest.raises(PenstockError, match=r"penstock\.torch\.acknowledging"):
             next(iter(DataLoader(dataset(loader), batch_size=None, num_workers=1)))
         with pytest.raises(ValueError, match="persistent_workers"):
             made(loader, 1, persistent_workers=True)
