@@ -20,6 +20,8 @@ from penstock_common.stream.directory import list_streams
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import retained_epochs
 from penstock_common.stream.streams import Stream, load_stream
+from penstock_producer.jobs.allowlist import ANYTHING
+from penstock_producer.jobs.fleet import Fleet
 from penstock_producer.jobs.plan import ProductionPlan
 from penstock_producer.jobs.production import Production, SplitProduction
 from penstock_producer.jobs.worker import WorkerOptions
@@ -228,6 +230,21 @@ def test_a_class_keeps_its_number_in_all_epochs_of_a_stream(any_url: str, tmp_pa
     }
     # fewer classes with the same numbers leave the names of the others
     assert produce(folder_of(tmp_path / "few", "circle")) == {"y": ["circle", "cross", "arrow"]}
+
+
+def test_a_worker_that_goes_on_sees_the_files_that_came(any_url: str, tmp_path: Path) -> None:
+    """It kept the folder as it had opened it, and its first job of the next epoch failed that epoch."""
+    options = WorkerOptions(url=any_url, queue_url=any_url, allowlist=ANYTHING)
+    fleet = Fleet(options, 1)
+    try:
+        for classes in (("circle",), ("circle", "cross")):
+            plan = ProductionPlan(stream="photos", source=folder_of(tmp_path, *classes))
+            with Production(plan, options, workers=0) as production:
+                (*_, last) = production.run()
+            assert last.done == len(classes)
+            assert not last.bad
+    finally:
+        fleet.stop()
 
 
 def test_an_unfinished_epoch_of_another_source_is_named(any_url: str) -> None:

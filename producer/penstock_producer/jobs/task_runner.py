@@ -262,14 +262,13 @@ class TaskRunner:
 
     def _open_source(self, task: ShardTask) -> AnySource:
         key = json.dumps(task.source, sort_keys=True)
-        if self._source is None or self._source[0] != key:
-            if self._source is not None:
-                self._source[1].close()
-                self._source = None
+        if self._source is not None and (self._source[0] != key or self._source[1].fingerprint != task.fingerprint):
+            self._source[1].close()  # of another job, or its files changed since it was opened
+            self._source = None
+        if self._source is None:
             self._source = (key, open_source(parse_config(task.source)))
         source = self._source[1]
         if source.fingerprint != task.fingerprint:
-            self._source = None
             raise SourceChanged(
                 "this worker's source differs from the one that was planned: the files changed meanwhile, its copy has "
                 "other names, sizes or times, or the code of the dataset changed since this worker imported it; leave "
