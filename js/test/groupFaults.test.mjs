@@ -9,7 +9,7 @@ import { createClient } from "@redis/client";
 import { Member } from "../dist/group/member.js";
 import { SharedReading } from "../dist/group/reading.js";
 import { SharedReaders } from "../dist/group/sharedReader.js";
-import { GroupNotFound, load, MemberReplaced, ServerUnavailable, WaitTimeout } from "../dist/index.js";
+import { GroupNotFound, load, MemberReplaced, openWriter, ServerUnavailable, WaitTimeout } from "../dist/index.js";
 import { BlockingLine } from "../dist/stream/line.js";
 import { all, killAll, names, repeated, slotState, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
@@ -571,6 +571,25 @@ test("why a loop waits is told without a server", async () => {
     assert.match(error.message, /^gave up after \d+ s: more samples of epoch 0 of 'why'; none came for/);
     return true;
   });
+});
+
+test("a member does not advise to close a feed that goes on", async () => {
+  const writer = await openWriter("fed", { url: peer.url, spec: { x: ["float32", []] } });
+  let isOver = false;
+  const feeding = (async () => {
+    while (!isOver) {
+      await writer.write({ x: 1 });
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  })();
+  const loader = begin("fed", { batchSize: 1000, timeoutMs: 3000 });
+  await assert.rejects(loader[Symbol.asyncIterator]().next(), (error) => {
+    assert.match(error.message, /: members of group 'g' were given what was committed in this time, and no batch is/);
+    return true;
+  });
+  isOver = true;
+  await feeding;
+  await writer.close();
 });
 
 test("a server that is not there is waited for as long as patience lasts", async () => {

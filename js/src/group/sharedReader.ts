@@ -12,7 +12,7 @@ import type { PartitionKeys } from "../stream/keys.js";
 import { acknowledgement } from "../stream/ledger.js";
 import type { BlockingLine } from "../stream/line.js";
 import { findManifest, isEnded, liveState, type Manifest, renewed, shardCount, shardSize } from "../stream/manifest.js";
-import { isGone, pendingMembers } from "../stream/pending.js";
+import { isGone, pendingMembers, wasGivenSince } from "../stream/pending.js";
 import { loadRoster, rejoin, serverMs } from "../stream/roster.js";
 import { partitionOf, requireThere } from "../stream/stream.js";
 import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
@@ -230,10 +230,25 @@ class SharedReader {
     const full = await whyNoRoom(member.impatient, member.stream);
     if (full !== "") return `more samples of ${none}: ${full}`;
     if (isEnded(manifest)) return `the rest of ${none}`;
+    if (await unlessAway(this.#wasGivenSince(ms), false)) {
+      return (
+        `more samples of ${none}: members of group '${member.who.group}' were given what was committed in this time, ` +
+        "and no batch is full here"
+      );
+    }
     return (
       `more samples of ${none}. Is a producer running (\`penstock inspect ${name}\`)? If none will: ` +
       `\`penstock epochs close ${name} ${this.epoch}\``
     );
+  }
+
+  /** Return whether the group was given an entry that was committed in the last `ms` milliseconds. */
+  async #wasGivenSince(ms: number): Promise<boolean> {
+    const { impatient, stream, who } = this.#made.member;
+    for (const partition of stream.partitions) {
+      if (await wasGivenSince(impatient, { partition, epoch: this.epoch }, who.group, ms)) return true;
+    }
+    return false;
   }
 
   /** Return whether this reader asks a server for entries. */

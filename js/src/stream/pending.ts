@@ -1,6 +1,7 @@
 import { ReplyError } from "../errors.js";
 import { entriesOf, type Server, textOf } from "../server/server.js";
 import { LAST, type PartitionKeys, RELEASED } from "./keys.js";
+import { serverMs } from "./roster.js";
 
 const PAGE = 10_000;
 
@@ -114,6 +115,14 @@ export async function hasUnread(server: Server, entries: EntriesKey, group: stri
   if (newest === undefined || mine === undefined || compareIds(newest, mine) <= 0) return false;
   const key = entries.partition.entries(entries.epoch);
   return entriesOf(await server.call("XRANGE", key, `(${mine}`, "+", "COUNT", 1)).length > 0; // it may be deleted
+}
+
+/** Return whether a group was given the newest entry, and that was committed in the last `ms` milliseconds. */
+export async function wasGivenSince(server: Server, entries: EntriesKey, group: string, ms: number): Promise<boolean> {
+  const given = await lastGiven(server, entries);
+  const [newest, mine] = [given.get(LAST), given.get(group)];
+  if (newest === undefined || mine === undefined || compareIds(newest, mine) > 0) return false;
+  return Number.parseInt(newest, 10) > (await serverMs(server, entries.partition)) - ms;
 }
 
 /** Return the id of the newest entry, or null if there is none, or no such epoch. */
