@@ -88,6 +88,7 @@ ANSWERS = {
     "worker --allow augment.py": (2, "'augment.py' is no module or module:name, like augment"),
     "worker --root nodir": (2, "--root nodir: found nothing there, expected a folder that jobs may read"),
     "worker --queue ''": (2, "'' is no name; the queue of `penstock produce` is called penstock"),
+    "doctor --queue ''": (2, "'' is no name; the queue of `penstock produce` is called penstock"),
     "produce images photos --classes cat,dog,cat": (2, "'cat,dog,cat' names 'cat' twice; each class once, in the ord"),
     "produce source nosuch": (1, "A package brings one by an entry point of the group 'penstock.sources'"),
     "produce keras mydata:number": (

@@ -44,6 +44,9 @@ def test_an_image_is_drawn_as_it_is() -> None:
         picture = picture_of(value)
         assert picture is not None
         assert np.abs(picture.rgb.astype(int) - image).max() <= 1
+    narrow = picture_of(image[:, :4].transpose(2, 0, 1))  # four wide, which is no alpha channel
+    assert narrow is not None
+    assert (narrow.rgb == image[:, :4]).all()
     grey = picture_of(image[..., :1])
     assert grey is not None
     assert (grey.rgb == image[..., :1]).all()

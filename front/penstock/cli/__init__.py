@@ -267,7 +267,16 @@ def add_jobs(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--queue-url", type=SERVER_URL, help="the jobs' server (default: PENSTOCK_QUEUE_URL, else the streams')"
     )
-    parser.add_argument("--queue", default="penstock", metavar="NAME", help="of jobs (default: %(default)s)")
+    parser.add_argument(
+        "--queue", type=queue_name, default="penstock", metavar="NAME", help="of jobs (default: %(default)s)"
+    )
+
+
+def queue_name(text: str) -> str:
+    """Return the name of a queue as argparse gives it. Raises ArgumentTypeError for an empty or unprintable one."""
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name; the queue of `penstock produce` is called penstock")
+    return text
 
 
 def add_no_lease(parser: argparse.ArgumentParser) -> None:

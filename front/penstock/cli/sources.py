@@ -29,6 +29,7 @@ from penstock.cli import (
     add_url,
     byte_size,
     of_usage,
+    queue_name,
     queue_url_of,
     url_of,
     whole_number,
@@ -220,7 +221,7 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
         help="the server that holds the jobs (default: PENSTOCK_QUEUE_URL, else the same)",
     )
     parser.add_argument(
-        "--queue", type=_queue_name, default="penstock", metavar="NAME", help="of jobs (default: %(default)s)"
+        "--queue", type=queue_name, default="penstock", metavar="NAME", help="of jobs (default: %(default)s)"
     )
     parser.add_argument(
         "--worker-memory",
@@ -234,12 +235,6 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="of the streams' server, if that names no maxmemory, as some managed services do not",
     )
-
-
-def _queue_name(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r} is no name; the queue of `penstock produce` is called penstock")
-    return text
 
 
 def plans_of(args: argparse.Namespace) -> dict[str, ProductionPlan]:

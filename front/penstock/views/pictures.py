@@ -37,7 +37,7 @@ def picture_of(value: NDArray[Any], side: int = 128) -> Picture | None:
         return None
     array, note = _middle(value)
     if array.ndim == 3:
-        return _image(array if array.shape[-1] in CHANNELS else array.transpose(1, 2, 0), note)
+        return _image(array if _has_channels_last(array.shape) else array.transpose(1, 2, 0), note)
     if array.ndim == 2 and min(array.shape) >= LEAST_SIDE and array.dtype in (np.bool_, np.uint8):
         return _image(array[..., None], note)
     if array.ndim == 1 or (array.shape[1] <= MOST_LINES and array.shape[0] >= LEAST_POINTS):
@@ -55,9 +55,11 @@ def _middle(array: NDArray[Any]) -> tuple[NDArray[Any], str]:
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    return (shape[-1] in CHANNELS and min(shape[:2]) >= LEAST_SIDE) or (
-        shape[0] in CHANNELS and min(shape[1:]) >= LEAST_SIDE
-    )
+    return _has_channels_last(shape) or (shape[0] in CHANNELS and min(shape[1:]) >= LEAST_SIDE)
+
+
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[-1] in CHANNELS and min(shape[:2]) >= LEAST_SIDE
 
 
 def _image(array: NDArray[Any], note: str) -> Picture:
