@@ -159,15 +159,21 @@ def silent_members(facts: StreamFacts) -> Finding:
 
 
 def waiting_writers(facts: StreamFacts) -> Finding:
-    """Check for waiting writers. A short wait is normal."""
+    """Check for waiting writers. A short wait is normal while a trainer reads.
+
+    A worker's job that waited for `LONG_WAIT_S` makes way, and waits anew. So a wait that no trainer ends is told at
+    once.
+    """
     snapshot = facts.snapshot
-    if not snapshot.waiting or snapshot.waited_s < LONG_WAIT_S:
+    is_read = any(member.is_live for group in snapshot.groups for member in group.members)
+    if not snapshot.waiting or (is_read and snapshot.waited_s < LONG_WAIT_S):
         return ok("waiting writers", f"{len(snapshot.waiting)}")
-    count, verdict = len(snapshot.waiting), seen(None, snapshot)["bottleneck"]
+    verdict, found = seen(None, snapshot)["bottleneck"], ""
+    if snapshot.waited_s >= LONG_WAIT_S:
+        count = len(snapshot.waiting)
+        found = f"{count} wait{'s' if count == 1 else ''} for space, the longest for {snapshot.waited_s:.0f} s: "
     return Finding(
-        "waiting writers", "warning",
-        f"{count} wait{'s' if count == 1 else ''} for space, "
-        f"the longest for {snapshot.waited_s:.0f} s: {verdict['text']}",
+        "waiting writers", "warning", f"{found}{verdict['text']}",
         verdict["remedy"] or f"penstock monitor {snapshot.name}",
     )  # fmt: skip
 

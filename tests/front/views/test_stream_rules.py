@@ -147,6 +147,13 @@ def test_a_stream_as_it_should_be_has_none_either() -> None:
         ),
         (stream.waiting_writers, snapshot(waiting=WAITS, waited_s=5.0), "ok", "1", ""),
         (
+            stream.waiting_writers,
+            snapshot(waiting=WAITS, waited_s=5.0, groups=()),
+            "warning",
+            "nobody reads: 1.0 MiB of 1024 MiB lie ready, 1 writer waits for space; start a trainer",
+            "penstock monitor train",
+        ),
+        (
             stream.idle_workers,
             snapshot(rates=ReportedRates({"h.1": ReportedRate(1.0, {"idle": 0.99})}, {}, {})),
             "warning",
