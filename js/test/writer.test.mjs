@@ -335,6 +335,30 @@ test("a sample that no reserve could hold, and a budget that no server could, ar
   }
 });
 
+test("only the sample that is too large is refused", async () => {
+  const spec = { x: ["uint8", [null]], y: ["float64", []] };
+  const writer = await begin("poison", { spec, budgetBytes: 20_000, blockBytes: 4000, partitions: 1 });
+  const epoch = await writer.epoch();
+  const bytes = new Map([
+    [5, 8000], // a block may have 5000 bytes
+    [7, 4900], // it fits alone, and not with number 6
+  ]);
+  const refused = [];
+  for (let y = 0; y < 12; y++) {
+    await epoch.write({ x: new Uint8Array(bytes.get(y) ?? 100), y }).catch((error) => {
+      assert.ok(error instanceof TooLarge, error);
+      refused.push(y);
+    });
+  }
+  await epoch.close();
+  assert.deepEqual(refused, [5]);
+  const source = replay("poison", { url: peer.url, epoch: 0, batchSize: 4 });
+  const found = [];
+  for await (const batch of source) found.push(...batch.tensors.y.data);
+  await source.close();
+  assert.deepEqual(found, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]);
+});
+
 test("payloads in segments are refused in one sentence", async () => {
   const folder = mkdtempSync(join(tmpdir(), "penstock-js-"));
   await peer.ask("produce", {

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_common.errors import BudgetFull, ShardMismatch
+from penstock_common.errors import BudgetFull, ShardMismatch, TooLarge
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.commands import Client
 from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import load_manifest, retained_epochs
@@ -28,6 +29,7 @@ from tests.contracts.feed import (
     stored,
     writer_of,
 )
+from tests.producer.reading import read_epoch
 
 
 class TestFeed:
@@ -129,6 +131,28 @@ class TestFeed:
             raise ZeroDivisionError
         assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
         assert replayed(any_url) == list(range(5))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_only_the_sample_that_is_too_large_is_refused(any_url: str, any_client: Client, batched: bool) -> None:
+    """The samples before it in its block were lost with it, and all that came after were refused."""
+    spec = {"x": ("uint8", (None,)), "y": ("int64", ())}
+    sizes = {5: 8000, 7: 4900}  # a block may have 5000 bytes; number 7 fits alone, and not with number 6
+    refused = []
+    settings: dict[str, Any] = {"spec": spec, "budget_bytes": 20_000, "block_bytes": 4000, "partitions": 1}
+    with writer_of(any_url, **settings) as writer, writer.epoch() as epoch:
+        for number in range(12):
+            x = np.full(sizes.get(number, 100), number, np.uint8)
+            try:
+                if batched:
+                    epoch.write_batch({"x": [x], "y": np.array([number])})
+                else:
+                    epoch.write({"x": x, "y": number})
+            except TooLarge:
+                refused.append(number)
+    assert refused == [5]
+    assert [item["y"].item() for item in read_epoch(any_url, "t").values()] == [*range(5), *range(6, 12)]
+    assert audit_stream(any_client, "t").is_clean
 
 
 class TestRefusedBlocks:

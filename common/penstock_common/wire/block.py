@@ -70,18 +70,24 @@ class Block:
         ]
         return Block(first, self.count, columns, [hole - self.first + first for hole in self.holes])
 
+    def head(self, offset: int) -> Block:
+        """Return the part of this block before ``offset``, an offset from ``first`` to ``end``."""
+        count = int(np.searchsorted(self.offsets(), offset))
+        columns = [_rows_of(column, 0, count) for column in self.columns]
+        return Block(self.first, count, columns, [hole for hole in self.holes if hole < offset])
+
     def tail(self, offset: int) -> Block:
         """Return the part of this block from ``offset`` on, an offset from ``first`` to ``end``."""
         skip = int(np.searchsorted(self.offsets(), offset))
-        columns = [_tail_of(column, skip) for column in self.columns]
+        columns = [_rows_of(column, skip, self.count) for column in self.columns]
         return Block(offset, self.count - skip, columns, [hole for hole in self.holes if hole >= offset])
 
 
-def _tail_of(column: Column, skip: int) -> Column:
+def _rows_of(column: Column, start: int, stop: int) -> Column:
     if column.shapes is None:
-        return Column(column.spec, column.values[skip:])
-    start = int(np.prod(column.shapes[:skip], axis=1).sum())
-    return Column(column.spec, column.values[start:], column.shapes[skip:])
+        return Column(column.spec, column.values[start:stop])
+    ends = np.concatenate([[0], np.prod(column.shapes, axis=1).cumsum()])
+    return Column(column.spec, column.values[ends[start] : ends[stop]], column.shapes[start:stop])
 
 
 Place = Callable[[int], "NDArray[np.uint8] | None"]

@@ -47,23 +47,40 @@ export class PackedBlock {
     return new PackedBlock(this.spec, first, this.count, this.columns, holes);
   }
 
+  /** Return the part before an offset. */
+  head(offset: number): PackedBlock {
+    const holes = this.holes.filter((hole) => hole < offset);
+    const count = offset - this.first - holes.length;
+    return new PackedBlock(this.spec, this.first, count, this.#rows(0, count), holes);
+  }
+
   /** Return the part from an offset on. */
   tail(offset: number): PackedBlock {
     const before = this.holes.filter((hole) => hole < offset).length;
     const skip = offset - this.first - before;
+    const count = this.count - skip;
+    return new PackedBlock(this.spec, offset, count, this.#rows(skip, this.count), this.holes.slice(before));
+  }
+
+  #rows(start: number, stop: number): Map<string, ColumnData> {
     const columns = new Map<string, ColumnData>();
     for (const tensor of this.spec) {
       const column = this.columns.get(tensor.name) as ColumnData;
-      columns.set(tensor.name, tailOf(tensor, column, this.count, skip));
+      columns.set(tensor.name, rowsOf(tensor, column, this.count, [start, stop]));
     }
-    return new PackedBlock(this.spec, offset, this.count - skip, columns, this.holes.slice(before));
+    return columns;
   }
 }
 
-function tailOf(tensor: TensorSpec, { data, shapes }: ColumnData, count: number, skip: number): ColumnData {
-  if (shapes === null || shapes === undefined) return { data: data.subarray(skip * itemsOf(tensor)) };
-  const start = (rowStarts(shapes, count, tensor)[skip] as number) * DTYPES[tensor.dtype].items;
-  return { data: data.subarray(start), shapes: shapes.subarray(skip * tensor.wireNdim) };
+function rowsOf(tensor: TensorSpec, { data, shapes }: ColumnData, count: number, rows: [number, number]): ColumnData {
+  if (shapes === null || shapes === undefined) {
+    const [start, stop] = rows.map((row) => row * itemsOf(tensor));
+    return { data: data.subarray(start, stop) };
+  }
+  const starts = rowStarts(shapes, count, tensor);
+  const [start, stop] = rows.map((row) => (starts[row] as number) * DTYPES[tensor.dtype].items);
+  const [from, to] = rows.map((row) => row * tensor.wireNdim);
+  return { data: data.subarray(start, stop), shapes: shapes.subarray(from, to) };
 }
 
 /** Return the items of the typed array that one sample takes, of a tensor that is not ragged. */

@@ -1,4 +1,4 @@
-import { PenstockError, ShardMismatch } from "../errors.js";
+import { PenstockError, ShardMismatch, TooLarge } from "../errors.js";
 import { now } from "../waiting.js";
 import { MAX_HOLES } from "../wire/limits.js";
 import type { Spec } from "../wire/spec.js";
@@ -107,7 +107,7 @@ export class ShardWriter {
     try {
       if (this.#uncommitted.length > 0 || this.isOver) await this.#makeWay(1);
       this.#builder.add(sample);
-      if (this.#builder.isFull || this.isOver || now() >= this.#dueAt) await this.#flush();
+      if (this.#builder.isFull || this.isOver || now() >= this.#dueAt) await this.#flushAdded();
     } finally {
       this.#isBusy = false;
     }
@@ -131,9 +131,9 @@ export class ShardWriter {
       await this.#makeWay(to - from);
       for (let at = from; at < to; ) {
         at += this.#builder.addRows(checked, at, to);
-        if (this.#builder.isFull || this.isOver) await this.#flush();
+        if (this.#builder.isFull || this.isOver) await this.#flushAdded();
       }
-      if (now() >= this.#dueAt) await this.#flush();
+      if (now() >= this.#dueAt) await this.#flushAdded();
     } finally {
       this.#isBusy = false;
     }
@@ -240,6 +240,29 @@ export class ShardWriter {
     }
     this.#lingerMs = Math.min(2 * this.#lingerMs, LINGER_MS);
     this.#dueAt = now() + this.#lingerMs;
+  }
+
+  /** Flush after a sample was added. If the block is too large, that sample goes alone, or is taken back. */
+  async #flushAdded(): Promise<void> {
+    try {
+      return await this.#flush();
+    } catch (error) {
+      if (!(error instanceof TooLarge) || this.#uncommitted.length > 1) throw error;
+    }
+    const [block, bad] = this.#uncommitted.pop() as [PackedBlock, Reasons];
+    const last = block.end - 1;
+    if (last > block.first) this.#uncommitted.push([block.head(last), bad], [block.tail(last), new Map()]);
+    else this.#uncommitted.push([block, bad]);
+    try {
+      await this.#flush();
+    } catch (error) {
+      if (error instanceof TooLarge && this.#uncommitted.length === 1) {
+        const [refused] = this.#uncommitted.pop() as [PackedBlock, Reasons];
+        this.#first = refused.first;
+        this.#bytesWritten -= refused.bytes;
+      }
+      throw error;
+    }
   }
 
   async #commitAll(): Promise<void> {

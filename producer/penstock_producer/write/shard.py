@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from penstock_common.errors import PenstockError, ShardMismatch
+from penstock_common.errors import PenstockError, ShardMismatch, TooLarge
 from penstock_common.hints import not_a_sample
 from penstock_common.wire.block import Block, BlockFull, builder_of, check_rows, columns_in
 from penstock_common.wire.limits import MAX_HOLES, MAX_SHARD_SAMPLES
@@ -135,7 +135,7 @@ class ShardWriter:
                 raise TypeError(not_a_sample(sample, self.spec.names)) from None
             clock = self._clock  # called as an attribute, it costs a row 10 ns more
             if is_full or clock() >= self._due:
-                self.flush()
+                self._flush_added()
         except BaseException:
             self._is_broken_off = True
             raise
@@ -154,9 +154,9 @@ class ShardWriter:
             while start < count:
                 start += self._builder.add_rows(rows, start, count)
                 if self._builder.is_full:
-                    self.flush()
+                    self._flush_added()
             if self._clock() >= self._due:
-                self.flush()
+                self._flush_added()
         except BaseException:
             self._is_broken_off = True
             raise
@@ -261,6 +261,27 @@ class ShardWriter:
         self._builder.allow(0 if self._reserved else self._limit - self._first)
         self._linger_s = min(2 * self._linger_s, LINGER_S)
         self._due = self._clock() + self._linger_s
+
+    def _flush_added(self) -> None:
+        """Flush after a sample was added. If the block is too large, that sample goes alone, or is taken back."""
+        try:
+            return self.flush()
+        except TooLarge:
+            if len(self._uncommitted) > 1:
+                raise
+            (block, bad) = self._uncommitted.pop()
+            last = int(block.offsets()[-1])
+            parts = block.head(last).moved(block.first), block.tail(last).moved(last)
+            self._uncommitted += [(parts[0], bad), (parts[1], {})] if last > block.first else [(block, bad)]
+        try:
+            self.flush()
+        except TooLarge:
+            if len(self._uncommitted) == 1:
+                (block, _) = self._uncommitted.pop()
+                self._first, self.is_over = block.first, False
+                self.bytes_written -= block.nbytes
+                self._builder.allow(self._limit - self._first)
+            raise
 
     def commit_all(self) -> None:
         """Flush, and return once everything is committed."""
