@@ -13,6 +13,7 @@ import pytest
 import redis
 
 import penstock
+from penstock.__main__ import main
 from penstock_common.errors import Unauthorized
 from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.servers.embedded import EmbeddedServer
@@ -72,6 +73,19 @@ def write_to_the_end(url: str, when: int, then: Callable[[], None]) -> None:
                 if number == when:
                     then()
                 shard.write({"y": number})
+
+
+def test_a_deletion_that_is_refused_changes_nothing(
+    any_client: redis.Redis, users: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It marked the stream first. All others were told that it is being deleted, and its owner could only delete it."""
+    write_to_the_end(users["producer"], -1, lambda: None)
+    assert main(["delete", "train", "--yes", "--url", users["trainer"]]) == 1
+    assert "ACL SETUSER trainer" in capsys.readouterr().err
+    with penstock.Loader("train", group="net", batch_size=50, url=users["trainer"], tuning=QUIET) as loader:
+        assert sum(len(batch["y"]) for batch in loader) == SAMPLES
+    assert main(["delete", "train", "--yes", "--force", "--url", users["producer"]]) == 0
+    assert not any_client.keys("penstock:{train}*")
 
 
 def test_a_program_without_a_right_is_refused_as_it_starts(

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """Refuse while the stream is in use, ask, delete, and print what was removed."""
     from penstock_common.stream.client import connect
     from penstock_common.stream.removal.deletion import delete_stream
+    from penstock_common.stream.rights import WRITER, require_rights
 
     if args.segments is not None:
         return _delete_strays(args, console)
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         console.notice("penstock delete: say which stream (`penstock inspect` lists them), or --segments DIR")
         return 2
     with connect(url_of(args)) as client:
+        require_rights(client, WRITER, args.stream)  # a deletion that is refused halfway leaves a stream without use
         _refuse_busy(client, args)
         if not (args.yes or _is_sure(client, args, console)):
             console.notice("nothing was deleted")
