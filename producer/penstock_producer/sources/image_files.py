@@ -111,7 +111,8 @@ class ImageFolder:
 
     def read(self, index: int) -> bytes:
         """Return the bytes of a file. Raises SampleError with its path."""
-        path = self.files[index].path
+        listed = self.files[index]
+        path = listed.path
         require_inside(f"{self._root}/{path}")
         try:
             with open(f"{self._root}/{path}", "rb", opener=_open_at_once) as file:
@@ -120,6 +121,8 @@ class ImageFolder:
                     raise SampleError(f"{shown(path)}: is a pipe or a device now; expected a file")
                 if found.st_size > MAX_FIELD_BYTES:
                     raise SampleError(f"{shown(path)}: has {found.st_size} bytes; at most {MAX_FIELD_BYTES} are read")
+                if (found.st_size, int(found.st_mtime)) != (listed.size, listed.mtime):
+                    raise SampleError(f"{shown(path)}: was changed after its folder was listed")
                 return file.read()
         except OSError as error:
             raise SampleError(f"{shown(path)}: cannot be read: {error.strerror}") from error

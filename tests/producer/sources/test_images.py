@@ -184,6 +184,17 @@ def test_the_fingerprint_changes_with_the_files_and_the_options(folder: Path) ->
     assert len(set(seen)) == len(seen)
 
 
+def test_a_file_that_changed_after_the_folder_was_listed_is_a_bad_sample(folder: Path) -> None:
+    """An epoch was made of old and new files, and nothing said so."""
+    images = ImagesSource(ImagesConfig(path=str(folder)))
+    read(images, 0)
+    path = folder / images.info["files"][0]
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(SampleError, match="was changed after its folder was listed"):
+        read(images, 0)
+    read(images, 1)
+
+
 def test_images_of_unequal_size_are_ragged_unless_resized(folder: Path) -> None:
     """Boxes and segmentation need the original sizes; batches need equal ones."""
     Image.new("RGB", (9, 5)).save(folder / "cat/a.png")
