@@ -20,7 +20,9 @@ from penstock_common.errors import (
     TooLarge,
 )
 from penstock_common.stream.commands import Client
+from penstock_common.stream.feeds import close_epoch
 from penstock_common.stream.manifest import load_manifest
+from penstock_common.stream.streams import load_stream
 from penstock_common.tuning import Tuning
 from penstock_consumer.read.loader import Loader
 from penstock_consumer.replay.replay import Replay
@@ -236,6 +238,20 @@ def test_an_epoch_nobody_opened_may_still_be_opened_by_number(any_url: str) -> N
         with writer.epoch(1, sizes=[1]).shard(0) as shard:
             shard.write(sample(1))
     assert replayed(any_url, epoch=1) == [1]
+
+
+def test_a_writer_that_is_closed_before_its_epoch_commits_what_that_was_given(any_url: str, any_client: Client) -> None:
+    """The samples were gone, and the message said that nobody had closed the writer."""
+    said: list[str] = []
+    writer = Writer("t", url=any_url, spec={"y": ("int64", ())}, tuning=Tuning(notify=said.append))
+    epoch = writer.epoch()
+    for number in range(5):
+        epoch.write({"y": number})
+    writer.close()
+    (line,) = said
+    assert line.startswith("epoch 0 of 't' stays open, and trainers wait for its end: call its close() before the ")
+    assert line.endswith("; `penstock epochs close t 0` ends it now")
+    assert close_epoch(any_client, load_stream(any_client, "t"), 0) == 5
 
 
 def test_an_error_inside_the_block_abandons_the_epoch(any_url: str) -> None:

@@ -450,7 +450,18 @@ class Writer:
             self._feed.commit_all()
 
     def close(self) -> None:
-        """End the feed's epoch, if one was begun, and close the connection."""
+        """End the feed's epoch, if one was begun, and close the connection.
+
+        An epoch that was opened last and not closed stays open. What was written to it is committed.
+        """
+        epoch = self._begun()
+        if epoch is not None and epoch._is_left:
+            epoch.flush()
+            self._notify(
+                f"epoch {epoch.number} of {self.stream.name!r} stays open, and trainers wait for its end: call its "
+                "close() before the writer's, or write in `with writer.epoch() as epoch`; "
+                f"`penstock epochs close {self.stream.name} {epoch.number}` ends it now"
+            )
         self._end_feed()
         self._release()
 
@@ -573,6 +584,11 @@ class EpochWriter:
     def _is_untouched(self) -> bool:
         """Return whether the epoch takes samples, is not planned in shards, and got no sample."""
         return not (self._is_closed or self._sizes or self._manifest.sizes) and self._current is None
+
+    @property
+    def _is_left(self) -> bool:
+        """Return whether samples were written and the epoch is not closed."""
+        return not self._is_closed and self._current is not None
 
     @property
     def number(self) -> int:
