@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,20 @@ class TestFeed:
             any_client.hset(writer.stream.keys.manifest(0), "sealed", "1")
             for number in range(SEAL_CHECK, 2 * SEAL_CHECK + 1):
                 writer.write(sample(number))
+            assert writer._feed_epoch == 1
+        assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
+
+    def test_a_slow_writer_sees_a_seal_after_a_moment(
+        self, any_url: str, any_client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An actor that writes twice a second held its learners up in one epoch for 64 of its samples."""
+        monkeypatch.setattr(feeding, "SEAL_CHECK_S", 0.05)
+        with writer_of(any_url, spec=SPEC) as writer:
+            writer.write(sample(0))
+            writer.flush()
+            any_client.hset(writer.stream.keys.manifest(0), "sealed", "1")
+            sleep(0.1)
+            writer.write(sample(1))
             assert writer._feed_epoch == 1
         assert load_manifest(any_client, open_stream(any_client, "t"), 0).state == "produced"
 

@@ -105,6 +105,11 @@ class ShardWriter:
         return self._first + len(self._builder) + len(self._bad)
 
     @property
+    def sent(self) -> int:
+        """Offset after the last sample that was packed into a block."""
+        return self._first
+
+    @property
     def committed(self) -> int:
         """Offset after the last sample that is known to be committed."""
         return self._committer.position

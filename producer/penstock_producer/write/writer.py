@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
 from penstock_common.errors import PenstockError, ServerUnavailable, ShardMismatch, SpecMismatch
@@ -63,7 +64,8 @@ SPREAD_SAMPLES = 1 << 12
 FEED_SHARE = 1 / 8
 """An endless feed starts a new epoch after this share of the budget, so that old epochs can be released."""
 SEAL_CHECK = 64
-"""A feed checks after this many samples, or after a larger block, whether another writer sealed its epoch."""
+SEAL_CHECK_S = 1.0
+"""A feed checks after this many samples or seconds, once a block at most, whether another writer sealed its epoch."""
 ROWS = (
     "; if its {0} rows are {0} samples, `penstock delete` the stream and write them with write_batch(), "
     "or produce them with --batched"
@@ -173,12 +175,12 @@ class Writer:
         self._feed: ShardWriter | None = None
         self._feed_epoch = self._ended_bytes = 0
         self._feed_count = 0
-        """The samples written to the feed since the last check whether its epoch is sealed, and whether that is
-        expected."""
+        """The samples written to the feed since the last check whether its epoch is sealed."""
         self._stretch_bytes = 0.0
         """The payload after which the feed's epoch ends."""
-        self._looked_at = 0
-        """The end of what was committed in the feed's shard at the last check."""
+        self._looked_at = self._looked_bytes = 0
+        """The end of what the feed's shard had sent at the last check, and its bytes."""
+        self._check_due_s = 0.0
 
     def _stored_durability(self, name: str) -> Durability:
         found = find_stream(self._client, name)
@@ -265,7 +267,7 @@ class Writer:
             sample: name -> array, number or bytes, as the spec says.
         """
         feed = self._feed
-        if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._stretch_bytes:
+        if feed is None or self._feed_count >= SEAL_CHECK or feed.bytes_written > self._looked_bytes:
             feed = self._feeding(sample)
         feed.write(sample)
         self._feed_count += 1
@@ -327,7 +329,8 @@ class Writer:
             if not confirmer.run([self.stream], retake):
                 return self._take_slot()
         committer = self._committer(manifest, shard, token)
-        self._feed_epoch, self._feed_count, self._looked_at = manifest.epoch, 0, 0
+        self._feed_epoch, self._feed_count, self._looked_at, self._looked_bytes = manifest.epoch, 0, 0, 0
+        self._check_due_s = monotonic() + SEAL_CHECK_S
 
         def finish(size: int) -> None:
             end = partial(finish_feed_shard, self._client, self.stream, manifest, shard, size, committer.unreplicated)
@@ -347,10 +350,11 @@ class Writer:
     def _is_stretch_over(self, feed: ShardWriter) -> bool:
         if feed.position >= SHARD_SAMPLES - MAX_STEP or feed.bytes_written > self._stretch_bytes:
             return True
-        if self._feed_count < SEAL_CHECK:
+        if self._feed_count < SEAL_CHECK and (feed.sent == self._looked_at or monotonic() < self._check_due_s):
             return False
-        self._feed_count, looked_at, self._looked_at = 0, self._looked_at, feed.committed
-        return feed.committed > looked_at and is_sealed(self._client, self.stream, self._feed_epoch)
+        looked_at, self._looked_at, self._looked_bytes = self._looked_at, feed.sent, feed.bytes_written
+        self._feed_count, self._check_due_s = 0, monotonic() + SEAL_CHECK_S
+        return feed.sent > looked_at and is_sealed(self._client, self.stream, self._feed_epoch)
 
     def _end_feed(self) -> None:
         if self._feed is not None:
