@@ -290,6 +290,20 @@ def test_a_reader_does_not_advise_to_close_an_epoch_that_grows(any_url: str) -> 
             assert "If none will: `penstock epochs close t 0`" in run.why_waiting(0.05)
 
 
+def test_a_reader_names_the_writers_that_have_not_ended_their_part_of_a_feed(any_url: str) -> None:
+    """An actor that was killed holds its learners up without end, and they asked whether a producer was running."""
+    with planned_writer(any_url) as killed, planned_writer(any_url) as other:
+        killed.write(sample(0))
+        killed.flush()
+        other.write(sample(1))
+        other.close()
+        with loader_of(any_url, batch_size=2) as loader:
+            assert next(iter(loader)).size == 2
+            told = loader._joined().begin(0).why_waiting(33)
+    assert "the writers of shards 0 have not, and nothing came for 33 s" in told
+    assert told.endswith("`penstock epochs close t 0` ends it as committed, and loses nothing")
+
+
 class TestAnswers:
     """Tests of what a reader notes of each answer."""
 

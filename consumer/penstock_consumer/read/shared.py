@@ -28,6 +28,7 @@ from penstock_common.server.channel import ReplyError
 from penstock_common.stream.commands import Client, server_ms
 from penstock_common.stream.damage import damage_of
 from penstock_common.stream.entries import fetch_command, group_counts, is_gone, read_group_command, was_given_since
+from penstock_common.stream.feeds import FEED, is_sealed
 from penstock_common.stream.groups.ledger import done_bits, runs
 from penstock_common.stream.groups.losses import describe_loss
 from penstock_common.stream.groups.roster import load_roster, rejoin
@@ -35,6 +36,7 @@ from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import (
     ABANDONED,
     Manifest,
+    begun_shards,
     find_manifest,
     find_state_damage,
     load_manifest,
@@ -398,6 +400,12 @@ class SharedReader:
         if manifest.is_ended:  # so no producer is missing
             at = "is at work" if (doing := self.queue.reader_times.doing) == "reader" else f"waits for the {doing}"
             return f"the rest of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: this process {at}"
+        if left := self._left_by_writers(client, manifest):
+            return (
+                f"the end of epoch {self.epoch} of {name!r}, which a writer of its feed has ended: the writers of "
+                f"shards {left} have not, and nothing came for {seconds:.0f} s. One that died never will: "
+                f"`penstock epochs close {name} {self.epoch}` ends it as committed, and loses nothing"
+            )
         if self._was_given_since(client, seconds):
             return (
                 f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s: members of "
@@ -407,6 +415,17 @@ class SharedReader:
             f"more samples of epoch {self.epoch} of {name!r}{done}; none came for {seconds:.0f} s. Is a producer "
             f"running (`penstock inspect {name}`)? If none will: `penstock epochs close {name} {self.epoch}`"
         )
+
+    def _left_by_writers(self, client: Client, manifest: Manifest) -> str:
+        """Return the shards of a sealed epoch of a feed that their writers have not ended, or ''."""
+        with suppress(PenstockError):  # an explanation neither fails nor waits
+            if manifest.kind == FEED and is_sealed(client, self.claim.stream, self.epoch):
+                return ", ".join(
+                    str(shard)
+                    for shard in begun_shards(client, self.claim.stream, manifest)
+                    if shard not in manifest.done
+                )
+        return ""
 
     def _was_given_since(self, client: Client, seconds: float) -> bool:
         """Return whether the group was given an entry that was committed in the last ``seconds``."""
