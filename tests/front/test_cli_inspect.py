@@ -210,7 +210,7 @@ def test_where_each_rank_is_can_be_seen(told: Told, url: str, writer: penstock.W
     ) as loader:
         next(iter(loader))
     group = json.loads(told("inspect", "train", "--json")[1])["groups"][0]
-    assert (group["kind"], group["lag_samples"], group["pending_entries"]) == ("ordered", 28, 0)
+    assert (group["kind"], group["lag_samples"], group["pending_entries"]) == ("ordered", 28 - 4, 0)
     assert [(one["rank"], one["epoch"], one["position"]) for one in group["ranks"]] == [(0, 0, 0), (1, 0, 8)]
     rows = [line.split() for line in told("inspect", "train")[1].splitlines() if line.startswith("ddp")]
     assert rows[-1] == ["ddp", "1", "0", "8", "of", str(group["ranks"][1]["planned"])]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock_common.stream.commands import Client, EntryId, parse_id
 from penstock_common.stream.entries import IndexRecord, index_records, list_pending, pending_members
@@ -25,6 +26,7 @@ class ShardBacklog:
     """The part of a shard that a group has not read."""
 
     entries: int = 0
+    """The entries with a sample that is not read."""
     samples: int = 0
     nbytes: int = 0
     oldest_ms: int | None = None
@@ -75,6 +77,19 @@ class ShardLog:
         return ShardBacklog(
             len(self.ids) - start, sum(self.samples[start:]), sum(self.nbytes[start:]), oldest_ms=self.ids[start][0]
         )
+
+    def waiting(self, start: int, unread_below: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> ShardBacklog:
+        """Return the sum of the records from ``start`` on that hold samples which wait for their rank.
+
+        ``unread_below`` counts such samples below offsets, with the bad ones.
+        """
+        edges = np.array([self.ends[start - 1] if start else self.floor_end, *self.ends[start:]], dtype=np.int64)
+        left = np.minimum(np.diff(unread_below(edges)), np.array(self.samples[start:], dtype=np.int64))
+        which = [start + int(at) for at in np.flatnonzero(left)]
+        if not which:
+            return ShardBacklog()
+        nbytes = sum(self.nbytes[at] for at in which)
+        return ShardBacklog(len(which), int(left.sum()), nbytes, oldest_ms=self.ids[which[0]][0])
 
     def forget(self, count: int) -> None:
         """Forget the first records, which every group has read."""

@@ -20,9 +20,9 @@ from penstock_common.explain.snapshot import (
     StreamSnapshot,
 )
 from penstock_common.stream.commands import Client, EntryId, Refused, parse_id, server_ms
-from penstock_common.stream.groups.positions import known_positions, starts_of
+from penstock_common.stream.groups.positions import Positions, known_positions, starts_of
 from penstock_common.stream.groups.presence import Liveness, liveness_of
-from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
+from penstock_common.stream.groups.roster import ORDERED, GroupRecord, Roster, load_roster
 from penstock_common.stream.index import due_shards, read_backward, read_forward
 from penstock_common.stream.keys import PartitionKeys
 from penstock_common.stream.manifest import PRODUCED, Manifest, begun_shards, find_manifest, retained_epochs
@@ -100,6 +100,27 @@ class GroupTotals:
     def add_dead(self, entries: int) -> None:
         """Add dead letters."""
         self.dead += entries
+
+
+class _Ranks(NamedTuple):
+    """The positions of an ordered group's ranks in one epoch."""
+
+    record: GroupRecord
+    positions: Positions
+    starts: dict[int, int]
+    """Shard -> position of its first sample, where it is known."""
+
+    def low(self, shard: int) -> int:
+        """Return the offset below which every rank is done."""
+        minimum = self.positions.minimum(self.record.world)
+        return max(minimum - self.starts[shard], 0) if shard in self.starts else 0
+
+    def behind(self, shard: int, log: ShardLog, index: int) -> ShardBacklog:
+        """Return the sum of what waits for its rank, from a record on."""
+        start = self.starts.get(shard)
+        if start is None or start >= max([self.positions.floor, *self.positions.ranks.values()]):
+            return log.behind(index)  # no rank has come this far
+        return log.waiting(index, lambda offsets: self.positions.unread_below(self.record, offsets + start))
 
 
 class _New(NamedTuple):
@@ -199,18 +220,22 @@ class StreamMonitor:
         if epoch.finish(is_finished=had_ended):
             return  # everything had ended before the first snapshot
         lasts = dict(zip(stream.partitions, given, strict=True))
-        lows = {name: self._lows(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
+        ranks = {name: self._ranks(stream, number, name, rosters, sums[name]) for name in _ordered(reading, rosters)}
         begun = self._read(
-            stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(lows)
+            stream, number, epoch, {p.number: _floor(at, reading) for p, at in lasts.items()}, bool(ranks)
         )
         read = dict.fromkeys(readers, 0)
         for shard, log in epoch.logs.items():
             at = lasts[stream.partition_of(shard)]
-            if any(_position(log, at, lows, shard, name) is None for name in reading):
+            if any(_position(log, at, ranks, shard, name) is None for name in reading):
                 self._reread(stream, number, shard, log)
-            positions = {name: _position(log, at, lows, shard, name) or 0 for name in reading}
+            positions = {name: _position(log, at, ranks, shard, name) or 0 for name in reading}
             for name in readers:
-                now = log.behind(positions[name]) if name in positions else ShardBacklog()
+                now = ShardBacklog()
+                if name in ranks:
+                    now = ranks[name].behind(shard, log, positions[name])
+                elif name in positions:
+                    now = log.behind(positions[name])
                 self._count_given(epoch, name, shard, now, begun.get(shard))
                 read[name] += log.end - now.samples
                 if name in positions:
@@ -283,17 +308,17 @@ class StreamMonitor:
         records = read_forward(self._client, {shard: stream.partition_of(shard)}, number, {shard: 0})[shard]
         log.restart(records)
 
-    def _lows(self, stream: Stream, number: int, name: str, rosters: list[Roster], sums: GroupTotals) -> dict[int, int]:
-        """Return for an ordered group shard -> the offset below which it is done. Adds its ranks to the sums."""
+    def _ranks(self, stream: Stream, number: int, name: str, rosters: list[Roster], sums: GroupTotals) -> _Ranks:
+        """Return the positions of an ordered group. Adds its ranks to the sums."""
         manifest = self._epochs[number].manifest
+        planned = manifest.samples
         record = next(roster.groups[name] for roster in rosters if name in roster.groups)
         positions = known_positions(self._client, stream, number, name)
         sums.ranks.extend(
-            RankSnapshot(rank, number, positions.of(rank), manifest.samples) for rank in range(record.world)
+            RankSnapshot(rank, number, at if planned is None else min(at, planned), planned)
+            for rank, at in ((rank, positions.of(rank)) for rank in range(record.world))
         )
-        minimum = positions.minimum(record.world)
-        starts = starts_of(manifest, begun_shards(self._client, stream, manifest))
-        return {shard: max(minimum - at, 0) for shard, at in starts.items()}
+        return _Ranks(record, positions, starts_of(manifest, begun_shards(self._client, stream, manifest)))
 
     def _count_given(self, epoch: _Epoch, name: str, shard: int, now: ShardBacklog, new: _New | None) -> None:
         """Count what the group was given since the last snapshot.
@@ -364,11 +389,11 @@ def _ordered(reading: list[str], rosters: list[Roster]) -> list[str]:
 
 
 def _position(
-    log: ShardLog, given: Mapping[str, EntryId], lows: Mapping[str, Mapping[int, int]], shard: int, name: str
+    log: ShardLog, given: Mapping[str, EntryId], ranks: Mapping[str, _Ranks], shard: int, name: str
 ) -> int | None:
     """Return the index of the first record that the group has not read, or None if some of them were forgotten."""
-    if name in lows:
-        low = lows[name].get(shard, 0)
+    if name in ranks:
+        low = ranks[name].low(shard)
         return None if low < log.floor_end else log.after_offset(low)
     at = given.get(name, NOTHING)
     return None if at < log.floor else log.after_entry(at)

@@ -50,7 +50,7 @@ class RankSnapshot:
     rank: int
     epoch: int
     position: int
-    """The position below which the rank is done."""
+    """The position below which the rank is done, without what fills its last step from the epoch's start."""
     planned: int | None
     """The planned positions, or None while the epoch is open."""
 
@@ -65,8 +65,8 @@ class GroupSnapshot:
     holds: bool
     """Whether the stream keeps for it what it has not read."""
     lag_entries: int
-    """Entries that were written and given to no member yet, or above the position of an ordered group's slowest rank.
-    """
+    """Entries that were written and given to no member yet. In an ordered group, those with a sample that its rank has
+    not acknowledged."""
     lag_samples: int
     lag_bytes: int
     lag_s: float

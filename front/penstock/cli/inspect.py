@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 EPILOG = (
     "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
     "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
-    "that hold them); pending was given and is not acknowledged. Workers wished: what the fastest group would\n"
-    "take if it never waited, over what one worker makes; docs/fleet.md. Payload: where samples lie, and with\n"
-    "segments (docs/segments.md) what the files take: more than the bytes held.\n\n"
+    "that hold them), or in canonical order what its rank has not acknowledged; pending was given and is not\n"
+    "acknowledged. Workers wished: what the fastest group would take if it never waited, over what one worker\n"
+    "makes; docs/fleet.md. Payload: where samples lie, and with segments (docs/segments.md) what the files take:\n"
+    "more than the bytes held.\n\n"
     "exit codes: 0 shown, 1 an error, such as a damaged stream; the others are shown, 2 wrong usage"
 )
 

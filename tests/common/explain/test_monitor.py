@@ -12,6 +12,7 @@ import redis
 import penstock
 from penstock_common.explain.monitor import StreamMonitor
 from penstock_common.explain.snapshot import StreamSnapshot
+from penstock_common.stream.audit import audit_stream
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.entries import index_records
@@ -195,3 +196,41 @@ def test_a_stream_made_anew_is_counted_anew(any_url: str) -> None:
             agrees(monitor.snapshot(), client)
             assert monitor.snapshot().made_samples == 0
             delete_stream(client, "train")
+
+
+@pytest.mark.parametrize("block_samples", [1, 7, 100])
+def test_what_a_rank_has_read_is_not_lag_while_another_rank_has_read_nothing(any_url: str, block_samples: int) -> None:
+    """A rank that runs ahead has read its own samples. Only the bytes wait for the slowest rank."""
+    with connect(any_url) as client:
+        early = StreamMonitor(client, "train")
+        with penstock.Writer(
+            "train", url=any_url, spec={"y": ("int64", ())}, partitions=2,
+            tuning=penstock.Tuning(block_bytes=8 * block_samples),
+        ) as writer:  # fmt: skip
+            for number in range(2):
+                with writer.epoch(sizes=[60, 49]) as epoch:
+                    for shard, size in enumerate((60, 49)):
+                        with epoch.shard(shard) as part:
+                            for offset in range(size):
+                                part.write({"y": 1000 * number + 100 * shard + offset})
+        read: set[int] = set()
+        for rank, epochs in ((1, 2), (0, 0)):
+            with penstock.Loader(
+                "train", group="ddp", batch_size=8, url=any_url, order=penstock.Canonical(rank=rank, world_size=2),
+                tuning=penstock.Tuning(notify=lambda _: None),
+            ) as loader:  # fmt: skip
+                assert early.snapshot().groups[0].lag_samples == 218 - len(read)
+                for _ in range(epochs):
+                    for batch in loader:
+                        found = batch["y"]
+                        read.update(found[found >= found[0]].tolist())  # the last step is filled from the epoch's start
+        left = 218 - len(read)
+        assert left == 218 - 2 * 53
+        for snapshot in (early.snapshot(), StreamMonitor(client, "train").snapshot()):
+            (group,) = snapshot.groups
+            assert group.lag_samples == left
+            assert sum(epoch.read["ddp"] for epoch in snapshot.epochs) == len(read)
+            assert group.lag_entries <= left
+            assert max(one.position for one in group.ranks) == 109  # the last step ends at 112
+        report = audit_stream(client, "train")
+        assert (report.is_clean, report.delivered, report.unread) == (True, {"ddp": len(read)}, left)

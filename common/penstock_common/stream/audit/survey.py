@@ -26,7 +26,7 @@ from penstock_common.stream.entries import (
 )
 from penstock_common.stream.groups.dead_notes import DeadLetterNote, load_notes
 from penstock_common.stream.groups.ledger import whole_ledgers
-from penstock_common.stream.groups.positions import done_below, known_positions
+from penstock_common.stream.groups.positions import Positions, done_by_ranks, known_positions
 from penstock_common.stream.groups.roster import ORDERED, Roster, load_roster
 from penstock_common.stream.index import EpochIndexes, IndexRange
 from penstock_common.stream.keys import LAST, PartitionKeys
@@ -123,11 +123,14 @@ def survey_partition(
     groups: dict[str, GroupSurvey] = {}
     for name, held_ids in pending.items():
         is_ordered = before.groups[name].kind == ORDERED
-        below = _done_position(client, stream, epoch, name, before) if is_ordered else 0
         lengths = {shard: _end(index[shard]) if size is None else size for shard, size in sizes.items()}
         oversized: list[int] = []
         if is_ordered:
-            done = {s: done_below(below, starts.get(s), 0, length) for s, length in lengths.items()}
+            positions = _positions(client, stream, epoch, name, before)
+            done = {
+                shard: done_by_ranks(positions, before.groups[name], starts.get(shard), length)
+                for shard, length in lengths.items()
+            }
         else:
             ledgers = whole_ledgers(client, partition, epoch, name, lengths)
             done = {shard: bits for shard, (bits, _) in ledgers.items()}
@@ -160,11 +163,11 @@ def survey_partition(
     )
 
 
-def _done_position(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> int:
-    """Return the position below which an ordered group is done."""
+def _positions(client: Client, stream: Stream, epoch: int, group: str, roster: Roster) -> Positions:
+    """Return the positions of an ordered group, which are beyond everything once it has closed the epoch."""
     if (group, epoch) in roster.closed:
-        return MAX_NUMBER
-    return known_positions(client, stream, epoch, group).minimum(roster.groups[group].world)
+        return Positions(MAX_NUMBER)
+    return known_positions(client, stream, epoch, group)
 
 
 def _take_given_up(group: GroupSurvey, notes: Iterable[DeadLetterNote]) -> None:

@@ -54,6 +54,18 @@ class Positions:
         """Return the position below which the group is done, or 0 while the number of ranks is not known."""
         return min((self.of(rank) for rank in range(world)), default=self.floor)
 
+    def unread_below(self, record: GroupRecord, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each of these positions how many samples below it wait for their rank, holes included.
+
+        A rank's next step begins at its position, and each step has one batch of every rank.
+        """
+        world, batch = max(record.world, 1), max(record.batch, 1)
+        found = np.zeros(len(edges), dtype=np.int64)
+        for rank in range(world):
+            steps, rest = np.divmod(np.maximum(edges - self.of(rank), 0), world * batch)
+            found += steps * batch + np.clip(rest - rank * batch, 0, batch)
+        return found
+
 
 @readable(lambda client, stream, epoch, group: stream.partitions[0].positions(epoch, group))
 def known_positions(client: Client, stream: Stream, epoch: int, group: str) -> Positions:
@@ -82,6 +94,14 @@ def done_below(minimum: int, start: int | None, lo: int, hi: int) -> NDArray[np.
     if start is None:
         return np.zeros(hi - lo, dtype=bool)
     return np.arange(start + lo, start + hi) < minimum
+
+
+def done_by_ranks(positions: Positions, record: GroupRecord, start: int | None, length: int) -> NDArray[np.bool_]:
+    """Return for each offset of a shard whether its rank has acknowledged it. The shard begins at ``start``."""
+    if start is None:
+        return np.zeros(length, dtype=bool)
+    done: NDArray[np.bool_] = np.diff(positions.unread_below(record, np.arange(start, start + length + 1))) == 0
+    return done
 
 
 def kept_head(record: GroupRecord) -> int:
