@@ -216,6 +216,28 @@ def test_where_each_rank_is_can_be_seen(told: Told, url: str, writer: penstock.W
     assert rows[-1] == ["ddp", "1", "0", "8", "of", str(group["ranks"][1]["planned"])]
 
 
+def test_inspect_shows_how_far_a_group_is_also_once_its_epochs_are_released(
+    told: Told, url: str, writer: penstock.Writer
+) -> None:
+    """A trainer that has read many epochs seemed to have read only those that are retained."""
+
+    def newest_done() -> str:
+        lines = told("inspect", "train")[1].splitlines()
+        at = next(at for at, line in enumerate(lines) if "newest done" in line)
+        return lines[at + 1][: lines[at].index("newest done") + len("newest done")].split()[-1]
+
+    assert told("groups", "declare", "train", "resnet")[0] == 0
+    seen = [newest_done()]
+    for _ in range(3):
+        produced(writer)
+        with penstock.Loader("train", group="resnet", batch_size=4, url=url) as loader:
+            assert sum(batch.size for batch in loader) == 28
+        seen.append(newest_done())
+    assert "released epochs 0, 1, 2" in told("trim", "train", "--keep", "0")[1]
+    assert [*seen, newest_done()] == ["none", "0", "1", "2", "2"]
+    assert inspected(told)["groups"][0]["settled_epochs"] == []
+
+
 def test_a_group_with_living_members_is_dropped_only_by_force(told: Told, url: str, writer: penstock.Writer) -> None:
     """Dropping it under them would end a training run by a slip of the hand."""
     produced(writer)

@@ -360,6 +360,8 @@ class StreamMonitor:
             for member in sorted({*known, *each.held})
         )
         samples, nbytes = self._given.get(name, [0, 0])
+        done = tuple(sorted(epoch for group, epoch in rosters[0].closed if group == name))
+        newest = max([record.read, *done])
         return GroupSnapshot(
             name=name, kind=record.kind, declared=record.declared, holds=record.holds,
             lag_entries=each.entries, lag_samples=each.samples, lag_bytes=each.nbytes,
@@ -367,7 +369,7 @@ class StreamMonitor:
             pending_entries=each.pending, redelivered_entries=each.redelivered, dead_letters=each.dead,
             given_samples=samples, given_bytes=nbytes, members=members, world=record.world,
             first_epoch=record.first,
-            done_epochs=tuple(sorted(epoch for group, epoch in rosters[0].closed if group == name)),
+            done_epochs=done, newest_done=newest if newest >= 0 else None,
             ranks=tuple(each.ranks),
         )  # fmt: skip
 

@@ -85,6 +85,8 @@ class GroupSnapshot:
     """The first epoch that it reads."""
     done_epochs: tuple[int, ...] = ()
     """The retained epochs that it is done with."""
+    newest_done: int | None = None
+    """The newest epoch that it is done with, retained or released."""
     ranks: tuple[RankSnapshot, ...] = ()
 
 

@@ -20,9 +20,10 @@ EPILOG = (
     "example:\n  penstock inspect\n  penstock inspect train\n  penstock inspect train --json | jq .groups\n\n"
     "from is the first epoch that a group reads, lag what no member of it was given yet (samples, and the entries\n"
     "that hold them), or in canonical order what its rank has not acknowledged; pending was given and is not\n"
-    "acknowledged. Workers wished: what the fastest group would take if it never waited, over what one worker\n"
-    "makes; docs/fleet.md. Payload: where samples lie, and with segments (docs/segments.md) what the files take:\n"
-    "more than the bytes held.\n\n"
+    "acknowledged. Newest done is the newest epoch that the group acknowledged as a whole, released or not.\n"
+    "Workers wished: what the fastest group would take if it never waited, over what one worker makes;\n"
+    "docs/fleet.md. Payload: where samples lie, and with segments (docs/segments.md) what the files take: more\n"
+    "than the bytes held.\n\n"
     "exit codes: 0 shown, 1 an error, such as a damaged stream; the others are shown, 2 wrong usage"
 )
 
@@ -110,7 +111,7 @@ def _print_stream(details: StreamDetails, console: Console) -> None:
         _print_reasons(details, console)
     console.line()
     if seen.groups:
-        head = ("group", "from", "lag samples", "entries", "pending", "dead", "epochs done", "")
+        head = ("group", "from", "lag samples", "entries", "pending", "dead", "newest done", "")
         console.table([_group_row(group) for group in seen.groups], head=head)
     else:
         console.line(f"no group reads it yet: start a trainer, or `penstock groups declare {seen.name} NAME`")
@@ -199,7 +200,7 @@ def _group_row(group: GroupSnapshot) -> tuple[object, ...]:
     hold = "declared" if group.declared else "holds data" if group.holds else "left: holds no data"
     return (
         group.name, group.first_epoch, group.lag_samples, group.lag_entries, group.pending_entries, group.dead_letters,
-        len(group.done_epochs), f"{group.kind}, {hold}",
+        "none" if group.newest_done is None else group.newest_done, f"{group.kind}, {hold}",
     )  # fmt: skip
 
 
