@@ -376,12 +376,15 @@ def _nothing_made(now: StreamSituation) -> Bottleneck | None:
 def _nobody_reads(now: StreamSituation) -> Bottleneck | None:
     if any(each.living for each in now.trainers):
         return None
-    held = f"{readable_bytes(now.held_bytes)} of {readable_bytes(now.budget_bytes)} lie ready"
+    ready = max((each.lag_bytes for each in now.trainers), default=now.held_bytes)
+    lie = f"{readable_bytes(ready)} of {readable_bytes(now.budget_bytes)} lie ready"
+    if pending := max((each.pending for each in now.trainers), default=0):
+        lie += f", and {_entries(pending)} to be given out again"
     waits = f", {now.waiting} writer{_s(now.waiting)} wait{_es(now.waiting)} for space" if now.waiting else ""
     lag = max((each.lag_samples for each in now.trainers), default=0)
     if now.is_all_made and now.trainers and not lag:
         return None
-    return Bottleneck("no trainers", f"nobody reads: {held}{waits}; start a trainer")
+    return Bottleneck("no trainers", f"nobody reads: {lie}{waits}; start a trainer")
 
 
 def _done(now: StreamSituation) -> Bottleneck | None:

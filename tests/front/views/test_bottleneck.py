@@ -150,9 +150,19 @@ NOW = StreamSituation("train", budget_bytes=1000 * MB, held_bytes=10 * MB, is_ma
             "every planned epoch is made and read",
         ),
         (
-            replace(NOW, is_all_made=True, is_making=False, trainers=(replace(BUSY, living=0, waits=None),)),
+            # epochs that a group has read are kept as long as there is space: they lie ready for nobody
+            replace(
+                NOW,
+                is_all_made=True,
+                is_making=False,
+                held_bytes=900 * MB,
+                trainers=(
+                    replace(BUSY, living=0, waits=None, lag_bytes=3 * MB),
+                    replace(BUSY, group="vit", living=0, waits=None, lag_bytes=2 * MB, pending=5),
+                ),
+            ),
             "no trainers",
-            "nobody reads",
+            "nobody reads: 3.0 MiB of 1000 MiB lie ready, and 5 entries to be given out again; start a trainer",
         ),
         (replace(NOW, trainers=(BUSY,)), "balanced", "trainers set the pace: they wait 1 % of their time"),
         (replace(NOW, trainers=(replace(BUSY, waits=None),)), "unknown", "not enough is known yet"),
