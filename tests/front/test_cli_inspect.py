@@ -386,3 +386,28 @@ def test_the_audit_ends_with_a_verdict_and_a_code_that_scripts_can_use(
     as_json = audit_process(any_server, "--json")
     report = json.loads(as_json.stdout)
     assert (as_json.returncode, report["clean"], report["duplicate"], len(report["findings"])) == (1, False, 1, 2)
+
+
+def test_the_audit_says_how_much_of_an_unfinished_epoch_is_there(
+    told: Told, writer: penstock.Writer, client: redis.Redis
+) -> None:
+    """A production that was stopped leaves a clean stream, and its owner has to learn that samples are to come."""
+    produced(writer)
+    epoch, feed = writer.epoch(sizes=[10, 10]), writer.epoch()
+    assert "\nepoch 1: unfinished: 0 of 20 samples are committed\n" in told("audit", "train")[1]
+    write(epoch, 0, 8, bad=2)
+    feed.write({"x": np.zeros(1000, dtype=np.uint8)})
+    feed.flush()
+    code, out, _ = told("audit", "train")
+    assert (code, out.splitlines()[-1].partition(":")[0]) == (0, "clean")
+    said = [line for line in out.splitlines() if "unfinished" in line]
+    assert said == ["epoch 1: unfinished: 10 of 20 samples are committed; nothing is wrong with them"]
+    key = load_stream(client, "train").partitions[0].entries(1)
+    found: Any = client.xrange(key, count=1)
+    client.xdel(key, found[0][0])
+    code, out, _ = told("audit", "train")
+    assert (code, "\nepoch 1: unfinished: 10 of 20 samples are committed\n" in out) == (1, True)
+    write(epoch, 1, 10)
+    epoch.close()
+    feed.close()
+    assert "unfinished" not in told("audit", "train")[1]

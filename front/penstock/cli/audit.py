@@ -27,15 +27,16 @@ example:
   penstock audit train --repair images photos/ --resize 224x224 --transform augment:flip
 
 Counts are samples. produced: committed by producers; bad: the source could not make them. Per group: delivered =
-acknowledged by training; pending = given out, not acknowledged; unread = not given out yet; dead = in dead letters, or
-given up by an operator; lost = nobody will ever deliver them. Not offered: the group begins with a later epoch.
-duplicate: an identity that stands in two entries.
+acknowledged by training; pending = given out, not acknowledged; unread = not given out yet, or in canonical order not
+acknowledged by its rank; dead = in dead letters, or given up by an operator; lost = nobody will ever deliver them. Not
+offered: the group begins with a later epoch. duplicate: an identity that stands in two entries.
 
 It ends with 0 only if nothing is lost, nothing is duplicate and nothing is unexplained: every finding is one line.
 Pending and unread samples are no fault, also when no member is left: they are given out when the group comes back.
 Dead letters, deleted entries and entries that no producer committed are. So are samples that a server confirmed and
 then lost in a crash: writers and trainers that lived through it note them. Entries that retention removed after every
-group had acknowledged them are not. No group waits for the samples of an abandoned epoch.
+group had acknowledged them are not. No group waits for the samples of an abandoned epoch. An unfinished epoch is no
+fault: a line says how much of its plan is committed.
 
 By default payloads stay in the server: ids and headers are compared. --deep fetches them and verifies checksums.
 It may run while the stream is written and read.
@@ -143,6 +144,8 @@ def print_report(report: AuditReport, console: Console) -> None:
 
 def _remarks(epoch: EpochAudit) -> Iterator[str]:
     """Yield remarks that are worth knowing and are not faults."""
+    if epoch.unfinished:
+        yield epoch.unfinished
     if epoch.trimmed:
         yield f"{epoch.trimmed} entries were trimmed: every group that held data had acknowledged them"
     for name, group in epoch.groups.items():

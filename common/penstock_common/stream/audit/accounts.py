@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock_common.stream.groups.losses import Loss
+from penstock_common.stream.manifest import SIZED
 
 MOST_RANGES = 5
 """Ranges of a server without a replica that one line names."""
@@ -131,6 +132,20 @@ class EpochAudit:
         self.lost += lost
         self.trimmed += trimmed
 
+    @property
+    def is_clean(self) -> bool:
+        """True if nothing of it is lost, duplicated or unexplained."""
+        return not self.lost and not self.duplicate and not self.findings
+
+    @property
+    def unfinished(self) -> str:
+        """The part of its plan that is committed, in words, or '' if it has ended or no plan is known."""
+        if self.planned is None or self.state != SIZED:
+            return ""
+        committed = self.produced + self.bad
+        fine = "; nothing is wrong with them" if committed and self.is_clean else ""
+        return f"unfinished: {committed} of {self.planned} samples are committed{fine}"
+
     def add_losses(self, losses: Sequence[Loss], why: str, made_again: Sequence[Loss] = ()) -> None:
         """Add what a restarted server had forgotten, and what of it was made again."""
         self.server_losses.extend(losses)
@@ -203,7 +218,7 @@ class AuditReport:
     @property
     def is_clean(self) -> bool:
         """True if nothing is lost, duplicated or unexplained. Pending and unread samples are still to come."""
-        return not self.lost and not self.duplicate and not self.findings
+        return not self.damage and not self.torn and all(epoch.is_clean for epoch in self.epochs)
 
     @property
     def verdict(self) -> str:
