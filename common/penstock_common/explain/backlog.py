@@ -43,7 +43,9 @@ class ShardLog:
     floor_end: int = 0
     """The entry and offset up to which records were forgotten, or never read."""
     ids: list[EntryId] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    holes: list[tuple[int, ...]] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
 
@@ -54,7 +56,9 @@ class ShardLog:
             self.end = max(self.end, record.end)
             if record.entry_id:
                 self.ids.append(parse_id(record.entry_id))
+                self.firsts.append(record.first)
                 self.ends.append(record.end)
+                self.holes.append(record.holes)
                 self.samples.append(record.count)
                 self.nbytes.append(record.nbytes)
         return self.behind(start)
@@ -83,8 +87,11 @@ class ShardLog:
 
         ``unread_below`` counts such samples below offsets, with the bad ones.
         """
-        edges = np.array([self.ends[start - 1] if start else self.floor_end, *self.ends[start:]], dtype=np.int64)
-        left = np.minimum(np.diff(unread_below(edges)), np.array(self.samples[start:], dtype=np.int64))
+        holes = np.array([offset for each in self.holes[start:] for offset in each], dtype=np.int64)
+        of = np.repeat(np.arange(len(self.ids) - start), [len(each) for each in self.holes[start:]])
+        left = unread_below(np.array(self.ends[start:], dtype=np.int64))
+        left -= unread_below(np.array(self.firsts[start:], dtype=np.int64))
+        np.subtract.at(left, of, unread_below(holes + 1) - unread_below(holes))
         which = [start + int(at) for at in np.flatnonzero(left)]
         if not which:
             return ShardBacklog()
@@ -95,7 +102,7 @@ class ShardLog:
         """Forget the first records, which every group has read."""
         if count > 0:
             self.floor, self.floor_end = self.ids[count - 1], self.ends[count - 1]
-            for column in (self.ids, self.ends, self.samples, self.nbytes):
+            for column in (self.ids, self.firsts, self.ends, self.holes, self.samples, self.nbytes):
                 del column[:count]
 
     def restart(self, records: Iterable[IndexRecord]) -> None:
