@@ -31,6 +31,7 @@ from penstock_common.hints import explained
 from penstock_common.local_servers import read_private, write_private
 from penstock_common.segments.permissions import FileUser, walk, why_not_write
 from penstock_common.stream.servers import watcher as server_watcher
+from penstock_common.stream.servers.aof import cut_open_transaction
 from penstock_common.waiting import Wait
 
 __all__ = ["ALLOCATOR_ENVIRONMENT", "EmbeddedServer", "find_servers", "server_label"]
@@ -132,6 +133,7 @@ class EmbeddedServer:
             kept = data if appendonly and directory is not None else None
             if kept is not None:
                 _require_own(kept)
+                cut_open_transaction(kept)
             self.password = extra.get("requirepass", _choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
             self._start({**settings, **extra}, port)
