@@ -40,6 +40,8 @@ def readable_server(where: str) -> str:
 
 def readable_bytes(count: int) -> str:
     """Return bytes as people read them."""
+    if 0 < count < 1024:
+        return f"{count} byte{'s' * (count > 1)}"
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
     return f"{count / (1 << 20):.0f} MiB" if count >= 10 << 20 else f"{count / (1 << 20):.1f} MiB"

@@ -75,8 +75,8 @@ class Tuning:
         block_transform: produce: a function of ``block_samples`` samples at once, or its import name.
         block_samples: produce: the samples of one block.
         shard_samples: produce: the samples of one job. The default follows from the number of workers.
-        budget_bytes: produce: the payload bytes that a new stream may hold.
-        retention: produce: the policy of a new stream.
+        budget_bytes: produce: the payload bytes that the stream may hold. It changes the budget of an existing stream.
+        retention: produce: the policy of the stream. It changes the policy of an existing stream.
         durability: Writer, produce: what must have happened to a write before it counts as safe: ``auto``,
             ``memory``, ``fsync``, ``replicas=2`` or ``fsync+replicas=2``. None keeps the value of a stream that
             exists, and is ``auto`` for a new one.

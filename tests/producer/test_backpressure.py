@@ -370,7 +370,7 @@ class TestSteps:
 def test_a_sample_beyond_the_reserved_quarter_is_refused_at_its_first_write(any_url: str) -> None:
     """It might wait for ever: the error says which budget is too small."""
     with (
-        Writer("t", url=any_url, spec=WIDE, budget_bytes=3999, tuning=Tuning(notify=lambda _: None)) as writer,
+        Writer("t", url=any_url, budget_bytes=3999, tuning=Tuning(notify=lambda _: None)) as writer,
         pytest.raises(TooLarge, match=r"a quarter of the budget.*raise budget_bytes"),
         writer.epoch() as epoch,
     ):

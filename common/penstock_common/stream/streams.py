@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock_common.errors import DamagedKey, PenstockError, StreamConflict, StreamDeleted, StreamNotFound
+from penstock_common.errors import BadOption, DamagedKey, PenstockError, StreamConflict, StreamDeleted, StreamNotFound
 from penstock_common.hints import near
+from penstock_common.printable import readable_bytes
 from penstock_common.segments.folder import INLINE
 from penstock_common.server.scripts import load_script
 from penstock_common.stream.commands import Client, decoded, readable, run_script
@@ -26,6 +27,7 @@ from penstock_common.stream.keys import (
 )
 from penstock_common.stream.placement import choose_tags, usual_partitions
 from penstock_common.stream.ranges import parse_ranges
+from penstock_common.waiting import Notify, to_stderr
 from penstock_common.wire.compression import UNCOMPRESSED, Compression
 from penstock_common.wire.header import STREAM_ID
 from penstock_common.wire.limits import MAX_PARTITIONS
@@ -38,6 +40,8 @@ _UNLINK_NAMED = load_script("unlink_named")
 CHUNK = 512
 """The keys that one command or script unlinks."""
 DEFAULT_BUDGET_BYTES = 1 << 30
+LEAST_PARTITION_BYTES = 1 << 10
+"""The least budget of a partition. Less is probably a number whose unit was forgotten."""
 DEFAULT_BLOCK_BYTES = 1_000_000
 """It needs fewer commits and records than 512 kB, and is below sizes that slow allocators down (decision 16)."""
 SEGMENT_BLOCK_BYTES = 8_000_000
@@ -237,11 +241,15 @@ def create_stream(
     payload: str | None = None,
     compression: Compression | None = None,
     info: Mapping[str, Any] | None = None,
+    notify: Notify = to_stderr,
 ) -> Stream:
     """Make the stream, or return it if it exists with the same settings. None takes the existing or default value.
 
+    ``notify`` is called when the budget of an existing stream changes.
+
     Raises:
         StreamConflict: The stream exists with another spec, payload or number of partitions.
+        BadOption: The budget is too small for one sample.
     """
     stream = find_stream(client, name)
     if stream is None:
@@ -251,6 +259,7 @@ def create_stream(
         count = partitions or usual_partitions(len(servers), budget_bytes or DEFAULT_BUDGET_BYTES)
         if not 1 <= count <= MAX_PARTITIONS:
             raise StreamConflict(f"stream {name!r}: {count} partitions asked for, 1 to {MAX_PARTITIONS} are possible")
+        _require_budget_holds(name, budget_bytes, count, spec)
         fields: dict[str, str | int] = {
             "v": 1,
             "tags": json.dumps(choose_tags(name, stream_id, count, servers)),
@@ -276,7 +285,8 @@ def create_stream(
             announce(client, keys, CREATED, name)
         stream = load_stream(client, name)
     _refuse_conflict(stream, partitions, payload)
-    _change_settings(client, stream, budget_bytes, retention, durability, compression)
+    _require_budget_holds(name, budget_bytes, len(stream.partitions), stream.spec or spec)
+    _change_settings(client, stream, budget_bytes, retention, durability, compression, notify)
     if info:
         set_field(client, stream, "info", json.dumps({**stream.info, **info}))
     if spec is not None:
@@ -287,11 +297,15 @@ def create_stream(
 
 def _change_settings(
     client: Client, stream: Stream, budget_bytes: int | None, retention: str | None, durability: str | None,
-    compression: Compression | None,
+    compression: Compression | None, notify: Notify,
 ) -> None:  # fmt: skip
     """Change the settings that a stream may change between runs. None keeps one."""
     if budget_bytes and budget_bytes != stream.budget_bytes:
         set_field(client, stream, "budget_bytes", budget_bytes)
+        notify(
+            f"the budget of stream {stream.name!r} is {readable_bytes(budget_bytes)} from now on; it was "
+            f"{readable_bytes(stream.budget_bytes)}"
+        )
     if retention and retention != stream.retention:
         set_field(client, stream, "retention", retention)
     if durability and durability != stream.durability:
@@ -299,6 +313,17 @@ def _change_settings(
             set_field(client, stream, field, value)
     if compression is not None and compression != stream.compression:
         set_field(client, stream, "compression", str(compression))
+
+
+def _require_budget_holds(name: str, budget_bytes: int | None, partitions: int, spec: Spec | None) -> None:
+    """Raise BadOption for a budget that can hold no sample: a block has at most a quarter of a partition's budget."""
+    sample = sum(tensor.sample_bytes for tensor in spec.tensors) if spec else 0
+    least = partitions * max(LEAST_PARTITION_BYTES, 4 * sample)
+    if budget_bytes is not None and budget_bytes < least:
+        raise BadOption(
+            f"budget_bytes (--budget) is {budget_bytes:,} bytes, too little for a sample of stream {name!r}: give "
+            f"{least:,} or more, and usually many times that"
+        )
 
 
 def _enter(client: Client, stream: Stream) -> None:

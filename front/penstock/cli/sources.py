@@ -181,7 +181,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=_budget,
         metavar="SIZE",
-        help="bytes the stream may hold (default: 1gb, less on a small server)",
+        help="bytes the stream may hold, also an existing one (default: 1gb, less on a small server)",
     )
     add(
         "--retention",

@@ -71,8 +71,9 @@ def import_stream(
         url: the server's address. None means the one in the environment.
         epochs: the numbers of the epochs. None means all of them.
         payload: where payloads lie, as for a writer.
-        budget_bytes: the budget of a new stream. None means the default, or more if the epochs need it.
-        retention: the policy of a new stream.
+        budget_bytes: the budget of the stream, also of an existing one. None means the default, or more if the epochs
+            of a new stream need it.
+        retention: the policy of the stream, also of an existing one.
         notify: called with each line for the user.
         progress: called after each block.
 

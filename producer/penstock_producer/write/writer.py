@@ -104,16 +104,16 @@ class Writer:
     ) -> None:
         """Open the stream, and make it if it does not exist.
 
-        For an existing stream, None keeps its value. ``retention`` and the tuning's ``durability`` and
-        ``compression`` change those of an existing stream.
+        For an existing stream, None keeps its value. ``budget_bytes``, ``retention`` and the tuning's ``durability``
+        and ``compression`` change those of an existing stream. A notice tells that the budget has changed.
 
         Args:
             stream: the stream's name.
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
             spec: the tensors of a sample. None means that the first sample decides.
             partitions: the number of partitions of a new stream.
-            budget_bytes: the payload bytes that a new stream may hold. None means 1 GiB, or half of what the other
-                streams leave of the server's maxmemory if that is less.
+            budget_bytes: the payload bytes that the stream may hold. None means 1 GiB for a new stream, or half of what the
+                other streams leave of the server's maxmemory if that is less.
             retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
             payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
                 folder that all readers see.
@@ -125,6 +125,7 @@ class Writer:
             ServerUnavailable: the server does not answer.
             ServerUnsuitable: the server cannot keep the stream's promises, such as its durability.
             BudgetRefused: the server has not enough memory for the budget.
+            BadOption: the budget is too small for one sample.
             StreamConflict: the stream exists with another spec or other partitions.
             MissingExtra: the package of a codec is not installed.
         """
@@ -157,7 +158,7 @@ class Writer:
         self.stream: Stream = create_stream(
             self._client, stream, spec=wanted, partitions=partitions, budget_bytes=budget_bytes,
             block_bytes=block_bytes, retention=policy, durability=durability and str(level), payload=payload,
-            compression=packed, info=info,
+            compression=packed, info=info, notify=notify,
         )  # fmt: skip
         self.stream.compression.require(self.stream.spec)
         prepare_folder(self._client, self.stream)

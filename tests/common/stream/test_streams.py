@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock_common.errors import BadOption
 from penstock_common.stream.client import connect
 from penstock_common.stream.commands import Client
 from penstock_common.stream.manifest import load_manifest, open_epoch, retained_epochs
-from penstock_common.stream.streams import create_stream
+from penstock_common.stream.streams import DEFAULT_BUDGET_BYTES, create_stream, find_stream, load_stream
 from penstock_common.wire.spec import Spec
 
 AT_ONCE = 8
@@ -55,3 +56,22 @@ def test_blocks_are_larger_where_no_server_has_to_hold_them(
     """A commit costs the same for any block, but a budget must hold many blocks, or the end of each segment is lost."""
     stream = create_stream(any_client, "t", payload=payload, budget_bytes=budget_bytes)
     assert stream.block_bytes == block_bytes
+
+
+def test_a_changed_budget_is_told_once(any_client: Client) -> None:
+    """A script that tries a small budget changes it for every later writer of the stream."""
+    told: list[str] = []
+    for budget_bytes in (5_000_000, None, 1 << 20, 1 << 20):
+        create_stream(any_client, "bud", budget_bytes=budget_bytes, notify=told.append)
+    assert told == ["the budget of stream 'bud' is 1.0 MiB from now on; it was 4.8 MiB"]
+
+
+def test_a_budget_that_holds_no_sample_is_refused_and_changes_nothing(any_client: Client) -> None:
+    """Such a budget let every later writer of the stream fail at its first sample."""
+    with pytest.raises(BadOption, match=r"budget_bytes \(--budget\) is 10 bytes.*give 2,048 or more"):
+        create_stream(any_client, "new", budget_bytes=10, partitions=2)
+    assert find_stream(any_client, "new") is None
+    create_stream(any_client, "bud", spec=Spec.of({"x": ("uint8", (1000,))}))
+    with pytest.raises(BadOption, match="give 4,000 or more"):
+        create_stream(any_client, "bud", budget_bytes=3999)
+    assert load_stream(any_client, "bud").budget_bytes == DEFAULT_BUDGET_BYTES

@@ -66,9 +66,8 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
         if around > steps and block >= sample:
             advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
         raise TooLarge(
-            f"a step of {samples} samples is {readable_bytes(step) if step >= 1024 else f'{step} bytes'}, which with "
-            f"the blocks around it takes {readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, "
-            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
+            f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
+            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
         )
 
 
