@@ -78,6 +78,9 @@ def array_of(tensor: str, value: Any, dtype_name: str, shape: tuple[int | None, 
 
 def _converted(tensor: str, value: Any, found: NDArray[Any], dtype_name: str) -> NDArray[Any]:
     dtype = numpy_dtype(dtype_name)
+    if found.dtype.kind == "O" and all(isinstance(one, int) for one in found.flat):  # beyond 64 bits
+        can = f"a value {dtype_name} can hold" if dtype.kind in "biu" else "a float, because integers have 64 bits"
+        raise SpecMismatch(tensor, f"{value!r:.40}", can)
     rank = _RANK.get(found.dtype.kind)
     if rank is None or rank > _RANK.get(dtype.kind, _RANK["f"]):  # bfloat16's kind is V
         return found

@@ -76,6 +76,20 @@ def test_a_number_that_does_not_fit_is_refused(dtype: str, value: Any) -> None:
         TensorSpec("y", dtype, ()).canonical(value)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "expected"),
+    [
+        ("int64", 2**70, f"found {2**70}, expected a value int64 can hold$"),
+        ("int32", [1, -(2**70)], "expected a value int32 can hold$"),
+        ("float64", 2**70, "expected a float, because integers have 64 bits$"),
+    ],
+)
+def test_an_integer_beyond_64_bits_is_said_not_to_fit(dtype: str, value: Any, expected: str) -> None:
+    """Numpy makes an object of it, which was taken for the name of a class."""
+    with pytest.raises(SpecMismatch, match=expected):
+        TensorSpec("y", dtype, (None,) if isinstance(value, list) else ()).canonical(value)
+
+
 @pytest.mark.parametrize("value", [[1, [2, 3]], [[1], [2, 3]], [[1, 2], [3, "x"]], [b"a", b"b"]])
 def test_a_list_that_is_no_array_is_refused_by_name(value: Any) -> None:
     """Numpy's message about inhomogeneous shapes does not name the tensor."""
