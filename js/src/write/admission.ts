@@ -109,8 +109,8 @@ export class Admission {
     if (blockBytes > largestBlock(this.#budgetBytes)) {
       throw new TooLarge(
         `a block of ${readableBytes(blockBytes)} does not fit a quarter of the budget of ` +
-          `${readableBytes(this.#budgetBytes)} a partition of '${this.#stream.name}': raise budgetBytes, or write ` +
-          "smaller samples",
+          `${readableBytes(this.#budgetBytes)} a partition of '${this.#stream.name}': raise budgetBytes to ` +
+          `${4 * blockBytes * this.#stream.partitions.length}, or write smaller samples`,
       );
     }
     this.#freed = 0;
