@@ -156,7 +156,10 @@ test("a stream has the settings and the epoch the plan that Python reads", async
   await assert.rejects(again.epoch(2, { seed: 8, fingerprint: "f" }), /its seed is 7, not 8/);
   await assert.rejects(again.epoch(2, { sizes: [4] }), StreamConflict);
   await assert.rejects(begin("made", { partitions: 4 }), StreamConflict);
-  await assert.rejects(begin("made", { spec: { x: ["uint8", []] } }), /holds samples of another spec/);
+  await assert.rejects(
+    begin("made", { spec: { x: ["uint8", []] } }),
+    /holds samples of another spec.* a stream of another name.* it takes spec: \{"/,
+  );
 });
 
 test("a stream is in the directory, with those of versions that have none, and the next start scans nothing", async () => {
@@ -324,7 +327,8 @@ test("a sample that no reserve could hold, and a budget that no server could, ar
   const epoch = await writer.epoch();
   await assert.rejects(
     epoch.write({ x: new Uint8Array(3000) }),
-    (error) => error instanceof TooLarge && /a quarter of the budget/.test(error.message),
+    (error) =>
+      error instanceof TooLarge && /a quarter of the budget.* raise budgetBytes to 12000, or/.test(error.message),
   );
   await epoch.abandon();
   await client.configSet("maxmemory", "100mb");
@@ -357,6 +361,14 @@ test("only the sample that is too large is refused", async () => {
   for await (const batch of source) found.push(...batch.tensors.y.data);
   await source.close();
   assert.deepEqual(found, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]);
+});
+
+test("a changed budget is told once", async () => {
+  const told = [];
+  for (const budgetBytes of [5_000_000, undefined, 2 ** 20, 2 ** 20]) {
+    told.push(...(await begin("bud", { budgetBytes })).said);
+  }
+  assert.deepEqual(told, ["the budget of stream 'bud' is 1.0 MiB from now on; it was 4.8 MiB"]);
 });
 
 test("payloads in segments are refused in one sentence", async () => {

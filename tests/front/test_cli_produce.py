@@ -201,6 +201,7 @@ def test_a_sample_that_does_not_fit_is_answered_by_a_spec_to_paste(
         ("{'x': x, 'y': n, 'z': n}", "each sample needs the same tensors: add what is missing, or leave it"),
         ("{'x': x[:, None], 'y': n}", "make samples alike in the source or in a transform"),
         ("{'x': x[:2], 'y': float(n)}", "make samples alike in the source or in a transform"),
+        ("{'x': x.astype(float), 'y': n}", "if all samples of this source are float64, another stream takes them"),
     ],
 )
 def test_a_spec_that_other_samples_would_not_fit_is_not_proposed(

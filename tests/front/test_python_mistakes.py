@@ -434,7 +434,7 @@ ONLINE: list[tuple[Callable[[Session], Any], type[Exception], str]] = [
     (
         lambda s: penstock.Writer("train", url=s.url, spec={"x": ("int8", ())}),
         StreamConflict,
-        "holds samples of another spec",
+        ", in Python spec={'x': ['float32', [4]], 'y': ['int64', []]}",
     ),
     (lambda s: s.writer(retention="forever"), BadOption, "is not one of: budget (keep all until space is needed)"),
     # the order of calls

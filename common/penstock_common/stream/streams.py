@@ -360,9 +360,9 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     fixed = Spec.from_json(json.loads(known))
     if fixed != spec:
         raise StreamConflict(
-            f"stream {stream.name!r} holds samples of another spec, ({fixed}), found ({spec}): write to another stream "
-            f"(--stream NAME), or remove this one first (`penstock delete {stream.name}`); {fixed.as_option()} is what "
-            "it takes"
+            f"stream {stream.name!r} holds samples of another spec, ({fixed}), found ({spec}): write to a stream of "
+            f"another name (--stream NAME of a command), or remove this one first (`penstock delete {stream.name}`); it "
+            f"takes {fixed.as_option()}, in Python spec={fixed.as_json()}"
         )
     return fixed
 

@@ -7,7 +7,7 @@ import { StreamKeys } from "../stream/keys.js";
 import { fieldsOfLevel, findStream, loadStream, requireThere, type Stream } from "../stream/stream.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { chooseTags, usualPartitions } from "./placement.js";
-import { isSameSpec, specJson, specOption, toldSpec } from "./spec.js";
+import { isSameSpec, specJson, toldSpec } from "./spec.js";
 
 // Makes streams, changes their settings, and wakes those who wait for a change.
 
@@ -105,8 +105,8 @@ export async function fixSpec(server: Server, stream: Stream, spec: Spec): Promi
   if (isSameSpec(fixed, spec)) return fixed;
   throw new StreamConflict(
     `stream '${stream.name}' holds samples of another spec, (${toldSpec(fixed)}), found (${toldSpec(spec)}): write to ` +
-      `another stream (--stream NAME), or remove this one first (\`penstock delete ${stream.name}\`); ` +
-      `${specOption(fixed)} is what it takes`,
+      `a stream of another name, or remove this one first (\`penstock delete ${stream.name}\`); it takes ` +
+      `spec: ${specJson(fixed)}`,
   );
 }
 

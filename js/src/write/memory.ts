@@ -127,6 +127,7 @@ function requireRoom(name: string, budgetBytes: number, others: number, limit: n
 
 /** Return bytes as Python's messages have them. */
 export function readableBytes(count: number): string {
+  if (count > 0 && count < 1024) return `${count} byte${count > 1 ? "s" : ""}`;
   if (count < 2 ** 20) return `${(count / 1024).toFixed(0)} KiB`;
   return `${(count / 2 ** 20).toFixed(count >= 10 * 2 ** 20 ? 0 : 1)} MiB`;
 }

@@ -36,11 +36,6 @@ export function toldSpec(spec: Spec): string {
     .join(", ");
 }
 
-/** Return the option of `penstock produce` that declares this spec. */
-export function specOption(spec: Spec): string {
-  return `--spec '${specJson(spec)}'`;
-}
-
 /** Return whether two specs have the same tensors in the same order. */
 export function isSameSpec(one: Spec, other: Spec): boolean {
   return specJson(one) === specJson(other);

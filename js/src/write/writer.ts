@@ -14,7 +14,7 @@ import { createStream } from "./creation.js";
 import { EpochWriter } from "./epoch.js";
 import { openEpoch } from "./epochs.js";
 import { isSealed } from "./feed.js";
-import { admitStream, ServerMemoryQuota } from "./memory.js";
+import { admitStream, readableBytes, ServerMemoryQuota } from "./memory.js";
 import { AdmissionOrder } from "./order.js";
 import { checkRows, inferRows, type RowsLike } from "./rows.js";
 import { notAwaited, type ShardWriter } from "./shard.js";
@@ -36,7 +36,10 @@ export interface WriterOptions extends ServerOptions {
   readonly spec?: SpecLike;
   /** The partitions of a new stream. Default 1. */
   readonly partitions?: number;
-  /** The payload bytes that the stream may hold. Default 1 GiB, or half of what the other streams leave of maxmemory. */
+  /**
+   * The payload bytes that the stream may hold, also an existing one. Default of a new stream: 1 GiB, or half of what
+   * the other streams leave of maxmemory.
+   */
   readonly budgetBytes?: number;
   /** The payload bytes of one entry of a new stream. Default 1,000,000. */
   readonly blockBytes?: number;
@@ -145,7 +148,12 @@ async function prepare(
   await level.require(server, found?.durability === level.text);
   const budgetBytes = await admitStream(server, name, options.budgetBytes, options.notify);
   const durability = options.durability === undefined ? undefined : level.text;
-  return { stream: await createStream(server, name, { ...options, budgetBytes, durability }) };
+  const stream = await createStream(server, name, { ...options, budgetBytes, durability });
+  if (found !== null && found.budgetBytes !== stream.budgetBytes) {
+    const [now, before] = [stream, found].map((one) => readableBytes(one.budgetBytes));
+    options.notify(`the budget of stream '${name}' is ${now} from now on; it was ${before}`);
+  }
+  return { stream };
 }
 
 /** Return a retention policy as Python stores it. Raises BadOption. */

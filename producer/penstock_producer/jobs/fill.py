@@ -358,7 +358,9 @@ def named(
     """
     wider = None if spec is None or sample is None else _wider(spec, sample, others_fit=others_fit)
     if error.expected.startswith("dtype "):
+        dtype = error.found.removeprefix("dtype ")
         remedy = "samples are of one dtype: convert it in the source or in a transform"
+        remedy += f"; if all samples of this source are {dtype}, another stream takes them (--stream NAME)"
     elif wider is not None:
         option = f"fill another stream (--stream NAME) with {wider.as_option()}"
         remedy = f"make samples alike (--resize, a transform), or {option}"
