@@ -246,6 +246,13 @@ class TestStart:
         with loader_of(any_url, start=2, member="z") as loader:
             assert {batch.epoch for batch in loader} == {2}
 
+    def test_a_late_group_may_start_with_the_next_epoch(self, any_url: str) -> None:
+        """A learner that is started late trains on what its actors write from now on, as the page on moving says."""
+        produce(any_url, "t", 30, epochs=2)
+        with loader_of(any_url, "late", start=2) as loader:
+            produce(any_url, "t", 30)
+            assert {batch.epoch for batch in loader} == {2}
+
     def test_a_start_that_is_not_there_is_named(self, any_url: str) -> None:
         """A request for an epoch that was released must not read another one."""
         produce(any_url, "t", 5, epochs=2)

@@ -189,6 +189,7 @@ def test_a_declared_group_holds_data_until_it_is_dropped(told: Told, writer: pen
     said = "group 'vit' of 'train' declared: all from epoch 0 on is kept for it until it is dropped\n"
     assert told("groups", "declare", "train", "vit") == (0, said, "")
     assert "was declared before" in told("groups", "declare", "train", "vit")[1]
+    assert "on is kept for it until it is dropped" in " ".join(told("groups", "--help")[1].split())
     assert told("groups", "list", "train")[1].splitlines()[1].split() == ["vit", "shared", "yes", "yes", "0", "28", "0"]
     assert (
         told("groups", "drop", "train", "vit")[1]

@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_action(
         actions, "list", "every group, what it has yet to read, its silent members, and whether data is kept for it"
     )
-    declare = add_action(actions, "declare", "make a group: data is kept for it from now on, until it is dropped")
+    declare = add_action(
+        actions, "declare", "make a group: all from the first whole epoch on is kept for it until it is dropped"
+    )
     drop = add_action(actions, "drop", "forget a group, what it has read, and its claim on data")
     reset = add_action(
         actions, "reset", "have a group read again from an epoch, as if it had acknowledged nothing since"
