@@ -361,8 +361,8 @@ def fix_spec(client: Client, stream: Stream, spec: Spec) -> Spec:
     if fixed != spec:
         raise StreamConflict(
             f"stream {stream.name!r} holds samples of another spec, ({fixed}), found ({spec}): write to a stream of "
-            f"another name (--stream NAME of a command), or remove this one first (`penstock delete {stream.name}`); it "
-            f"takes {fixed.as_option()}, in Python spec={fixed.as_json()}"
+            f"another name (--stream NAME of a command), or remove this one first (`penstock delete {stream.name}`); "
+            f"it takes {fixed.as_option()}, in Python spec={fixed.as_json()}"
         )
     return fixed
 

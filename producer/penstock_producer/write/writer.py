@@ -112,8 +112,8 @@ class Writer:
             url: the server's address. None means PENSTOCK_URL, else this user's own server on this host.
             spec: the tensors of a sample. None means that the first sample decides.
             partitions: the number of partitions of a new stream.
-            budget_bytes: the payload bytes that the stream may hold. None means 1 GiB for a new stream, or half of what the
-                other streams leave of the server's maxmemory if that is less.
+            budget_bytes: the payload bytes that the stream may hold. For a new stream None means 1 GiB, or half of what
+                the other streams leave of the server's maxmemory if that is less.
             retention: which acknowledged epochs are kept: ``budget``, ``epochs:3``, ``time:24h`` or ``bytes:500mb``.
             payload: where payloads are, which cannot change later: ``inline``, or ``segments:/dev/shm/penstock``, a
                 folder that all readers see.

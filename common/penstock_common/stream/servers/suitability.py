@@ -67,7 +67,8 @@ def require_step_fits(stream: Stream, samples: int, kept_steps: int = 0) -> None
             advice = f"raise budget_bytes to {enough}, or make the stream again with block_bytes={block} or less"
         raise TooLarge(
             f"a step of {samples} samples is {readable_bytes(step)}, which with the blocks around it takes "
-            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, {readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
+            f"{readable_bytes(needed)}; stream {stream.name!r} has a quarter of its budget, "
+            f"{readable_bytes(quarter)} a partition, for what all ranks wait for: {advice}"
         )
 
 
