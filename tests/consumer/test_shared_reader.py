@@ -271,7 +271,7 @@ def test_a_reader_says_what_it_waits_for(reader: SharedReader, claim: LeaseClaim
         f"{rest}{done}{none}: this process waits for the server",
         f"{more}{done}{none}{ask}",
         f"{more}{none}{ask}",
-        f"{more}{none}: its writer waits for space (1 KiB of the budget, 1024 MiB, is held)",
+        f"{more}{none}: its writer waits for space (960 bytes of the budget, 1024 MiB, is held)",
         f"{rest}{done}{none}: this process waits for the server",  # what was known of it before it was gone
     ]
 

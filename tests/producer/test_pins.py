@@ -124,7 +124,7 @@ class TestPins:
         assert json.loads(capsys.readouterr().out)["released_epochs"] == [0, 2]
         assert "left to retention again" in say("unpin", "t", "1")
         assert main(["trim", "t", "--url", any_url]) == 0
-        assert "released epoch 1 of 't' (retention epochs:0): 0 KiB freed" in capsys.readouterr().out
+        assert "released epoch 1 of 't' (retention epochs:0): 480 bytes freed" in capsys.readouterr().out
         assert main(["epochs", "retain", "t", "epochs:some", "--url", any_url]) == 2
         assert "retention 'epochs:some' is not one of: budget" in capsys.readouterr().err
 

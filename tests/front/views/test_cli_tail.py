@@ -64,7 +64,7 @@ def test_a_tail_tells_each_entry_once_and_where_it_lies(
     assert [line["epoch"] for line in lines] == [0, 0, 1, 1, 1, 1]
     assert lines[-1]["stream"] == "train"
     assert main(["tail", "train", "--once", "-n", "4"]) == 0
-    assert "epoch 1 shard 1 [2, 3)  1 samples, 1 KiB  " in capsys.readouterr().out
+    assert "epoch 1 shard 1 [2, 3)  1 samples, 1000 bytes  " in capsys.readouterr().out
 
 
 def test_a_tail_follows_until_ctrl_c(writer: penstock.Writer) -> None:

@@ -187,7 +187,7 @@ def test_without_rich_each_look_is_plain_lines_below_the_last(any_url: str) -> N
     assert "\x1b" not in text
     first, *_ = text.replace("\r\n", "\n").split("\n\nstream train")
     title, budget, into, verdict, *_, head, row = first.splitlines()
-    assert (title, budget[:24], into) == ("stream train", "budget  0 KiB of 1024 Mi", "in ? samples, ?")
+    assert (title, budget[:24], into) == ("stream train", "budget  4 bytes of 1024 ", "in ? samples, ?")
     assert verdict.startswith("nobody reads")
     assert head.split() == ["epoch", "state", "made", "samples", "bad", "read", "by"]
     assert row.split() == ["0", "produced", "100%", "1", "of", "1", "0"]
