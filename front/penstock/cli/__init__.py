@@ -429,3 +429,13 @@ def byte_size(text: str) -> int:
     if size < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size like 2gb, 500mb or 1048576")
     return size
+
+
+def budget_size(text: str) -> int:
+    """Parse the size of a budget, as an argparse type."""
+    size = byte_size(text)
+    if size < 1 << 12:  # probably a number whose unit was forgotten
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is {size:,} bytes, too little to hold a block: give 64mb or more, as in 2gb"
+        )
+    return size

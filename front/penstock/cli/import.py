@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.cli import EPOCH_NUMBER, PAYLOAD, POLICY, add_json, add_url, byte_size, url_of
+from penstock.cli import EPOCH_NUMBER, PAYLOAD, POLICY, add_json, add_url, budget_size, url_of
 from penstock.cli.export import listed, shown, there_before
 from penstock_common.printable import readable_bytes
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where a new stream keeps payloads: inline, or segments:/a/folder",
     )
     parser.add_argument(
-        "--budget", type=byte_size, metavar="SIZE", help="payload bytes the stream may hold (new: all of it fits)"
+        "--budget", type=budget_size, metavar="SIZE", help="payload bytes the stream may hold (new: all of it fits)"
     )
     parser.add_argument(
         "--retention", type=POLICY, metavar="POLICY", help="what is kept of acknowledged epochs, e.g. epochs:1"

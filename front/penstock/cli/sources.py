@@ -27,6 +27,7 @@ from penstock.cli import (
     Parser,
     WrongUsage,
     add_url,
+    budget_size,
     byte_size,
     of_usage,
     queue_name,
@@ -179,7 +180,7 @@ def _add_production(parser: argparse.ArgumentParser) -> None:
     add_spec(add)
     add(
         "--budget",
-        type=_budget,
+        type=budget_size,
         metavar="SIZE",
         help="bytes the stream may hold, also an existing one (default: 1gb, less on a small server)",
     )
@@ -398,15 +399,6 @@ def _names(text: str) -> tuple[str, ...]:
     if again := next((name for name in names if names.count(name) > 1), None):
         raise argparse.ArgumentTypeError(f"{text!r} names {again!r} twice; each class once, in the order of their ids")
     return tuple(names)
-
-
-def _budget(text: str) -> int:
-    size = byte_size(text)
-    if size < 1 << 12:  # probably a number whose unit was forgotten
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is {size:,} bytes, too little to hold a block: give 64mb or more, as in 2gb"
-        )
-    return size
 
 
 def _size(text: str) -> int | tuple[int, int]:
