@@ -40,7 +40,7 @@ _UNLINK_NAMED = load_script("unlink_named")
 CHUNK = 512
 """The keys that one command or script unlinks."""
 DEFAULT_BUDGET_BYTES = 1 << 30
-LEAST_PARTITION_BYTES = 1 << 10
+LEAST_PARTITION_BYTES = 1 << 8
 """The least budget of a partition. Less is probably a number whose unit was forgotten."""
 DEFAULT_BLOCK_BYTES = 1_000_000
 """It needs fewer commits and records than 512 kB, and is below sizes that slow allocators down (decision 16)."""

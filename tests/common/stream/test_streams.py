@@ -68,7 +68,7 @@ def test_a_changed_budget_is_told_once(any_client: Client) -> None:
 
 def test_a_budget_that_holds_no_sample_is_refused_and_changes_nothing(any_client: Client) -> None:
     """Such a budget let every later writer of the stream fail at its first sample."""
-    with pytest.raises(BadOption, match=r"budget_bytes \(--budget\) is 10 bytes.*give 2,048 or more"):
+    with pytest.raises(BadOption, match=r"budget_bytes \(--budget\) is 10 bytes.*give 512 or more"):
         create_stream(any_client, "new", budget_bytes=10, partitions=2)
     assert find_stream(any_client, "new") is None
     create_stream(any_client, "bud", spec=Spec.of({"x": ("uint8", (1000,))}))
