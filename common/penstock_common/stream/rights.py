@@ -156,8 +156,13 @@ def lacking(client: Any, needed: Iterable[str] = ALL, stream: str = ANY_STREAM) 
     return _unauthorized(client, missing, stream) if missing.commands or missing.keys else None
 
 
+def user_of(client: Any) -> str:
+    """Return the name of the user in a client's address. Without a name it is the server's default user."""
+    return client.connection_pool.connection_kwargs.get("username") or "default"
+
+
 def _unauthorized(client: Any, missing: MissingRights, stream: str) -> Unauthorized:
-    user = client.connection_pool.connection_kwargs.get("username") or "default"
+    user = user_of(client)
     return Unauthorized(
         f"user {user!r} of {server_at(client.where)} lacks rights: as an administrator, run "
         f"`ACL SETUSER {user} {missing.rules(stream)}` there (docs/acl.md has a whole line for each role)"

@@ -67,6 +67,19 @@ def test_a_server_that_will_lose_data_ends_with_a_code_for_ci(
     assert "~penstock:*" in found["server/rights"]["fix"]
 
 
+def test_missing_rights_are_those_of_the_user_in_the_address(
+    fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most users may not ask for their name. The fix would otherwise extend the default user, who may be off."""
+    started = fresh_server(password="")
+    with redis.Redis.from_url(started.url) as raw:
+        raw.execute_command("ACL", "SETUSER", "eve", "on", ">secret", "~*", "+@all", "-acl", "-xclaim")
+    code, found = examined(capsys, "--url", started.url.replace("//", "//eve:secret@"), "--no-probe")
+    assert code == 3
+    assert found["server/rights"]["found"] == "user eve may not use xclaim"
+    assert found["server/rights"]["fix"].endswith(" ACL SETUSER eve +xclaim")
+
+
 def test_the_login_is_judged_by_a_connection_without_one(
     fresh_server: Callable[..., EmbeddedServer], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from penstock_common.errors import PenstockError, Unauthorized
 from penstock_common.server.connection import lets_in_all
 from penstock_common.stream.commands import Client
 from penstock_common.stream.keys import scratch_key
-from penstock_common.stream.rights import find_missing
+from penstock_common.stream.rights import find_missing, user_of
 from penstock_common.stream.servers.suitability import allocator_settings
 
 PINGS: Final = 100
@@ -174,8 +174,8 @@ def _has_jobs(client: Client) -> bool:
 def _user(client: Client) -> str:
     try:
         return _text(client.execute_command("ACL", "WHOAMI"))
-    except (ResponseError, Unauthorized):
-        return "default"
+    except (ResponseError, Unauthorized):  # few users may ask for their name
+        return user_of(client)
 
 
 def _text(value: object) -> str:
