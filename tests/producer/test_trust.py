@@ -279,6 +279,16 @@ def test_a_worker_refuses_names_and_paths_it_was_not_allowed(case: str, photos: 
     assert "\0" not in str(refused.value)
 
 
+def test_the_root_to_allow_is_no_wider_than_what_was_refused(photos: Path) -> None:
+    """The parent folder of a user's pictures may be the whole home of that user."""
+    allowlist = Allowlist((), (str(photos / "ok"),))
+    for refused, root in ((photos, photos), (photos / "0.png", photos), (photos / "none", photos / "none")):
+        source = {"kind": "images", "path": str(refused)}
+        with pytest.raises(NotAllowed) as error:
+            allowlist.check(TASK.model_copy(update={"source": source}))
+        assert f"start it with --root {root} if everyone" in str(error.value)
+
+
 def test_what_was_allowed_is_not_refused(photos: Path) -> None:
     """A module and what is below it, one name of another, files and links within the root."""
     (photos / "again").symlink_to(photos)

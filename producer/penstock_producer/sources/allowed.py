@@ -105,8 +105,9 @@ def require_below(path: str | os.PathLike[str], roots: Collection[str]) -> None:
         found = ""
     if any(found == root or found.startswith(root.rstrip("/") + "/") for root in roots):
         return
+    folder = os.path.dirname(found) if os.path.isfile(found) else found  # noqa: PTH113, PTH120
     where = shown(text) if found in ("", text) else f"{shown(text)} (which is {shown(found)})"
     raise NotAllowed(
         f"{where} is outside the folders that this worker may read ({', '.join(map(shown, roots)) or 'none'}): start "
-        f"it with --root {shown(os.path.dirname(found) or '/')} if everyone who queues jobs may read there"  # noqa: PTH120
+        f"it with --root {shown(folder or '/')} if everyone who queues jobs may read there"
     )
