@@ -414,6 +414,31 @@ def test_the_manifest_and_the_audit_say_what_was_written_without_a_replica(
     assert audit_stream(client, "t").epochs[-1].unreplicated == []
 
 
+def test_bad_samples_are_no_reason_to_warn_of_a_server_without_a_replica(
+    any_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record of bad samples alone has no entry, at the end of a shard or as the whole of one."""
+    with durable_writer(any_url, "auto", partitions=2) as writer, writer.epoch(sizes=[5, 1, 4]) as epoch:
+        for number, bad in enumerate(((4,), (0,), ())):
+            with epoch.shard(number) as shard:
+                for offset in range(4 if not bad else bad[0]):
+                    shard.write(sample(offset))
+                shard.commit_all()
+                for _ in bad:
+                    shard.quarantine("truncated")
+    for command in (["audit", "t"], ["epochs", "list", "t"]):
+        assert main([*command, "--url", any_url]) == 0
+        assert "no replica" not in capsys.readouterr().out
+    assert main(["audit", "t", "--url", any_url, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["epochs"]
+    assert [(one["shard"], one["first"], one["end"]) for one in found["unreplicated"]] == [
+        (0, 0, 5),
+        (1, 0, 1),
+        (2, 0, 4),
+    ]
+    assert len({one["server"] for one in found["unreplicated"]}) == 1
+
+
 def is_past(client: Any, key: str, at_ms: int) -> bool:
     """Return whether the server of a key has another time than this one."""
     return server_ms(client, key) > at_ms

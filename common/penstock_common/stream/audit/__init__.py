@@ -112,32 +112,39 @@ def _audit_epoch(client: Client, stream: Stream, epoch: int, deep: bool) -> Epoc
     ]
     left = [loss for loss in losses if loss not in made_again]
     audit.add_losses(left, "the server lost its newest writes", made_again)
-    audit.unreplicated.extend(unreplicated_ranges(stream, manifest, index))
+    audit.unreplicated.extend(unreplicated_ranges(client, stream, manifest, index))
     return audit
 
 
 def unreplicated_ranges(
-    stream: Stream, manifest: Manifest, index: Mapping[int, Sequence[IndexRecord]]
+    client: Client, stream: Stream, manifest: Manifest, index: Mapping[int, Sequence[IndexRecord]]
 ) -> list[UnreplicatedRange]:
     """Return the offsets that were written while their server had no replica, by shard.
 
     The manifest has the times of the oldest and the newest such entry of each partition. An entry's id is its time.
+    A record of bad samples alone has no entry. It counts as written so if all entries of the epoch were.
 
     Args:
+        client: A client of the stream's servers.
         stream: The stream.
         manifest: The epoch.
         index: Shard -> its index records in order.
     """
+    noted = {writes.partition: writes for writes in manifest.unreplicated}
+
+    def is_noted(shard: int, record: IndexRecord) -> bool:
+        writes = noted.get(stream.partition_of(shard).number)
+        return writes is not None and writes.first_ms <= parse_id(record.entry_id)[0] <= writes.last_ms
+
+    with_entry = {shard: [record for record in records if record.entry_id] for shard, records in index.items()}
+    found = {shard: [one for one in records if is_noted(shard, one)] for shard, records in with_entry.items()}
     ranges: list[UnreplicatedRange] = []
-    for writes in manifest.unreplicated:
-        for shard, records in index.items():
-            of_shard = [
-                record
-                for record in records
-                if record.entry_id and writes.first_ms <= parse_id(record.entry_id)[0] <= writes.last_ms
-            ]
-            if of_shard and stream.partition_of(shard).number == writes.partition:
-                ranges.append(UnreplicatedRange(shard, of_shard[0].first, of_shard[-1].end, writes.server))
+    for shard, records in (index if noted and found == with_entry else found).items():
+        if records:
+            partition = stream.partition_of(shard)
+            writes = noted.get(partition.number)
+            server = client.node_of(partition.roster).server if writes is None else writes.server
+            ranges.append(UnreplicatedRange(shard, records[0].first, records[-1].end, server))
     return sorted(ranges, key=lambda one: one.shard)
 
 
@@ -146,9 +153,8 @@ def find_unreplicated(client: Client, stream: Stream, epoch: int) -> list[Unrepl
     manifest = find_manifest(client, stream, epoch)
     if manifest is None or not manifest.unreplicated:
         return []
-    partitions = {writes.partition for writes in manifest.unreplicated}
-    mine = [s for s in begun_shards(client, stream, manifest) if stream.partition_of(s).number in partitions]
-    return unreplicated_ranges(stream, manifest, read_indexes(client, stream, manifest.epoch, mine))
+    shards = list(begun_shards(client, stream, manifest))
+    return unreplicated_ranges(client, stream, manifest, read_indexes(client, stream, manifest.epoch, shards))
 
 
 def is_made_again(manifest: Manifest, loss: Loss, surveys: list[PartitionSurvey]) -> bool:
