@@ -187,15 +187,17 @@ def _called(epoch: int) -> str:
 
 
 def tell(console: Console, summary: ProductionSummary, as_json: bool) -> None:
-    """Print the result."""
-    rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (summary.samples, summary.nbytes))
+    """Print the result. The rate is that of this run, without what earlier runs made."""
+    made = summary.samples - summary.made_before
+    rate, flow = (total / summary.seconds if summary.seconds else 0.0 for total in (made, summary.nbytes))
     if as_json:
         console.json(dataclasses.asdict(summary) | {"samples_per_s": round(rate, 1), "bytes_per_s": round(flow)})
         return
     count = len(summary.epochs)
     epochs = f"{count} epoch{'s' if count > 1 else ''} of {summary.stream!r}" if count else f"feed {summary.stream!r}"
+    before = f"{summary.made_before:,} of them made before, " if summary.made_before else ""
     console.line(
-        f"produced {epochs}: {summary.samples:,} samples, {summary.bad} bad, {size(summary.nbytes)} "
+        f"produced {epochs}: {summary.samples:,} samples, {summary.bad} bad, {before}{size(summary.nbytes)} "
         f"in {summary.seconds:.1f} s ({rate:,.0f} samples/s)"
     )
 

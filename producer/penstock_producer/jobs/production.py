@@ -103,12 +103,14 @@ class PlannedEpoch:
     manifest: Manifest
     tasks: list[ShardTask]
     seen: EpochProgress
+    made_before: int = 0
+    """The samples that earlier runs had committed."""
     stage: EpochStage = EpochStage.OPENING
 
     @classmethod
-    def of(cls, manifest: Manifest, tasks: list[ShardTask]) -> Self:
+    def of(cls, manifest: Manifest, tasks: list[ShardTask], made_before: int) -> Self:
         """Return an epoch whose progress was not looked at yet."""
-        return cls(manifest, tasks, EpochProgress(manifest.epoch, manifest.state, manifest.samples))
+        return cls(manifest, tasks, EpochProgress(manifest.epoch, manifest.state, manifest.samples), made_before)
 
     def begin(self) -> None:
         """Count the epoch as in work: all its jobs are queued, or lost ones will be."""
@@ -313,6 +315,7 @@ class Production:
             nbytes=reports.nbytes,
             seconds=time.monotonic() - self._began,
             workers=tuple(sorted(reports.workers)),
+            made_before=sum(run.made_before for run in finished),
         )
 
     def abandon(self) -> None:
@@ -404,8 +407,9 @@ class Production:
         """Have the shards made of an epoch that was produced before, unless it is gone or is being made."""
         if manifest is None or manifest.sizes is None or self._runs[manifest.epoch].stage is EpochStage.IN_WORK:
             return
+        before = self._runs[manifest.epoch]
         run = PlannedEpoch.of(
-            self._runs[manifest.epoch].manifest, self._planned.tasks(self._writer.stream.id, manifest)
+            before.manifest, self._planned.tasks(self._writer.stream.id, manifest), before.made_before
         )
         run.begin()
         self._runs[manifest.epoch] = run
@@ -440,7 +444,9 @@ class Production:
             manifest = self._writer.epoch(
                 epoch, seed=self._plan.seed, sizes=sizes, fingerprint=self._planned.fingerprint
             ).manifest
-            run = self._runs[epoch] = PlannedEpoch.of(manifest, self._planned.tasks(stream.id, manifest))
+            made_before = 0 if earlier is None else look(self._client, stream, earlier).done
+            run = PlannedEpoch.of(manifest, self._planned.tasks(stream.id, manifest), made_before)
+            self._runs[epoch] = run
             for task in run.tasks[:1]:  # none if an operator ended the epoch just now
                 self._planned_tasks.give(task)
             known = self._dispatcher.known()

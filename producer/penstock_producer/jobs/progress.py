@@ -90,6 +90,8 @@ class ProductionSummary:
     seconds: float
     workers: tuple[str, ...] = field(default=())
     """The names of the worker processes that took part."""
+    made_before: int = 0
+    """The samples that earlier runs had committed, of all samples."""
 
 
 def look(client: Client, stream: Stream, manifest: Manifest, before: EpochProgress | None = None) -> EpochProgress:
