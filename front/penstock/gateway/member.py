@@ -64,6 +64,8 @@ class GatewayMember:
         self._outstanding: dict[int, Batch] = {}
         """Number -> a batch without its tensors, which the client has not acknowledged."""
         self._credits = self._epochs_wanted = self._unsent = 0
+        self._newest = 0
+        """The number of the newest batch that the client was given. They count from 1."""
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
@@ -94,18 +96,20 @@ class GatewayMember:
             self._changed.notify_all()
 
     def acknowledge(self, numbers: list[int]) -> None:
-        """Acknowledge batches, and return once the server has it. Numbers that are not outstanding are left out.
+        """Acknowledge batches, and return once the server has it, also of batches that were acknowledged before.
 
-        Raises Refusal.
+        Raises Refusal, and acknowledges nothing, for a number that was never given.
         """
         with self._changed:
-            batches = [batch for number in numbers if (batch := self._outstanding.pop(number, None)) is not None]
-            loader = self._loader
-        if loader is None or not batches:
-            return
+            newest, loader = self._newest, self._loader
+        if loader is None or max(numbers) > newest:
+            raise Refusal(BAD_MESSAGE, f"batch {max(numbers)} was never given: batches count from 1, and {newest} were")
         try:
-            for batch in batches:
-                loader.acknowledge(batch)
+            for number in numbers:
+                with self._changed:
+                    batch = self._outstanding.pop(number, None)
+                if batch is not None:
+                    loader.acknowledge(batch)
             hooks_of(loader).acknowledger.flush()
         except PenstockError as error:
             raise refusal_of(error) from error
@@ -169,14 +173,14 @@ class GatewayMember:
         return loader
 
     def _read(self, loader: Loader) -> None:
-        number = 0
         while self._next_epoch():
             batches, epoch = iter(loader), None
             while (batch := self._next_batch(batches)) is not None:
-                number, epoch = number + 1, batch.epoch
+                number, epoch = self._newest + 1, batch.epoch
                 self._require_size(batch.nbytes)
                 content = message_of(number, batch, loader.spec, loader.stream.id)
                 with self._changed:
+                    self._newest = number
                     self._outstanding[number] = Batch({}, batch.epoch, batch.spans, batch.position)
                     self._unsent += 1
                 self._deliver(BatchMessage(content))

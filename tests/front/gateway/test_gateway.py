@@ -185,6 +185,28 @@ def test_a_client_of_http_reads_and_acknowledges_every_sample(any_url: str, caps
     assert lag(any_url, capsys) == 0
 
 
+def test_only_what_was_given_is_confirmed(any_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A client whose answer was lost asks again. One that confuses its numbers would believe that Redis has them."""
+
+    def acknowledged() -> int:
+        assert main(["audit", "train", "--json", "--url", any_url]) == 0
+        return int(json.loads(capsys.readouterr().out)["delivered"].get("resnet", 0))
+
+    write_train(any_url)
+    with gateway_for(any_url) as gateway:
+        member = f"/{json.loads(asked(gateway, 'POST', '', {'batch_size': 16})[2])['member']}"
+        assert asked(gateway, "POST", f"{member}/ack", {"batches": [1]})[0] == 400
+        assert asked(gateway, "POST", f"{member}/next?wait_s=20", {})[0] == 200
+        status, _, content = asked(gateway, "POST", f"{member}/ack", {"batches": [1, 99]})
+        assert (status, json.loads(content)["code"]) == (400, "bad_message")
+        assert "batch 99 was never given" in json.loads(content)["text"]
+        assert acknowledged() == 0, "a message that is refused acknowledges nothing"
+        for _ in range(2):
+            status, _, content = asked(gateway, "POST", f"{member}/ack", {"batches": [1]})
+            assert (status, json.loads(content)) == (200, {"type": "acked", "batches": [1]})
+            assert acknowledged() == 16
+
+
 def test_a_client_of_http_that_stays_away_leaves_its_group(any_url: str) -> None:
     """No connection is closed here, so silence for the time of a lease returns the batches."""
     written = write_train(any_url)

@@ -57,6 +57,7 @@ def test_what_is_no_message_is_refused_by_name(any_url: str) -> None:
             ([opened, {"type": "credits", "batches": 16}, {"type": "credits", "batches": 16}], "bad_message"),
             ([opened, {"type": "ack", "batches": ["1"]}], "bad_message"),
             ([opened, {"type": "ack", "batches": [2**64]}], "bad_message"),
+            ([opened, {"type": "ack", "batches": [5, 77]}], "bad_message"),
             ([opened, {"type": "eval", "script": "redis.call('FLUSHALL')"}], "bad_message"),
             ([opened, b"\x00"], "bad_message"),
         ]
@@ -202,7 +203,7 @@ def test_a_client_over_its_rate_is_read_more_slowly_and_nobody_else_is(any_url: 
             nonlocal sent
             while not is_over.is_set():
                 try:
-                    busy.send(json.dumps({"type": "ack", "batches": [7]}))
+                    busy.send(json.dumps({"type": "epoch"}))
                 except ConnectionClosed:
                     return
                 sent += 1
