@@ -212,6 +212,17 @@ def test_the_monitors_user_looks(users: dict[str, str], told: Told, refused: Cal
     assert refused() == []
 
 
+def test_the_monitors_user_is_told_how_to_look_without_a_lease(
+    users: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user who may only read needs an option, and no right to write."""
+    written(users["producer"], epochs=1)
+    monkeypatch.setenv("PENSTOCK_URL", users["monitor"])
+    for command in ("stat train", "show train", "show train --id 0/0/1"):
+        assert main(command.split()) == 1
+        assert "(--no-lease)" in capsys.readouterr().err.partition("ACL SETUSER")[0]
+
+
 MAY_NOT = {
     "producer": [
         "CONFIG SET maxmemory 1",

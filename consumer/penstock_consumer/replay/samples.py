@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone
+from penstock_common.errors import BadEntry, EntryNotFound, EpochNotFound, PenstockError, SegmentGone, Unauthorized
 from penstock_common.stream.commands import Client, parse_id
 from penstock_common.stream.entries import IndexRecord, fetch_fields, has_entries, index_records, newest_entry
 from penstock_common.stream.groups.roster import end_replay, hold_for_replay
@@ -264,13 +264,20 @@ class SampleReader:
         now = self._clock()
         if not self._holds or now - self._held_at < RENEW_S:
             return
+        what = f"epoch {self.epoch} of {self._stream.name!r}"
         for partition in self._stream.partitions:
             # a lease that has expired is taken again, and samples removed before that are counted in `missed`
-            if (
-                not hold_for_replay(self._client, partition, self._token, self.epoch, int(LEASE_S * 1000), renew=False)
-                and find_manifest(self._client, self._stream, self.epoch) is None
-            ):
-                raise EpochNotFound(f"epoch {self.epoch} of {self._stream.name!r} was released while it was looked at")
+            try:
+                is_held = hold_for_replay(
+                    self._client, partition, self._token, self.epoch, int(LEASE_S * 1000), renew=False
+                )
+            except Unauthorized as error:
+                raise Unauthorized(
+                    f"this user may not write the lease that keeps {what} while it is looked at: look at it without "
+                    f"one (--no-lease), or use a trainer's user; {error}"
+                ) from error
+            if not is_held and find_manifest(self._client, self._stream, self.epoch) is None:
+                raise EpochNotFound(f"{what} was released while it was looked at")
         self._held_at = now
 
     def _require_kept(self) -> None:
