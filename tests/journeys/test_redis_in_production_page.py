@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ import redis
 
 import penstock
 from penstock.__main__ import main
+from penstock.cli import typed
+from penstock_common.stream.client import connect
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 from tests.common.server.test_tls import TlsFront
 from tests.journeys.test_acl_page import BLOCKS as LINES
@@ -217,7 +220,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tls_server(folder) as port:
         for address in folder.glob("*.url"):
             address.write_text(address.read_text().replace(":6379", f":{port}"))
-        done = run(shell("PENSTOCK_URL_FILE=producer.url"), folder)
+        done = run(shell("penstock produce"), folder)
         assert done.returncode == 0, done.stderr
         yield folder
 
@@ -265,7 +268,8 @@ def test_a_restored_server_continues_where_the_backup_was_made(
     with penstock.Loader("train", group="net", batch_size=40, url=server.url, tuning=QUIET) as loader:
         batches = iter(loader)
         seen = {int(row[0]) for _ in range(2) for row in next(batches)["x"]}
-        assert run(shell("--rdb"), tmp_path, PENSTOCK_URL=server.url).returncode == 0
+        (tmp_path / "admin.url").write_text(server.url)
+        assert run(shell("--rdb").replace(" --cacert ca.crt", ""), tmp_path).returncode == 0
     # only the first of both batches was acknowledged
     done = run(shell("restored/dump.rdb").replace("6390", str(port)), tmp_path)
     try:
@@ -286,15 +290,41 @@ def test_a_restored_server_continues_where_the_backup_was_made(
         subprocess.run(["redis-cli", "-p", str(port), "SHUTDOWN", "NOSAVE"], check=False, env={"PATH": search_path()})
 
 
-def test_an_export_is_a_backup_of_epochs(any_url: str, tmp_path: Path) -> None:
-    """The commands as they stand."""
-    with penstock.Writer("train", url=any_url, tuning=QUIET) as writer, writer.epoch() as epoch:
-        for number in range(100):
-            epoch.write({"x": np.full(10, number, np.float32)})
-    done = run(shell("penstock export"), tmp_path, PENSTOCK_URL=any_url)
+def test_an_export_is_a_backup_of_epochs(secured: Path) -> None:
+    """The commands as they stand, with the page's certificates and users."""
+    done = run(shell("penstock export"), secured)
     assert done.returncode == 0, done.stderr
-    replay = penstock.Replay("copy", epoch=0, batch_size=100, url=any_url)
-    assert [int(row[0]) for batch in replay for row in batch["x"]] == [*range(100)]
+    url = (secured / "trainer.url").read_text().strip()
+    for epoch in (0, 1):
+        replay = penstock.Replay("copy", epoch=epoch, batch_size=100, url=url)
+        assert sorted(y for batch in replay for y in batch["y"].tolist()) == [*range(300)]
+
+
+def test_a_server_with_tls_is_copied_as_a_whole(secured: Path) -> None:
+    """The command as it stands. redis-cli does not take the CA from the address."""
+    clients = [folder for folder in search_path().split(os.pathsep) if has_tls(Path(folder) / "redis-cli")]
+    if not clients:
+        pytest.skip("no redis-cli here is built with TLS")
+    done = run(f"PATH={clients[0]}:$PATH\n{shell('--rdb')}", secured)
+    assert done.returncode == 0, done.stderr
+    assert (secured / "backup.rdb").read_bytes().startswith(b"REDIS")
+
+
+def has_tls(redis_cli: Path) -> bool:
+    """Return whether this redis-cli exists and is built with TLS."""
+    if not redis_cli.exists():
+        return False
+    found = subprocess.run([redis_cli, "--help"], capture_output=True, text=True, check=False)
+    return "--cacert" in found.stdout + found.stderr
+
+
+def test_a_fix_of_the_doctor_names_the_certificate(secured: Path) -> None:
+    """redis-cli does not take it from the address."""
+    args = argparse.Namespace(url=None)
+    with connect((secured / "admin.url").read_text().strip()) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_URL_FILE", str(secured / "admin.url"))
+        found = typed("redis-cli CONFIG SET maxmemory 1gb", args, client)
+    assert found == f'redis-cli -u "$(cat "$PENSTOCK_URL_FILE")" --cacert {secured / "ca.crt"} CONFIG SET maxmemory 1gb'
 
 
 def test_every_block_is_run() -> None:
@@ -303,7 +333,7 @@ def test_every_block_is_run() -> None:
         "openssl req",
         "default off",
         "lines.txt",
-        "producer.url penstock",
+        "penstock produce",
         "--rdb",
         "restored/dump.rdb",
         "penstock export",

@@ -337,11 +337,18 @@ def typed(command: str, args: argparse.Namespace, client: Client) -> str:
             command = _CONFIG_SET.sub(instead, command)
     is_shown = bool(args.url) and "@" not in args.url  # a password must not appear on screens and in logs
     if where := args.url if is_shown else _url_in_shell(args):
-        command = command.replace("redis-cli ", f"redis-cli -u {where} ")
+        command = command.replace("redis-cli ", f"redis-cli -u {where}{tls_options(client)} ")
     if is_shown:
         parts = command.split("; ")
         command = "; ".join(f"{part} --url {args.url}" if _PENSTOCK.search(part) else part for part in parts)
     return command
+
+
+def tls_options(client: Client) -> str:
+    """Return the options of redis-cli for the TLS files of an address, in which redis-cli ignores them."""
+    settings = client.connection_pool.connection_kwargs
+    options = {"--cacert": "ssl_ca_certs", "--cert": "ssl_certfile", "--key": "ssl_keyfile"}
+    return "".join(f" {name} {shlex.quote(settings[key])}" for name, key in options.items() if settings.get(key))
 
 
 def _url_in_shell(args: argparse.Namespace) -> str:

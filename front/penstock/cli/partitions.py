@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from penstock.cli import add_stream, url_of
+from penstock.cli import add_stream, tls_options, url_of
 from penstock_common.printable import readable_bytes
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def _login(client: Client) -> str:
     user = settings.get("username")
     login = f" --user {shlex.quote(user)}" if user not in (None, "", "default") else ""
     if client.where.startswith("rediss"):
-        login += " --tls"
-        for option, setting in (("--cacert", "ssl_ca_certs"), ("--cert", "ssl_certfile"), ("--key", "ssl_keyfile")):
-            login += f" {option} {shlex.quote(settings[setting])}" if settings.get(setting) else ""
+        login += f" --tls{tls_options(client)}"
     return login
 
 
