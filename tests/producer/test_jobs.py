@@ -140,6 +140,20 @@ def test_a_killed_worker_costs_nothing(url: str) -> None:
     assert time.monotonic() - began < 20  # no time limit has to pass
 
 
+def test_a_killed_worker_that_was_replaced_is_not_silent(any_url: str, any_client: redis.Redis) -> None:
+    """Doctor would ask for more workers for ten minutes, though the epoch is complete."""
+    killed: list[int] = []
+
+    def kill(look: ProductionProgress) -> None:
+        if not killed and any_client.exists("penstock:{train}:paces"):
+            killed.append(look.pids[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    produce(any_url, dataset("very_slowly"), workers=1, epochs=2, each=kill)
+    assert killed
+    assert any_client.hkeys("penstock:{train}:paces") == []
+
+
 def test_a_stopped_worker_keeps_what_it_made(any_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet that shrinks often would else make the samples since the last commit again and again."""
     mark = tmp_path / "mark"

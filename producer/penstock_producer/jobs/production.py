@@ -35,6 +35,7 @@ from penstock_common.stream.manifest import (
     retained_epochs,
 )
 from penstock_common.stream.removal.reconcile import ReconcileWindow, reopen_lost
+from penstock_common.stream.reported_rates import RateReporter, worker_field
 from penstock_common.stream.rights import WRITER, require_rights
 from penstock_common.stream.streams import (
     Stream,
@@ -386,6 +387,8 @@ class Production:
         if death.reason not in (STOPPED, LOST_SERVER):
             self._notify(f"{death.reason}; another takes its place and goes on with its shard")
         self._dispatcher.return_jobs(death)
+        if self._runs:  # else the stream may not be open, and no worker had a job of it
+            RateReporter(self._client, self._writer.stream, worker_field(death.worker)).leave()
 
     # --- what a server lost ---
 
