@@ -526,6 +526,31 @@ test("samples that a program leaves behind are counted when it ends", async () =
   assert.match(text, /3 samples of 'left' may be lost, because nothing closed the epoch/);
 });
 
+test("a writer that is closed before its epoch commits what that was given", async () => {
+  const writer = await begin("early", { spec: { x: ["float64", []] } });
+  const epoch = await writer.epoch();
+  for (let x = 0; x < 5; x++) await epoch.write({ x });
+  await writer.close();
+  assert.match(
+    writer.said.join(),
+    /^epoch 0 of 'early' stays open, and trainers wait .*`penstock epochs close early 0`/,
+  );
+  const again = await begin("early");
+  assert.equal((await (await again.epoch(0)).shard(0)).position, 5);
+});
+
+test("a slow writer of a feed sees after a moment that its epoch is sealed", async () => {
+  const writer = await begin("slow", { spec: { x: ["float64", []] } });
+  await writer.write({ x: 1 });
+  await writer.flush();
+  const states = async () =>
+    (await peer.ask("facts", { stream: "slow", url: peer.url })).epochs.map(([, state]) => state);
+  await client.hSet("penstock:{slow}:0:manifest", "sealed", "1");
+  await new Promise((resolve) => setTimeout(resolve, 1100));
+  await writer.write({ x: 2 });
+  assert.deepEqual(await states(), ["produced", "open"]);
+});
+
 test("a closed writer says so", async () => {
   const writer = await begin("closed");
   await writer.close();

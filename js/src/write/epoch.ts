@@ -39,6 +39,11 @@ export class EpochWriter {
     return !this.#isClosed && this.#sizes.length === 0 && !this.#manifest.sizes?.length && this.#current === null;
   }
 
+  /** Whether samples were written and the epoch is not closed. */
+  get isLeft(): boolean {
+    return !this.#isClosed && this.#current !== null;
+  }
+
   /**
    * Return the writer of one shard, positioned after what is committed.
    *

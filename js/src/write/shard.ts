@@ -90,6 +90,11 @@ export class ShardWriter {
     return this.#committer.leftOut;
   }
 
+  /** Offset after the last sample that was packed into a block. */
+  get sent(): number {
+    return this.#first;
+  }
+
   /** The payload bytes that this writer sent. */
   get bytesWritten(): number {
     return this.#bytesWritten;

@@ -5,7 +5,7 @@ import { Durability, ReplicaWatch } from "../stream/durability.js";
 import { checkedName } from "../stream/keys.js";
 import type { Manifest } from "../stream/manifest.js";
 import { findStream, type Stream } from "../stream/stream.js";
-import { type Notify, Outage, toStderr } from "../waiting.js";
+import { type Notify, now, Outage, toStderr } from "../waiting.js";
 import { whole } from "../whole.js";
 import type { Spec } from "../wire/spec.js";
 import type { WriterContext } from "./context.js";
@@ -23,8 +23,9 @@ import { Trimmer } from "./trimmer.js";
 
 /** A feed starts a new epoch after this share of the budget, so that old epochs can be released. */
 const FEED_SHARE = 1 / 8;
-/** A feed checks after this many samples, or a larger batch, whether another writer sealed its epoch. */
+/** A feed checks after so many samples or ms, once a block at most, whether another writer sealed its epoch. */
 const SEAL_CHECK = 64;
+const SEAL_CHECK_MS = 1000;
 /** The samples of a feed that may come at once between two checks of its length. */
 const MAX_STEP = 2 ** 16;
 const RETENTION = /^(budget|epochs:\d{1,9}|time:\d{1,9}[smhd]|bytes:\d{1,15}(?:\.\d{1,9})?[kmgt]?b?)$/;
@@ -181,8 +182,9 @@ export class Writer {
   #feedEpoch: () => number = () => 0;
   /** The samples written to the feed since the last look whether its epoch is sealed. */
   #feedCount = 0;
-  /** The end of what was committed in the feed's shard at the last look. */
+  /** The end of what the feed's shard had sent at the last look, and when the next one is due. */
   #lookedAt = 0;
+  #checkDueAt = 0;
   #isOpening = false;
 
   constructor(core: WriterCore, disconnect: () => void) {
@@ -252,10 +254,15 @@ export class Writer {
     await this.#feed?.commitAll();
   }
 
-  /** End the feed's epoch, if one was begun, and close the connection. Of a failure the feed ends as committed. */
+  /**
+   * End the feed's epoch, if one was begun, and close the connection. Of a failure the feed ends as committed.
+   *
+   * An epoch that was opened last and not closed stays open. What was written to it is committed.
+   */
   async close(): Promise<void> {
     if (this.#core.isClosed) return;
     try {
+      await this.#leaveEpoch();
       await this.#endFeed();
     } catch (error) {
       // what was committed stands, and its epoch must end, because trainers would wait for it
@@ -271,10 +278,21 @@ export class Writer {
     await this.close();
   }
 
+  async #leaveEpoch(): Promise<void> {
+    const epoch = this.#begun;
+    if (epoch?.isLeft !== true) return;
+    await epoch.flush();
+    const { name } = this.#core.stream;
+    this.#core.notify(
+      `epoch ${epoch.number} of '${name}' stays open, and trainers wait for its end: await its close() before the ` +
+        `writer's; \`penstock epochs close ${name} ${epoch.number}\` ends it now`,
+    );
+  }
+
   async #feeding(infer: () => Spec): Promise<ShardWriter> {
     if (this.#isOpening) throw notAwaited();
     const feed = this.#feed;
-    if (feed !== null && this.#feedCount < SEAL_CHECK && !this.#isLong(feed)) return feed;
+    if (feed !== null && this.#feedCount < SEAL_CHECK && !this.#isLong(feed) && !this.#isCheckDue(feed)) return feed;
     this.#isOpening = true;
     try {
       if (feed !== null && (await this.#isStretchOver(feed))) await this.#endFeed();
@@ -286,6 +304,7 @@ export class Writer {
       this.#feed = shard;
       this.#feedEpoch = epoch;
       this.#feedCount = this.#lookedAt = 0;
+      this.#checkDueAt = now() + SEAL_CHECK_MS;
       return shard;
     } finally {
       this.#isOpening = false;
@@ -296,12 +315,17 @@ export class Writer {
     return feed.position >= SHARD_SAMPLES - MAX_STEP || feed.bytesWritten > this.#core.partitionBudget * FEED_SHARE;
   }
 
+  #isCheckDue(feed: ShardWriter): boolean {
+    return feed.sent > this.#lookedAt && now() >= this.#checkDueAt;
+  }
+
   async #isStretchOver(feed: ShardWriter): Promise<boolean> {
     if (this.#isLong(feed)) return true;
     const before = this.#lookedAt;
     this.#feedCount = 0;
-    this.#lookedAt = feed.committed;
-    return feed.committed > before && (await isSealed(this.#core.control, this.#core.stream, this.#feedEpoch()));
+    this.#lookedAt = feed.sent;
+    this.#checkDueAt = now() + SEAL_CHECK_MS;
+    return feed.sent > before && (await isSealed(this.#core.control, this.#core.stream, this.#feedEpoch()));
   }
 
   async #endFeed(): Promise<void> {
