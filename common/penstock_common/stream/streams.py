@@ -157,7 +157,7 @@ def load_stream(client: Client, name: str) -> Stream:
 
 def absence(client: Client, name: str) -> str:
     """Return a sentence on a missing stream."""
-    names = list_streams(client)
+    names = [one for one in list_streams(client) if one != name]  # somebody may have made it since
     meant = near(name, names)
     there = f"streams there: {', '.join(names[:10])}" if names else "the server has no streams yet"
     hint = f"did you mean {meant!r}?" if meant else "start a producer (`penstock produce`) or check name and URL"
