@@ -39,9 +39,9 @@ export class EpochWriter {
     return !this.#isClosed && this.#sizes.length === 0 && !this.#manifest.sizes?.length && this.#current === null;
   }
 
-  /** Whether samples were written and the epoch is not closed. */
+  /** Whether samples were written without an error and the epoch is not closed. */
   get isLeft(): boolean {
-    return !this.#isClosed && this.#current !== null;
+    return !this.#isClosed && this.#current?.isStuck === false;
   }
 
   /**

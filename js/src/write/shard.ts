@@ -90,6 +90,11 @@ export class ShardWriter {
     return this.#committer.leftOut;
   }
 
+  /** Whether an error kept the last block from being sent. */
+  get isStuck(): boolean {
+    return this.#uncommitted.length > 0;
+  }
+
   /** Offset after the last sample that was packed into a block. */
   get sent(): number {
     return this.#first;

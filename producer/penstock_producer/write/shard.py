@@ -115,6 +115,11 @@ class ShardWriter:
         return self._committer.position
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether an error kept the last block from being sent."""
+        return self._is_torn or bool(self._uncommitted)
+
+    @property
     def left_out(self) -> int:
         """The samples of this writer, at least, whose offsets another run of the shard had committed before."""
         return self._committer.left_out

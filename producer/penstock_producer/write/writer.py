@@ -592,8 +592,8 @@ class EpochWriter:
 
     @property
     def _is_left(self) -> bool:
-        """Return whether samples were written and the epoch is not closed."""
-        return not self._is_closed and self._current is not None
+        """Return whether samples were written without an error and the epoch is not closed."""
+        return not self._is_closed and self._current is not None and not self._current.is_stuck
 
     @property
     def number(self) -> int:
