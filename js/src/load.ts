@@ -21,5 +21,5 @@ export function load(stream: string, options: LoaderOptions): Loader;
 /** Read through `penstock gateway`, which a token opens. It works in a browser, too. */
 export function load(stream: string, options: GatewayOptions): GatewayLoader;
 export function load(stream: string, options: LoaderOptions | GatewayOptions): Loader | GatewayLoader {
-  return options.token !== undefined ? new GatewayLoader(stream, options) : new Loader(stream, options);
+  return options?.token !== undefined ? new GatewayLoader(stream, options) : new Loader(stream, options);
 }

@@ -42,7 +42,7 @@ for (const where of Object.keys(PLACES)) {
     await produce(where, where, "zstd");
     const options = { url: peer.url, batchSize: 7, notify() {} };
     const [expected] = await peer.ask("replay", { stream: where, epoch: 0, batch_size: 7 });
-    assert.deepEqual(await collect(replay(where, { ...options, epoch: 0 })), expected);
+    assert.deepEqual(await collect(replay(where, { url: peer.url, batchSize: 7, epoch: 0 })), expected);
     assert.deepEqual(await collect(load(where, { ...options, group: "rank", rank: 0, worldSize: 1 })), expected);
     const shared = await collect(load(where, { ...options, group: "shared" }));
     const names = (batches) => batches.flatMap(([identities]) => identities.map(String)).sort();
@@ -54,7 +54,7 @@ for (const where of Object.keys(PLACES)) {
     await produce(stream, where, "mask=blosc2");
     const options = { url: peer.url, batchSize: 7, notify() {} };
     const isClear = (error) => error instanceof UnsupportedVersion && /"mask".*"blosc2".*zstd only/.test(error.message);
-    await assert.rejects(collect(replay(stream, { ...options, epoch: 0 })), isClear);
+    await assert.rejects(collect(replay(stream, { url: peer.url, batchSize: 7, epoch: 0 })), isClear);
     await assert.rejects(collect(load(stream, { ...options, group: "g" })), isClear);
     const [, text] = await peer.ask("audit", { stream });
     assert.match(text, / g +0/);

@@ -39,7 +39,9 @@ async function withTrain(use, spec = "fixed", ...more) {
   await produce("train", spec, { block_bytes: 64 });
   const gateway = await startGateway(peer.url, ...more);
   try {
-    await use(gateway, (options) => load("train", { ...gateway, group: "g", batchSize: 7, notify() {}, ...options }));
+    const { url, token } = gateway;
+    const given = { url, token, group: "g", batchSize: 7, notify() {} };
+    await use(gateway, (options) => load("train", { ...given, ...options }));
   } finally {
     await gateway.end();
     await peer.ask("remove", { stream: "train", url: peer.url });
@@ -168,15 +170,15 @@ test("a group of a gateway's client and two Python members loses nothing when on
 );
 
 test("what is wrong is an error of this package, with the gateway's sentence", { skip: SKIP }, () =>
-  withTrain(async (gateway) => {
-    const open = (options) => load("train", { ...gateway, group: "g", batchSize: 7, notify() {}, ...options }).open();
+  withTrain(async (_, begin) => {
+    const open = (options) => begin(options).open();
     await assert.rejects(
       open({ token: "wrong" }),
       (error) => error instanceof Unauthorized && /token/.test(error.message),
     );
     await assert.rejects(open({ group: "other" }), BadOption);
     assert.throws(() => load("train", { url: "redis://x", token: "t", group: "g", batchSize: 1 }), BadOption);
-    assert.throws(() => load("train", { ...gateway, token: "", group: "g", batchSize: 1 }), BadOption);
-    assert.throws(() => load("train", { ...gateway, group: "g", batchSize: 1, credits: 17 }), BadOption);
+    assert.throws(() => begin({ token: "" }), BadOption);
+    assert.throws(() => begin({ credits: 17 }), BadOption);
   }),
 );

@@ -64,7 +64,7 @@ async function failOver() {
 async function requireAll(url, count, epochs = 1) {
   const found = [];
   for (let epoch = 0; epoch < epochs; epoch += 1) {
-    const samples = replay("torn", { epoch, batchSize: 50, url, notify: () => {} });
+    const samples = replay("torn", { epoch, batchSize: 50, url });
     for await (const { tensors } of samples) found.push(...[...tensors.x.data].map(Number));
     await samples.close();
   }

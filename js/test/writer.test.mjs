@@ -137,6 +137,11 @@ test("Node to Node to Python to Node changes no bit", async () => {
   for (const stream of ["hop-0", "hop-1", "hop-2"]) assert.deepEqual(await readByNode(stream), wanted, stream);
 });
 
+test("an epoch refuses an option that it does not have", async () => {
+  const writer = await begin("misspelt");
+  await assert.rejects(writer.epoch(0, { size: [3] }), /^BadOption: epoch has no option 'size' \(did you mean 'sizes'/);
+});
+
 test("a stream has the settings and the epoch the plan that Python reads", async () => {
   const options = { partitions: 5, budgetBytes: 10 ** 8, blockBytes: 12_345, retention: "bytes:1.5kb" };
   const writer = await begin("made", { ...options, spec: EVERY, info: { classes: ["cat", "ü"] } });

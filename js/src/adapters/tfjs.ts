@@ -1,5 +1,6 @@
 import type { Batch } from "../batch.js";
 import { BadOption } from "../errors.js";
+import { checkOptions, type OptionNames } from "../options.js";
 import type { Column } from "../wire/codec.js";
 import { Progress, type SourceBatch } from "./progress.js";
 import { alone, grouped, type Piece, type RowShuffle, shuffled } from "./rows.js";
@@ -24,6 +25,14 @@ export interface DatasetOptions {
   /** Draw rows from a window of samples. It goes with `batchSize`. A `Replay` has a `shuffle` of its own, which resumes. */
   readonly shuffle?: RowShuffle;
 }
+
+const OPTIONS = {
+  xs: true,
+  ys: true,
+  batchSize: true,
+  cast: true,
+  shuffle: true,
+} satisfies OptionNames<DatasetOptions>;
 
 /** What a dataset has besides the verbs of tf.data. */
 export interface DatasetControls {
@@ -118,6 +127,7 @@ class Elements {
   #passes = 0;
 
   constructor(source: BatchSource, tf: Tf, options: DatasetOptions) {
+    checkOptions("dataset", options, OPTIONS, '{ xs: "x", ys: "y" }');
     const { batchSize, cast = "float32", shuffle } = options;
     if (cast !== "float32" && cast !== "native") throw new BadOption(`cast is ${cast}, expected "float32" or "native"`);
     for (const [name, value] of Object.entries({ batchSize, window: shuffle?.window })) {

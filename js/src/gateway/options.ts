@@ -1,4 +1,5 @@
 import { BadOption } from "../errors.js";
+import { checkOptions, type OptionNames } from "../options.js";
 import { checkedName } from "../stream/keys.js";
 import { type Notify, toStderr } from "../waiting.js";
 import { whole } from "../whole.js";
@@ -43,6 +44,19 @@ export interface GatewayOptions {
   ) => SocketLike;
 }
 
+const OPTIONS = {
+  url: true,
+  token: true,
+  group: true,
+  batchSize: true,
+  credits: true,
+  acknowledge: true,
+  timeoutMs: true,
+  checksum: true,
+  notify: true,
+  WebSocket: true,
+} satisfies OptionNames<GatewayOptions>;
+
 /** The options of a reader of a gateway, checked. */
 export interface ChosenGateway {
   readonly url: string;
@@ -57,6 +71,8 @@ export interface ChosenGateway {
 
 /** Return the options with their defaults. Raises BadOption, BadName. */
 export function chosenGateway(stream: string, options: GatewayOptions): ChosenGateway {
+  const needed = '{ url: "wss://data.example.org", token, group: "resnet", batchSize: 64 }';
+  checkOptions("load through a gateway", options, OPTIONS, needed);
   const { acknowledge = "next", credits = CREDITS, token } = options;
   if (acknowledge !== "next" && acknowledge !== "manual") {
     throw new BadOption(`acknowledge is '${String(acknowledge)}', expected 'next' or 'manual'`);

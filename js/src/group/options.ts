@@ -1,7 +1,8 @@
 import { createHash } from "node:crypto";
 import { hostname } from "node:os";
 import { BadOption, StateMismatch } from "../errors.js";
-import type { ServerOptions } from "../server/server.js";
+import { checkOptions, type OptionNames } from "../options.js";
+import { SERVER_OPTIONS, type ServerOptions } from "../server/server.js";
 import { checkedName } from "../stream/keys.js";
 import { type Order, rankMember } from "../stream/roster.js";
 import type { Stream } from "../stream/stream.js";
@@ -63,6 +64,27 @@ export interface LoaderOptions extends ServerOptions {
   readonly notify?: Notify;
 }
 
+const OPTIONS = {
+  group: true,
+  batchSize: true,
+  start: true,
+  create: true,
+  wait: true,
+  acknowledge: true,
+  rank: true,
+  worldSize: true,
+  dropLast: true,
+  state: true,
+  member: true,
+  timeoutMs: true,
+  prefetchBytes: true,
+  leaseMs: true,
+  checksum: true,
+  notify: true,
+  ...SERVER_OPTIONS,
+  token: true,
+} satisfies OptionNames<LoaderOptions>;
+
 /** Where a loader stands. It can be stored as JSON. Python's `Loader.state_dict()` has the same fields. */
 export interface LoaderState {
   readonly version: number;
@@ -111,6 +133,7 @@ export type Remainder = "pad" | "drop" | "keep";
 
 /** Return the options with their defaults. Raises BadOption, BadName. */
 export function chosen(options: LoaderOptions): Chosen {
+  checkOptions("load", options, OPTIONS, '{ group: "resnet", batchSize: 64 }');
   const { start = "resume", acknowledge = "next", leaseMs = LEASE_MS, prefetchBytes = PREFETCH_BYTES } = options;
   const isWord = start === "resume" || start === "remaining" || start === "earliest";
   if (!isWord && !(Number.isSafeInteger(start) && start >= 0)) {

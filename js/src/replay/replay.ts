@@ -2,9 +2,10 @@ import type { TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { type Batch, BatchBuilder, sampleBytes } from "../batch.js";
 import { BadEntry, BadOption, StateMismatch } from "../errors.js";
+import { checkOptions, type OptionNames } from "../options.js";
 import { decodeWhole } from "../segments/decode.js";
 import { SegmentReader } from "../segments/reader.js";
-import { bytesOf, entriesOf, Server, type ServerOptions } from "../server/server.js";
+import { bytesOf, entriesOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/server.js";
 import { ShuffleOrder, type ShuffleWindow } from "../shuffle/shuffle.js";
 import { loadStream, partitionOf, requireSpec, type Stream } from "../stream/stream.js";
 import { Outage } from "../waiting.js";
@@ -42,6 +43,19 @@ export interface ReplayOptions extends ServerOptions {
   /** Compare each payload with its checksum. Default true. */
   readonly checksum?: boolean;
 }
+
+const OPTIONS = {
+  epoch: true,
+  batchSize: true,
+  shuffle: true,
+  window: true,
+  prefetchBytes: true,
+  pass: true,
+  state: true,
+  leaseMs: true,
+  checksum: true,
+  ...SERVER_OPTIONS,
+} satisfies OptionNames<ReplayOptions>;
 
 /** Where a replay stands. It can be stored as JSON. */
 export interface ReplayState {
@@ -102,6 +116,7 @@ export class Replay implements AsyncIterable<Batch> {
   #handed: { pass: number; batches: number };
 
   constructor(stream: string, options: ReplayOptions) {
+    checkOptions("replay", options, OPTIONS, "{ epoch: 0, batchSize: 64 }");
     const { epoch, batchSize, shuffle, window, state } = options;
     whole("epoch", epoch, 0);
     whole("batchSize", batchSize, 1);

@@ -1,6 +1,7 @@
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { BadOption, ReplyError, ServerUnavailable } from "../errors.js";
+import type { OptionNames } from "../options.js";
 import { loadScript } from "../scripts.js";
 import { now, type Outage } from "../waiting.js";
 import { withoutLogin } from "./address.js";
@@ -19,6 +20,8 @@ export interface ServerOptions {
   /** The server's address. Default PENSTOCK_URL, else redis://localhost:6379. */
   readonly url?: string;
 }
+
+export const SERVER_OPTIONS = { client: true, url: true } satisfies OptionNames<ServerOptions>;
 
 export type Argument = string | number | Buffer;
 

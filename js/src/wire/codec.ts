@@ -1,4 +1,5 @@
 import { BadEntry, ChecksumMismatch } from "../errors.js";
+import { checkOptions, type OptionNames } from "../options.js";
 import { digestOf } from "./checksum.js";
 import { DTYPES, type TypedArray, typed } from "./dtypes.js";
 import { type Header, parseHeader } from "./header.js";
@@ -72,6 +73,8 @@ export interface DecodeOptions {
   readonly takesRefs?: boolean;
 }
 
+const OPTIONS = { checksum: true, takesRefs: true } satisfies OptionNames<DecodeOptions>;
+
 /**
  * Decode one entry. Aligned payloads become views of the given buffers, others are copied.
  *
@@ -83,6 +86,7 @@ export interface DecodeOptions {
  * block.columns.get("x").sample(0).data; // a Float32Array
  */
 export function decode(fields: Fields, spec: Spec, options: DecodeOptions = {}): Block {
+  checkOptions("decode", options, OPTIONS);
   const named = fields.map(([name, value]) => [nameOf(name), value] as const);
   const meta = named[0];
   if (meta?.[0] !== META) throw new BadEntry("the first field is not 'meta'");

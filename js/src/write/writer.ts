@@ -1,5 +1,6 @@
 import { BadOption, PenstockError, ServerUnsuitable } from "../errors.js";
-import { addressOf, Server, type ServerOptions } from "../server/server.js";
+import { checkOptions, type OptionNames } from "../options.js";
+import { addressOf, SERVER_OPTIONS, Server, type ServerOptions } from "../server/server.js";
 import { SilenceWatch } from "../server/silence.js";
 import { Durability, ReplicaWatch } from "../stream/durability.js";
 import { checkedName } from "../stream/keys.js";
@@ -58,6 +59,20 @@ export interface WriterOptions extends ServerOptions {
   readonly notify?: Notify;
 }
 
+const OPTIONS = {
+  spec: true,
+  partitions: true,
+  budgetBytes: true,
+  blockBytes: true,
+  retention: true,
+  durability: true,
+  info: true,
+  checksum: true,
+  roomWaitMs: true,
+  notify: true,
+  ...SERVER_OPTIONS,
+} satisfies OptionNames<WriterOptions>;
+
 /** How an epoch is opened. */
 export interface EpochOptions {
   /** The samples of each shard, if they are planned. */
@@ -66,6 +81,8 @@ export interface EpochOptions {
   /** Of the source. Producers that give one share an epoch only if it agrees. */
   readonly fingerprint?: string;
 }
+
+const OF_EPOCH = { sizes: true, seed: true, fingerprint: true } satisfies OptionNames<EpochOptions>;
 
 /**
  * Open a stream to write to it, and make it if it does not exist.
@@ -79,6 +96,7 @@ export interface EpochOptions {
  * await writer.close();
  */
 export async function openWriter(stream: string, options: WriterOptions = {}): Promise<Writer> {
+  checkOptions("openWriter", options, OPTIONS);
   const { notify = toStderr, partitions, budgetBytes, blockBytes, roomWaitMs } = options;
   for (const [name, value] of Object.entries({ partitions, budgetBytes, blockBytes })) {
     if (value !== undefined) whole(name, value, 1);
@@ -204,6 +222,7 @@ export class Writer {
    */
   async epoch(number?: number | null, options: EpochOptions = {}): Promise<EpochWriter> {
     this.#core.requireOpen();
+    checkOptions("epoch", options, OF_EPOCH);
     if (number !== undefined && number !== null && !Number.isSafeInteger(number)) {
       throw new BadOption(`epoch is ${number}, expected an integer`);
     }
