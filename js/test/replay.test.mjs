@@ -142,6 +142,13 @@ test("what is not there has an error of its own", async () => {
   await assert.rejects(replay("half", chosen).open(), EpochIncomplete);
 });
 
+test("a replay that could not be opened closes without the error that its loop threw", async () => {
+  const source = replay("nothing", { epoch: 0, batchSize: 4, url: peer.url });
+  await assert.rejects(source[Symbol.asyncIterator]().next(), StreamNotFound);
+  await source.close();
+  await source.close();
+});
+
 test("an entry that was removed ends the replay", async () => {
   await peer.ask("produce", { stream: "torn", ...STREAMS.partitioned });
   const client = createClient({ url: peer.url });

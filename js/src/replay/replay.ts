@@ -154,10 +154,11 @@ export class Replay implements AsyncIterable<Batch> {
 
   /** Release the epoch, and close the connection unless `client` was given. */
   async close(): Promise<void> {
-    if (this.#opened === null) return;
-    const opened = this.#opened;
+    const opening = this.#opened;
     this.#opened = null;
-    const { server, retained, segments } = await opened;
+    const opened = await opening?.catch(() => null); // whoever opened it has the error
+    if (!opened) return;
+    const { server, retained, segments } = opened;
     try {
       await retained.letGo();
     } finally {
