@@ -108,10 +108,16 @@ export class StateMismatch extends PenstockError {}
 export class ServerUnavailable extends PenstockError {
   /** Whether the server said so itself. Otherwise the connection broke, or there was none. */
   readonly isSaid: boolean;
+  /** Whether it lasts until the address is another one. It is not waited for. */
+  readonly isFinal: boolean;
 
-  constructor(message: string, { isSaid = false, ...options }: ErrorOptions & { readonly isSaid?: boolean } = {}) {
+  constructor(
+    message: string,
+    { isSaid = false, isFinal = false, ...options }: ErrorOptions & { isSaid?: boolean; isFinal?: boolean } = {},
+  ) {
     super(message, options);
     this.isSaid = isSaid;
+    this.isFinal = isFinal;
   }
 }
 

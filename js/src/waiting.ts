@@ -113,6 +113,7 @@ export class Outage {
   }
 
   async #bear(error: ServerUnavailable, trouble: Trouble): Promise<void> {
+    if (error.isFinal) throw error;
     const isLoading = error.message.startsWith("LOADING"); // such a server lives
     if (trouble.began === null || isLoading) trouble.began = now();
     if (now() - trouble.began > this.patienceMs) throw error;

@@ -8,7 +8,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { createServer as createTlsServer } from "node:tls";
-import { BadOption, replay, ServerUnavailable, Unauthorized } from "../dist/index.js";
+import { BadOption, load, openWriter, replay, ServerUnavailable, Unauthorized } from "../dist/index.js";
 import { Connection } from "../dist/server/connection.js";
 import { startPeer, told } from "./peer.mjs";
 
@@ -102,8 +102,64 @@ test("a batch that is released gives its memory to later ones, and nothing else 
 
 test("a wrong password, an unknown user and no password are Unauthorized", async () => {
   for (const parts of [{ password: "wrong" }, { username: "nobody" }, { username: "", password: "" }]) {
-    await assert.rejects(collect({ url: address(parts) }), Unauthorized);
+    await assert.rejects(collect({ url: address(parts) }), (error) => {
+      assert.ok(error instanceof Unauthorized);
+      assert.match(
+        error.message,
+        /^Redis at redis:\/\/\S+:\d+ refused the login \((NOAUTH|WRONGPASS).*\): put user and/,
+      );
+      return true;
+    });
   }
+});
+
+test("a lacking right names the user, the address and the command, also within a transaction", async () => {
+  const use = async (name) => {
+    const writer = await openWriter(`of-${name}`, { url: address({ username: name, password: "w" }), notify() {} });
+    await writer.epoch().finally(() => writer.close());
+  };
+  for (const [name, command] of [
+    ["no-scripts", "evalsha"],
+    ["no-stream", "hsetnx"],
+  ]) {
+    await ask(peer.url, ["ACL", "SETUSER", name, "on", ">w", "~*", "+@all", `-${command}`]);
+    await assert.rejects(use(name), (error) => {
+      assert.ok(error instanceof Unauthorized, error);
+      assert.match(
+        error.message,
+        new RegExp(`^Redis at redis://${name}@\\S+:\\d+ refused a command of user '${name}'`),
+      );
+      assert.match(error.message, new RegExp(`\\(NOPERM .*\\).*ACL SETUSER ${name} \\+${command}.*docs/acl\\.md`));
+      assert.doesNotMatch(error.message, /:w@/);
+      return true;
+    });
+  }
+});
+
+test("a path that is no number is no database", async () => {
+  for (const parts of [{ pathname: "/abc" }, { query: { db: "one" } }]) {
+    await assert.rejects(collect({ url: address(parts) }), (error) => {
+      assert.ok(error instanceof BadOption, error);
+      assert.match(error.message, /the database is a number, found '(abc|one)'/);
+      return true;
+    });
+  }
+  assert.deepEqual(await ask(address({ pathname: "/3/" }), ["PING"]), ["PONG"]);
+});
+
+test("an address of TLS at a port without it is given up within the time of a connection", async () => {
+  const silent = createServer();
+  silent.listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  open.push(silent);
+  const began = performance.now();
+  await assert.rejects(collect({ url: `rediss://127.0.0.1:${silent.address().port}` }), {
+    name: "ServerUnavailable",
+    message: /^Redis at rediss:.* does not answer: .*, or without TLS \(then write redis:\/\/\)\?$/,
+  });
+  assert.ok(performance.now() - began < 8000);
+  const url = (await answering("-ERR unknown command\r\n")).replace("redis:", "rediss:");
+  await assert.rejects(collect({ url }), /^ServerUnavailable: no TLS is spoken at rediss:.*: write redis:\/\/ if/);
 });
 
 test("a password may have any characters", async () => {
@@ -142,7 +198,17 @@ test("TLS checks the certificate, and carries the same bytes", async () => {
     assert.deepEqual(await collect({ url: trusting }, stream), await collect({}, stream));
   }
   assert.deepEqual(await ask(address({ ...near, query: { ssl_cert_reqs: "none" } }), ["PING"]), ["PONG"]);
-  await assert.rejects(collect({ url: address(near) }), { name: "ServerUnavailable", message: /self-signed/ });
+  const said = [];
+  const notify = (line) => said.push(line);
+  const untrusted = load("images", { group: "g", batchSize: 7, url: address(near), notify });
+  for (const reading of [collect({ url: address(near) }), untrusted.open()]) {
+    await assert.rejects(reading, {
+      name: "ServerUnavailable",
+      message:
+        /^the certificate shown at rediss:.* is not trusted \(self-signed.*\): name its CA with \?ssl_ca_certs=FILE/,
+    });
+  }
+  assert.deepEqual(said, []); // it is not tried again
   const strict = await front(() => {}, {
     listener: createTlsServer({ ...identity, ca: identity.cert, requestCert: true, rejectUnauthorized: true }),
   });

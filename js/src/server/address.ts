@@ -71,10 +71,13 @@ export function whereIs({ socket: { host = "", port, path }, isTls }: Address): 
   return `redis${isTls ? "s" : ""}://${host.includes(":") ? `[${host}]` : host}:${port}`;
 }
 
-/** Return the text of an address without login and options. */
-export function withoutLogin(text: string): string {
-  const [, scheme, , hosts, rest = ""] = PARTS.exec(text) ?? [];
-  return scheme === undefined ? "the server" : `${scheme}${hosts}${rest.replace(/[?#].*$/s, "")}`;
+/** Return the text of an address without password and options. The user is named. */
+export function withoutPassword(text: string): string {
+  const [, scheme, login = "", hosts, rest = ""] = PARTS.exec(text) ?? [];
+  const [, user = "default"] = /^([^:@]+):/.exec(login) ?? [];
+  return scheme === undefined
+    ? "the server"
+    : `${scheme}${user === "default" ? "" : `${user}@`}${hosts}${rest.replace(/[?#].*$/s, "")}`;
 }
 
 function parseAddress(text: string): Address {
@@ -85,7 +88,8 @@ function parseAddress(text: string): Address {
   if (url === null || !(isUnix || scheme === "redis:" || scheme === "rediss:")) throw notAnAddress();
   const { searchParams } = url;
   const [username, password, path] = [plain(url.username), plain(url.password), plain(url.pathname)];
-  const database = searchParams.get("db") ?? (isUnix ? "" : path.slice(1));
+  const database = searchParams.get("db") ?? (isUnix ? "" : path.replace(/^\/+|\/+$/g, ""));
+  if (!/^\d*$/.test(database)) throw notAnAddress(` (the database is a number, found '${database}')`);
   const login: string[][] = [];
   if (password !== "") login.push(username === "" ? ["AUTH", password] : ["AUTH", username, password]);
   if (database !== "" && database !== "0") login.push(["SELECT", database]);
@@ -96,8 +100,8 @@ function parseAddress(text: string): Address {
   return { socket: { ...(isTls && tlsOptions(searchParams)), host, port }, isTls, login };
 }
 
-function notAnAddress(): BadOption {
-  return new BadOption(`\`url\` is no address: ${FORMS}`);
+function notAnAddress(why = ""): BadOption {
+  return new BadOption(`\`url\` is no address${why}: ${FORMS}`);
 }
 
 /** Return the options of TLS. Their names in the address are those of redis-py. */

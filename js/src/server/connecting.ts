@@ -1,5 +1,5 @@
 import { PenstockError, ServerUnavailable, ServerUnsuitable } from "../errors.js";
-import { type Address, isOfSentinels, parseAddresses, parseService, whereIs } from "./address.js";
+import { type Address, isOfSentinels, parseAddresses, parseService, whereIs, withoutPassword } from "./address.js";
 import { Cluster } from "./cluster.js";
 import { Connection } from "./connection.js";
 import { ErrorReply } from "./resp.js";
@@ -18,7 +18,7 @@ export async function connect(url: string): Promise<Transport> {
   for (const [number, address] of addresses.entries()) {
     const own = new Connection(address);
     try {
-      const mode = await greet(own, address);
+      const mode = await greet(own, address, withoutPassword(url));
       if (mode !== "cluster") {
         if (addresses.length > 1) throw notACluster(address);
         return own;
@@ -40,19 +40,19 @@ async function connectToService(url: string): Promise<Transport> {
     return client;
   } catch (error) {
     client.destroy();
-    throw translated(error as Error, []);
+    throw translated(error as Error, [], withoutPassword(url));
   }
 }
 
 /** Return the mode of the server once it has let this client in. */
-async function greet(own: Connection, address: Address): Promise<string> {
+async function greet(own: Connection, address: Address, where: string): Promise<string> {
   try {
     const [, mode] = await Promise.all([own.sendCommand(["PING"]), modeOf(own)]);
     if (mode === "sentinel") throw aSentinel(address);
     if (mode === "cluster" && address.socket.path !== undefined) throw socketOfCluster(address);
     return mode;
   } catch (error) {
-    const failure = translated(error as Error, []);
+    const failure = translated(error as Error, [], where);
     if (!(error instanceof ErrorReply) || failure instanceof ServerUnavailable) throw failure;
     const mode = await modeBehindRefusal(address);
     if (mode === "sentinel") throw aSentinel(address);

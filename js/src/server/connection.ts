@@ -6,6 +6,7 @@ import { ErrorReply, pack, RespReader } from "./resp.js";
 const CONNECT_TIMEOUT_MS = 5000;
 /** Redis 6.2 is silent during a long UNLINK or FLUSHALL. */
 const REPLY_TIMEOUT_MS = 30_000;
+export const SILENT = "the server does not answer";
 
 interface Pending {
   readonly resolve: (reply: unknown) => void;
@@ -73,10 +74,15 @@ class Session {
     const onread = { buffer: () => this.#reader.room(), callback: (received: number) => this.#take(received) };
     const options = { ...socket, onread, noDelay: true, keepAlive: true } as unknown;
     this.#socket = isTls ? connectTls(options as ConnectionOptions) : connectPlain(options as NetConnectOpts);
-    this.#socket.setTimeout(Math.min(CONNECT_TIMEOUT_MS, replyTimeoutMs));
-    this.#socket.once(isTls ? "secureConnect" : "connect", () => this.#socket.setTimeout(replyTimeoutMs));
+    // the socket's own timeout begins again with what TLS sends first
+    const late = setTimeout(() => this.end(new Error(SILENT)), Math.min(CONNECT_TIMEOUT_MS, replyTimeoutMs));
+    this.#socket.once("close", () => clearTimeout(late));
+    this.#socket.once(isTls ? "secureConnect" : "connect", () => {
+      clearTimeout(late);
+      this.#socket.setTimeout(replyTimeoutMs);
+    });
     this.#socket.on("timeout", () => {
-      if (this.#pending.length > 0) this.end(new Error("the server does not answer"));
+      if (this.#pending.length > 0) this.end(new Error(SILENT));
     });
     this.#socket.on("error", (error: NodeJS.ErrnoException) => {
       this.end(error.message === "" ? new Error(error.code, { cause: error }) : error); // of several addresses it is ""

@@ -4,7 +4,7 @@ import { BadOption, ReplyError, ServerUnavailable } from "../errors.js";
 import type { OptionNames } from "../options.js";
 import { loadScript } from "../scripts.js";
 import { now, type Outage } from "../waiting.js";
-import { withoutLogin } from "./address.js";
+import { withoutPassword } from "./address.js";
 import { connect } from "./connecting.js";
 import type { SlotRange } from "./slotMap.js";
 import { keyOf, slotOf } from "./slots.js";
@@ -49,7 +49,7 @@ export class Server {
   readonly #outage: Outage | null;
   /** The commands without an answer. The oldest comes first. */
   readonly #asked: Set<Mark>;
-  /** The address that it was opened with, without a password. */
+  /** The address that it was opened with, with the user and without the password. */
   readonly #address: string;
 
   private constructor(
@@ -188,7 +188,7 @@ export class Server {
     try {
       return await this.#client.sendCommand(args.map(worded), { ...AS_BUFFERS, at: key });
     } catch (error) {
-      throw translated(error as Error, args);
+      throw translated(error as Error, args, this.#address);
     } finally {
       this.#asked.delete(mark);
     }
@@ -219,9 +219,12 @@ export class Server {
     const sent = commands.map((args) => this.#client.sendCommand(args.map(worded), options));
     const settled = await Promise.allSettled(sent);
     this.#asked.delete(mark);
-    return settled.map((one, at) =>
-      one.status === "fulfilled" ? one.value : translated(one.reason as Error, commands[at] ?? []),
+    const answers = settled.map((one, number) =>
+      one.status === "fulfilled" ? one.value : translated(one.reason as Error, commands[number] ?? [], this.#address),
     );
+    // EXECABORT does not say why: the command that was refused before it does
+    const cause = answers.find((one) => one instanceof Error);
+    return answers.map((one) => (one instanceof ReplyError && one.message.startsWith("EXECABORT") ? cause : one));
   }
 
   /**
@@ -240,9 +243,9 @@ export class Server {
   }
 }
 
-/** Return where the server is, without a password, for people. */
+/** Return where the server is, with the user and without the password, for people. */
 export function addressOf({ client, url }: ServerOptions): string {
-  return client === undefined ? withoutLogin(url ?? urlOfEnvironment()) : "the server";
+  return client === undefined ? withoutPassword(url ?? urlOfEnvironment()) : "the server";
 }
 
 function urlOfEnvironment(): string {
