@@ -1,11 +1,13 @@
 // A loader that reads through a gateway does what one does that reads from Redis.
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import * as tf from "@tensorflow/tfjs";
-import { BadOption, GatewayLoader, load, Unauthorized } from "../dist/index.js";
+import { BadOption, GatewayLoader, load, Unauthorized, WaitTimeout } from "../dist/index.js";
 import { startGateway } from "./gateways.mjs";
 import { all, killAll, names, repeated, startMember } from "./members.mjs";
 import { startPeer } from "./peer.mjs";
@@ -131,6 +133,34 @@ test("a loader that lost its gateway goes on with the next one", { skip: SKIP },
     "1",
   ),
 );
+
+test("timeoutMs ends a wait for an epoch, and the loader reads the next one", { skip: SKIP }, () =>
+  withTrain(async (_, begin) => {
+    const loader = begin({ timeoutMs: 4000 });
+    assert.equal((await read(loader)).length, 12);
+    const began = performance.now();
+    await assert.rejects(read(loader), (error) => {
+      assert.ok(error instanceof WaitTimeout, error);
+      assert.match(error.message, /^gave up after 4 s: group 'g' has read epoch 0 of 'train'/);
+      return true;
+    });
+    assert.ok(performance.now() - began < 8000);
+    await produce("train", "fixed", {});
+    assert.equal((await read(loader)).length, 12);
+    await loader.close();
+  }),
+);
+
+test("timeoutMs ends the wait for a gateway that does not answer", { skip: SKIP }, async () => {
+  const silent = createServer();
+  silent.listen(0, "127.0.0.1");
+  await once(silent, "listening");
+  const url = `ws://127.0.0.1:${silent.address().port}`;
+  const loader = load("train", { url, token: "t", group: "g", batchSize: 1, timeoutMs: 200 });
+  await Promise.all([1, 2].map(() => assert.rejects(loader.open(), /^WaitTimeout: gave up .*ws:.* sends nothing$/)));
+  await loader.close();
+  silent.close();
+});
 
 test("TF.js trains on a gateway's batches, and acknowledges behind its steps", { skip: SKIP }, () =>
   withTrain(async (_, open) => {

@@ -1,10 +1,11 @@
 import type { Batch } from "../batch.js";
 import * as errors from "../errors.js";
+import { now, seconds } from "../waiting.js";
 import { parseSpec, type Spec } from "../wire/spec.js";
 import { readBatch } from "./frames.js";
 import type { ChosenGateway, SocketLike } from "./options.js";
 
-const { BadOption, PenstockError, ServerUnavailable, TooLarge, Unauthorized } = errors;
+const { BadOption, PenstockError, ServerUnavailable, TooLarge, Unauthorized, WaitTimeout } = errors;
 
 /** The gateway's own codes. The others are the names of errors. */
 const CODES: Readonly<Record<string, new (text: string) => errors.PenstockError>> = {
@@ -15,6 +16,8 @@ const CODES: Readonly<Record<string, new (text: string) => errors.PenstockError>
 };
 /** The close code of a message that is too large. */
 const TOO_LARGE = 1009;
+/** A line for the user about a wait begins with it. */
+const WAITING = "waiting: ";
 /** How long closing waits until the batches are back in the group. */
 const CLOSE_MS = 5000;
 
@@ -31,6 +34,13 @@ export type GatewayEvent =
   | { readonly type: "batch"; readonly number: number; readonly batch: Batch }
   | { readonly type: "end"; readonly epoch: number | null };
 
+/** Nothing came for `timeoutMs`. The connection is as good as before. */
+export class NothingCame extends WaitTimeout {
+  override get name(): string {
+    return "WaitTimeout";
+  }
+}
+
 interface Told {
   readonly type: string;
   readonly [name: string]: unknown;
@@ -38,7 +48,7 @@ interface Told {
 
 /** One connection to a gateway: one member of the group. */
 export class GatewayConnection {
-  readonly opened: Promise<Opened>;
+  readonly #opened: Promise<Opened>;
   readonly closed: Promise<void>;
   readonly #chosen: ChosenGateway;
   readonly #socket: SocketLike;
@@ -46,21 +56,23 @@ export class GatewayConnection {
   readonly #unanswered = new Map<number, { resolve: () => void; reject: (error: Error) => void }>();
   #spec: Spec | null = null;
   #error: Error | null = null;
-  #wake: (() => void) | null = null;
+  /** What the gateway says that it waits for, or "". */
+  #waitsFor = "";
+  #waiting: (() => void)[] = [];
   #isOpened!: (facts: Opened) => void;
   #hasFailed!: (error: Error) => void;
   #isClosed!: () => void;
 
   constructor(chosen: ChosenGateway) {
     this.#chosen = chosen;
-    this.opened = new Promise((resolve, reject) => {
+    this.#opened = new Promise((resolve, reject) => {
       this.#isOpened = resolve;
       this.#hasFailed = reject;
     });
     this.closed = new Promise((resolve) => {
       this.#isClosed = resolve;
     });
-    this.opened.catch(() => {}); // whoever reads is told
+    this.#opened.catch(() => {}); // whoever reads is told
     this.#socket = new chosen.WebSocket(chosen.url);
     this.#socket.binaryType = "arraybuffer";
     this.#socket.onopen = () => {
@@ -85,19 +97,42 @@ export class GatewayConnection {
     if (this.#error === null) this.#socket.send(JSON.stringify(message));
   }
 
-  /** Return the next batch, or the end of an epoch. A batch that is taken allows the next one. */
+  /** Return the facts of the stream once the gateway has joined the group. Raises NothingCame. */
+  async opened(): Promise<Opened> {
+    const began = now();
+    while (this.#spec === null && this.#error === null) await this.#change(began);
+    return await this.#opened;
+  }
+
+  /** Return the next batch, or the end of an epoch. A batch that is taken allows the next one. Raises NothingCame. */
   async next(): Promise<GatewayEvent> {
+    const began = now();
     for (;;) {
       const event = this.#events.shift();
       if (event !== undefined) {
+        this.#waitsFor = "";
         if (event.type === "batch") this.send({ type: "credits", batches: 1 });
         return event;
       }
       if (this.#error !== null) throw this.#error;
-      await new Promise<void>((wake) => {
-        this.#wake = wake;
-      });
+      await this.#change(began);
     }
+  }
+
+  /** Return once something came, or the time of a wait that began then is over. Raises NothingCame behind it. */
+  async #change(began: number): Promise<void> {
+    const { timeoutMs, url } = this.#chosen;
+    const left = timeoutMs === null ? null : began + timeoutMs - now();
+    if (left !== null && left <= 0) {
+      const why = this.#waitsFor || `the gateway at ${url} sends nothing`;
+      throw new NothingCame(`gave up after ${seconds(now() - began)} s: ${why}`);
+    }
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    await new Promise<void>((wake) => {
+      this.#waiting.push(wake);
+      if (left !== null) timer = setTimeout(wake, left);
+    });
+    clearTimeout(timer);
   }
 
   /** Acknowledge a batch, and return once Redis has it. Raises the error that ended the connection. */
@@ -111,6 +146,7 @@ export class GatewayConnection {
 
   /** Leave the group, and return once what was not acknowledged is back in it. */
   async close(): Promise<void> {
+    if (this.#spec === null) return this.abandon(); // it holds nothing, and its socket may be none yet
     this.send({ type: "close" });
     let timer: ReturnType<typeof setTimeout> | undefined;
     const late = new Promise<void>((resolve) => {
@@ -147,7 +183,9 @@ export class GatewayConnection {
     } else if (told.type === "end") {
       this.#events.push({ type: "end", epoch: told.epoch as number | null });
     } else if (told.type === "notice") {
-      this.#chosen.notify(told.text as string);
+      const text = told.text as string;
+      if (text.startsWith(WAITING)) this.#waitsFor = text.slice(WAITING.length);
+      this.#chosen.notify(text);
     } else if (told.type === "acked") {
       for (const number of told.batches as number[]) {
         this.#unanswered.get(number)?.resolve();
@@ -167,8 +205,7 @@ export class GatewayConnection {
   }
 
   #rouse(): void {
-    this.#wake?.();
-    this.#wake = null;
+    for (const wake of this.#waiting.splice(0)) wake();
   }
 }
 

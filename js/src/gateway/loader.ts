@@ -1,10 +1,10 @@
 import type { TfLike } from "../adapters/tf.js";
 import { type DatasetControls, type DatasetOptions, dataset } from "../adapters/tfjs.js";
 import { GroupFinished, PenstockError, ServerUnavailable, WaitTimeout } from "../errors.js";
-import { Outage } from "../waiting.js";
+import { OUTAGE_MS, Outage } from "../waiting.js";
 import type { Spec } from "../wire/spec.js";
 import { GatewayBatch } from "./batch.js";
-import { GatewayConnection } from "./connection.js";
+import { GatewayConnection, NothingCame } from "./connection.js";
 import { type ChosenGateway, chosenGateway, type GatewayOptions } from "./options.js";
 
 /** What a reader of a gateway reads. */
@@ -27,6 +27,8 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
   readonly #chosen: ChosenGateway;
   readonly #outage: Outage;
   #connection: GatewayConnection | null = null;
+  /** The connection that was asked for an epoch, which has not ended. */
+  #asked: GatewayConnection | null = null;
   #inHand: GatewayBatch | null = null;
   #iterations = 0;
   #isClosed = false;
@@ -35,7 +37,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
   constructor(stream: string, options: GatewayOptions) {
     this.#name = stream;
     this.#chosen = chosenGateway(stream, options);
-    this.#outage = new Outage(this.#chosen.notify, "reading", this.#chosen.patienceMs);
+    this.#outage = new Outage(this.#chosen.notify, "reading", this.#chosen.timeoutMs ?? OUTAGE_MS);
   }
 
   /** When a batch counts as trained on. */
@@ -52,7 +54,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
     for (;;) {
       const connection = this.#connected();
       try {
-        const { spec, info, member } = await connection.opened;
+        const { spec, info, member } = await connection.opened();
         this.#outage.over();
         return { spec, info, member };
       } catch (error) {
@@ -67,16 +69,18 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
     const mine = this.#iterations;
     await this.#askedForNext();
     let isEmpty = true;
-    let asked: GatewayConnection | null = null;
     for (;;) {
       const connection = this.#connected();
       try {
-        await connection.opened;
-        if (connection !== asked) connection.send({ type: "epoch" });
-        asked = connection;
+        await connection.opened();
+        if (connection !== this.#asked) connection.send({ type: "epoch" });
+        this.#asked = connection;
         const event = await connection.next();
         this.#outage.over();
-        if (event.type === "end") return;
+        if (event.type === "end") {
+          this.#asked = null;
+          return;
+        }
         isEmpty = false;
         const batch = new GatewayBatch(event.batch, (one) => this.#acknowledge(one, connection, event.number));
         if (this.acknowledge === "next") this.#inHand = batch;
@@ -85,6 +89,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
         await this.#askedForNext();
       } catch (error) {
         if (this.#isClosed) return;
+        if (error instanceof NothingCame) throw error;
         // a member that joined again finds no more of an epoch that the others have ended meanwhile
         if (!isEmpty && (error instanceof GroupFinished || error instanceof WaitTimeout)) return;
         await this.#bear(connection, error as Error);
@@ -123,6 +128,7 @@ export class GatewayLoader implements AsyncIterable<GatewayBatch> {
 
   /** Wait until it is time to connect again. Raises an error that another connection would meet, too. */
   async #bear(connection: GatewayConnection, error: Error): Promise<void> {
+    if (error instanceof NothingCame) throw error;
     if (connection === this.#connection) this.#connection = null;
     connection.abandon();
     if (!(error instanceof ServerUnavailable) || this.#isClosed) throw error;

@@ -32,7 +32,7 @@ export interface GatewayOptions {
   readonly credits?: number;
   /** When a batch counts as trained on: when the loop asks for the next one, or when `ack()` is called. Default 'next'. */
   readonly acknowledge?: "next" | "manual";
-  /** How long a lost gateway is tried again. Default 60,000. */
+  /** The longest wait for a batch or an epoch. Default no limit, and 60 s for a stream, a first epoch or a lost gateway. */
   readonly timeoutMs?: number;
   /** Compare each payload with its checksum. Default true. */
   readonly checksum?: boolean;
@@ -63,7 +63,7 @@ export interface ChosenGateway {
   readonly open: Record<string, unknown>;
   readonly credits: number;
   readonly acknowledge: "next" | "manual";
-  readonly patienceMs: number;
+  readonly timeoutMs: number | null;
   readonly checksum: boolean;
   readonly notify: Notify;
   readonly WebSocket: new (url: string) => SocketLike;
@@ -93,7 +93,7 @@ export function chosenGateway(stream: string, options: GatewayOptions): ChosenGa
     open: { type: "open", token, ...names, batch_size: whole("batchSize", options.batchSize, 1) },
     credits,
     acknowledge,
-    patienceMs: whole("timeoutMs", options.timeoutMs ?? 60_000, 1),
+    timeoutMs: options.timeoutMs === undefined ? null : whole("timeoutMs", options.timeoutMs, 1),
     checksum: options.checksum ?? true,
     notify: options.notify ?? toStderr,
     WebSocket: found,
