@@ -46,11 +46,11 @@ export async function isDone(
   return !bits.includes(false);
 }
 
-/** Return the error of a reader that is older than an entry. It has taken nothing of it. */
-export function tooOld(who: Membership, epoch: number, entryId: string, error: BadEntry): UnsupportedVersion {
+/** Return the error of a reader that does not know the form of an entry. It has taken nothing of it. */
+export function notReadHere(who: Membership, epoch: number, entryId: string, error: BadEntry): UnsupportedVersion {
   return new UnsupportedVersion(
-    `entry ${entryId} of epoch ${epoch} of '${who.stream.name}' is too new for this process: ${error.message}, then ` +
-      `start again; it is kept for group '${who.group}'`,
+    `entry ${entryId} of epoch ${epoch} of '${who.stream.name}', which is kept for group '${who.group}', cannot be ` +
+      `read here: ${error.message}`,
   );
 }
 

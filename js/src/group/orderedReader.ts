@@ -21,7 +21,7 @@ import type { Block } from "../wire/codec.js";
 import type { Header } from "../wire/header.js";
 import { Assembler } from "./batch.js";
 import { EpochSteps, type IndexedPiece, isWhole, joined, NoGoodSample, type RowRange, resolve } from "./canonical.js";
-import { tooOld } from "./deadLetters.js";
+import { notReadHere } from "./deadLetters.js";
 import type { Heartbeats } from "./heartbeat.js";
 import { IndexWalk, shardsInOrder } from "./indexWalk.js";
 import { Lease } from "./leases.js";
@@ -393,7 +393,7 @@ export class OrderedReader {
   async #bury(range: RowRange, error: BadEntry): Promise<void> {
     const { member, notify } = this.#made;
     const { shard, record } = range.piece;
-    if (error instanceof UnsupportedVersion) throw tooOld(member.who, this.epoch, record.entryId, error);
+    if (error instanceof UnsupportedVersion) throw notReadHere(member.who, this.epoch, record.entryId, error);
     const reason = `${error.name}: ${error.message}`;
     notify(`entry ${record.entryId} of epoch ${this.epoch} is a dead letter: ${reason.slice(0, 300)}`);
     const { group } = member.who;

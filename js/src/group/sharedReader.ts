@@ -19,7 +19,7 @@ import { type Notify, now, OUTAGE_MS, Outage, seconds } from "../waiting.js";
 import { Aside, ELSEWHERE_MS, within } from "./aside.js";
 import { Assembler } from "./batch.js";
 import { CommitCheck } from "./committed.js";
-import { crashNotice, DeadLetters, type EpochKnowledge, isDone, tooOld } from "./deadLetters.js";
+import { crashNotice, DeadLetters, type EpochKnowledge, isDone, notReadHere } from "./deadLetters.js";
 import type { DeliveryCheck } from "./deliveryCheck.js";
 import { FetchPlanner, type FetchRequest } from "./fetchPlan.js";
 import type { ClaimedEntry, LeaseRenewer } from "./heartbeat.js";
@@ -473,7 +473,7 @@ class SharedReader {
     for (const one of received) {
       // it stays pending, held like any other, so that leaving hands it back at once
       if (one.kind === "bad" && one.error instanceof UnsupportedVersion) {
-        throw tooOld(member.who, manifest.epoch, one.entryId, one.error);
+        throw notReadHere(member.who, manifest.epoch, one.entryId, one.error);
       }
     }
   }
