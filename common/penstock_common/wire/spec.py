@@ -266,12 +266,18 @@ class Spec:
     @classmethod
     def of(cls, spec: SpecLike) -> Spec:
         """Make a spec of its public form, ``{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}``. Raises BadSpec."""
-        try:
-            pairs = [(name, dtype_name(dtype), tuple(shape)) for name, (dtype, shape) in spec.items()]
-        except (AttributeError, TypeError, ValueError):
-            example = '{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}'
-            raise BadSpec(f"{spec!r:.120} is not a spec; one looks like {example}") from None
-        return cls(tuple(TensorSpec(*pair) for pair in pairs))
+        example = '{"x": ("uint8", (224, 224, 3)), "y": ("int64", ())}'
+        if not isinstance(spec, Mapping):
+            raise BadSpec(f"{spec!r:.120} is not a spec; one looks like {example}")
+        tensors = []
+        for name, form in spec.items():
+            try:
+                dtype, shape = form
+                parts = dtype_name(dtype), tuple(shape)
+            except (TypeError, ValueError):
+                raise BadSpec(f"tensor {name!r:.140}: {form!r:.120} is no dtype and shape, as in {example}") from None
+            tensors.append(TensorSpec(name, *parts))
+        return cls(tuple(tensors))
 
     @classmethod
     def infer(cls, sample: Mapping[str, Any]) -> Spec:
@@ -294,10 +300,11 @@ class Spec:
     @classmethod
     def from_json(cls, value: Any) -> Spec:
         """Make a spec of the result of `as_json`. Raises BadSpec for anything else."""
-        if not isinstance(value, Mapping) or not all(type(v) is list and len(v) == 2 for v in value.values()):
+        if not isinstance(value, Mapping):
             raise BadSpec(f"{value!r:.120} is not a spec in its JSON form")
-        if not all(type(dtype) is str and type(shape) is list for dtype, shape in value.values()):
-            raise BadSpec(f"{value!r:.120} is not a spec in its JSON form")
+        for name, form in value.items():
+            if type(form) is not list or [type(part) for part in form] != [str, list]:
+                raise BadSpec(f"tensor {name!r:.140}: {form!r:.120} is not [dtype, shape]")
         return cls.of({name: (dtype, tuple(shape)) for name, (dtype, shape) in value.items()})
 
     def __str__(self) -> str:

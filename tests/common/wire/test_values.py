@@ -196,6 +196,15 @@ def test_a_malformed_spec_is_refused_when_it_is_made(spec: Any) -> None:
         Spec.of(spec)
 
 
+@pytest.mark.parametrize("form", ["int64", ("uint9", ()), ("uint8", 3), ("uint8",)])
+def test_the_tensor_is_named_that_makes_a_large_spec_a_bad_one(form: Any) -> None:
+    """The beginning of a large spec does not show which of its tensors is wrong."""
+    large: dict[str, Any] = {f"x{number}": ["float32", [number]] for number in range(100)}
+    for make in (Spec.of, Spec.from_json):
+        with pytest.raises(BadSpec, match="tensor 'odd': "):
+            make(large | {"odd": list(form) if make == Spec.from_json and type(form) is tuple else form})
+
+
 def test_a_dtype_may_be_given_as_numpy_gives_it() -> None:
     """np.float32 and bytes are what users type first."""
     spec = Spec.of({"x": (np.float32, (2,)), "y": (np.dtype(">i8"), ()), "s": (bytes, ())})  # type: ignore[dict-item]
