@@ -33,6 +33,10 @@ test("an option that a function does not have is named, with the near one", asyn
   );
   await refused(() => openWriter("s", { compression: "zstd" }), /^openWriter has no option 'compression': its options/);
   await refused(() => dataset({}, {}, { xs: "x", bachSize: 1 }), /^dataset has no option .*'batchSize'\?\)/);
+  await refused(
+    () => dataset({}, {}, { xs: "x", batchSize: 1, shuffle: { windo: 5, seed: 1 } }),
+    /^shuffle of dataset has no option 'windo' \(did you mean 'window'\?\)/,
+  );
   await refused(() => decode([], SPEC, { checkSum: false }), /^decode has no option .*'checksum'\?\)/);
 });
 

@@ -33,6 +33,7 @@ const OPTIONS = {
   cast: true,
   shuffle: true,
 } satisfies OptionNames<DatasetOptions>;
+const OF_SHUFFLE = { window: true, seed: true } satisfies OptionNames<RowShuffle>;
 
 /** What a dataset has besides the verbs of tf.data. */
 export interface DatasetControls {
@@ -129,6 +130,7 @@ class Elements {
   constructor(source: BatchSource, tf: Tf, options: DatasetOptions) {
     checkOptions("dataset", options, OPTIONS, '{ xs: "x", ys: "y" }');
     const { batchSize, cast = "float32", shuffle } = options;
+    if (shuffle !== undefined) checkOptions("shuffle of dataset", shuffle, OF_SHUFFLE, "{ window: 1000, seed: 1 }");
     if (cast !== "float32" && cast !== "native") throw new BadOption(`cast is ${cast}, expected "float32" or "native"`);
     for (const [name, value] of Object.entries({ batchSize, window: shuffle?.window })) {
       if (value === undefined || value === null || (Number.isSafeInteger(value) && value > 0)) continue;
