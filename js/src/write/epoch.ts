@@ -41,7 +41,7 @@ export class EpochWriter {
 
   /** Whether samples were written without an error and the epoch is not closed. */
   get isLeft(): boolean {
-    return !this.#isClosed && this.#current?.isStuck === false;
+    return !this.#isClosed && this.#current?.hasFailed === false;
   }
 
   /**

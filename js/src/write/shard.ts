@@ -55,6 +55,7 @@ export class ShardWriter {
   readonly #uncommitted: [PackedBlock, Reasons][] = [];
   #lingerMs = FIRST_LINGER_MS;
   #dueAt = now() + FIRST_LINGER_MS;
+  #hasFailed = false;
   #isBusy = false;
   #isClosed = false;
   #bytesWritten = 0;
@@ -90,9 +91,9 @@ export class ShardWriter {
     return this.#committer.leftOut;
   }
 
-  /** Whether an error kept the last block from being sent. */
-  get isStuck(): boolean {
-    return this.#uncommitted.length > 0;
+  /** Whether an error ended the last flush, or one is under way. */
+  get hasFailed(): boolean {
+    return this.#hasFailed;
   }
 
   /** Offset after the last sample that was packed into a block. */
@@ -231,6 +232,7 @@ export class ShardWriter {
   }
 
   async #flush(): Promise<void> {
+    this.#hasFailed = true;
     if (this.position > this.#first) {
       const block = this.#builder.finish(this.#first, [...this.#bad.keys()]);
       this.#uncommitted.push([block, this.#bad]);
@@ -250,6 +252,7 @@ export class ShardWriter {
     }
     this.#lingerMs = Math.min(2 * this.#lingerMs, LINGER_MS);
     this.#dueAt = now() + this.#lingerMs;
+    this.#hasFailed = false;
   }
 
   /** Flush after a sample was added. If the block is too large, that sample goes alone, or is taken back. */
@@ -269,6 +272,7 @@ export class ShardWriter {
       if (error instanceof TooLarge && this.#uncommitted.length === 1) {
         const [refused] = this.#uncommitted.pop() as [PackedBlock, Reasons];
         this.#first = refused.first;
+        this.#hasFailed = false;
         this.#bytesWritten -= refused.bytes;
       }
       throw error;
@@ -278,8 +282,11 @@ export class ShardWriter {
   async #commitAll(): Promise<void> {
     for (;;) {
       await this.#flush();
+      this.#hasFailed = true;
       try {
-        return await this.#committer.commitAll();
+        await this.#committer.commitAll();
+        this.#hasFailed = false;
+        return;
       } catch (error) {
         await this.#move(error);
       }

@@ -94,6 +94,8 @@ class ShardWriter:
         """Whether the last call ended by an error."""
         self._is_torn = False
         """Whether a block is being completed. If it stays so, Ctrl-C came in the middle of that."""
+        self.has_failed = False
+        """Whether an error ended the last flush, or one is under way."""
         self.bytes_written = 0
         """Payload bytes that this writer passed to the committer."""
         self._lost, self._owner, self._is_ended = lost, os.getpid(), False
@@ -113,11 +115,6 @@ class ShardWriter:
     def committed(self) -> int:
         """Offset after the last sample that is known to be committed."""
         return self._committer.position
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether an error kept the last block from being sent."""
-        return self._is_torn or bool(self._uncommitted)
 
     @property
     def left_out(self) -> int:
@@ -246,6 +243,7 @@ class ShardWriter:
         An error loses nothing: the next flush sends the samples again.
         """
         require_own(self._owner)
+        self.has_failed = True
         if self._is_torn:
             raise PenstockError(
                 f"shard {self._shard} was interrupted, as by Ctrl-C, while it completed a block, so samples may be "
@@ -271,6 +269,7 @@ class ShardWriter:
         self._builder.allow(0 if self._reserved else self._limit - self._first)
         self._linger_s = min(2 * self._linger_s, LINGER_S)
         self._due = self._clock() + self._linger_s
+        self.has_failed = False
 
     def _flush_added(self) -> None:
         """Flush after a sample was added. If the block is too large, that sample goes alone, or is taken back."""
@@ -288,7 +287,7 @@ class ShardWriter:
         except TooLarge:
             if len(self._uncommitted) == 1:
                 (block, _) = self._uncommitted.pop()
-                self._first, self.is_over = block.first, False
+                self._first, self.is_over, self.has_failed = block.first, False, False
                 self.bytes_written -= block.nbytes
                 self._builder.allow(self._limit - self._first)
             raise
@@ -297,10 +296,14 @@ class ShardWriter:
         """Flush, and return once everything is committed."""
         while True:
             self.flush()
+            self.has_failed = True
             try:
-                return self._committer.commit_all()
+                self._committer.commit_all()
             except ShardTaken as error:
                 self._move(error)
+            else:
+                self.has_failed = False
+                return
 
     def _commit_whole(self) -> None:
         """Commit everything, and check once whether the server holds all of the shard."""

@@ -593,7 +593,7 @@ class EpochWriter:
     @property
     def _is_left(self) -> bool:
         """Return whether samples were written without an error and the epoch is not closed."""
-        return not self._is_closed and self._current is not None and not self._current.is_stuck
+        return not self._is_closed and self._current is not None and not self._current.has_failed
 
     @property
     def number(self) -> int:
