@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from penstock_common.errors import ServerUnavailable
 from penstock_common.stream.servers.aof import cut_open_transaction
 from penstock_common.stream.servers.embedded import EmbeddedServer, find_servers, server_label
 
@@ -36,6 +37,18 @@ def test_a_transaction_that_a_crash_cut_does_not_come_back(
     server = fresh_server(**start)
     with redis.Redis.from_url(server.url) as client:
         assert client.mget("x", "y", "count") == [None, b"B", b"1"]
+
+
+def test_the_file_of_a_server_that_runs_is_left_alone(
+    fresh_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    """A second start on the same port is refused. Half of a transaction may be just what the first one writes."""
+    first = fresh_server(appendonly=True, directory=tmp_path)
+    (path,) = [path for path in tmp_path.rglob("*.aof") if ".base." not in path.name]
+    path.write_bytes(written := path.read_bytes() + lines_of(*WHOLE[:2]))
+    with pytest.raises(ServerUnavailable, match="already in use"):
+        fresh_server(appendonly=True, directory=tmp_path, port=first.port)
+    assert path.read_bytes() == written
 
 
 @pytest.mark.parametrize(

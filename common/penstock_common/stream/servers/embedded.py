@@ -133,7 +133,8 @@ class EmbeddedServer:
             kept = data if appendonly and directory is not None else None
             if kept is not None:
                 _require_own(kept)
-                cut_open_transaction(kept)
+                if port is None or _is_free(port):  # else a server may be writing the file
+                    cut_open_transaction(kept)
             self.password = extra.get("requirepass", _choose_password(kept) if password is None else password)
             settings = _settings(self._build, data, maxmemory_bytes, self.password, appendonly=appendonly)
             self._start({**settings, **extra}, port)
@@ -385,6 +386,11 @@ def _request(*words: str) -> bytes:
     """Return a command in the Redis protocol."""
     parts = [word.encode() for word in words]
     return b"".join([b"*%d\r\n" % len(parts), *(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _free_port() -> int:
